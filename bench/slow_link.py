@@ -65,7 +65,7 @@ def train(args, folder, more):
     said = [process.communicate(timeout=1200)[0] for process in processes]
     if any(process.returncode for process in processes):
         raise SystemExit("a run failed")
-    near, away = re.search(r"a step of rank 0 sends (\S+ \S+) within its host and (\S+ \S+) to others", said[0]).groups()
+    near, away = re.search(r"a step of rank 0 sent (\S+ \S+) within its host and (\S+ \S+) to other hosts", said[0]).groups()
     told = json.loads(report.read_text(encoding="utf-8"))
     seconds = statistics.median(step["wall_s"] for step in told["steps"][2:])
     return seconds, mib(near), mib(away), told["total"]["held_out_loss"]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/bench.cc: `ziggurat bench io`: what a drive gives training, and where that was
-// written down.
+// integrations/cli/bench.cc: `ziggurat bench io`, which measures how fast a drive serves training
+// and records the result in the machine profile.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>
@@ -30,31 +30,36 @@ namespace ziggurat::cli {
 std::span<const Setting> bench_io_settings() {
   using enum SettingKind;
   static const std::vector<Setting> table{
-      {"file", kText, "", "FILE", "read this file instead: it is never written"},
+      {"file", kText, "", "FILE",
+       "read this existing file instead of making one; it is never written"},
       {"size", kSize, "", "SIZE",
-       "size of the file made in each folder, 4GiB if not given; with --file: read the first SIZE, "
-       "or all"},
+       "size of the file made in each folder (4GiB if not given); with --file, how much of that "
+       "file to read (all of it if not given)"},
       {"seconds", kNumber, "5", "S",
-       "seconds for each row; fewer than 5 cannot show a steady state"},
-      {"rounds", kInteger, "1", "N", "rounds of all rows; figures are medians; a claim needs 5"},
+       "seconds to measure each row for; fewer than 5 cannot show a steady state"},
+      {"rounds", kInteger, "1", "N",
+       "how often to measure all rows; figures are medians of these rounds, and a published figure "
+       "needs at least 5"},
       {"rows", kText, "", "LIST",
-       "measure only these rows, with commas between: read, write, mix, sweep, sweep_adam, "
-       "prefetch (needs read), read_beside_adam, ...; the machine profile is then left alone"},
+       "measure only these rows, separated by commas: read, write, mix, sweep, sweep_adam, "
+       "prefetch (needs read), read_beside_adam, ...; the machine profile is then not updated"},
       {"depth", kInteger, "0", "N",
-       "transfers in flight; 0: try a few first, and take the cheapest of the fastest for reads, "
-       "writes and their mix"},
+       "transfers in flight at once; 0 tries several depths first and uses the one of the fastest "
+       "that costs least processor time, for reads, for writes and for their mix"},
       {"block", kSize, "4MiB", "SIZE", "size of a transfer, at most 4MiB"},
       {"model", kText, "1.5B", "NAME|PARAMS",
        "model whose units are prefetched and whose step is predicted: gpt2-small, 7B, 350M, ..."},
-      {"tune", kSwitch, "false", "", "search for the best block and depth, too"},
-      {"tune-seconds", kNumber, "30", "S", "for that search"},
-      {"json", kText, "", "FILE", "write all figures: series, histograms, every round"},
+      {"tune", kSwitch, "false", "", "also search for the best block size and depth"},
+      {"tune-seconds", kNumber, "30", "S", "seconds to spend on the search of --tune"},
+      {"json", kText, "", "FILE",
+       "write all figures to FILE as JSON: series, histograms and every round"},
       {"report", kText, "", "FILE.html",
        "write one page with plots, which any browser shows offline"},
       {"profile", kText, "", "FILE", "the machine profile to update (see ziggurat profile)"},
-      {"no-profile", kSwitch, "false", "", "leave the machine profile alone"},
+      {"no-profile", kSwitch, "false", "", "do not update the machine profile"},
       {"no-fio", kSwitch, "false", "", "do not run fio for comparison, even if it is installed"},
-      {"allow-raw-device", kSwitch, "false", "", "--file may be a block device (read only)"},
+      {"allow-raw-device", kSwitch, "false", "",
+       "allow --file to be a block device, which is only read"},
   };
   return table;
 }
@@ -63,14 +68,17 @@ namespace {
 
 constexpr std::uint64_t kSizeDefault = 4 * kGiB;
 constexpr double kParamsMax = 1e15;
-constexpr double kAspect = 128;  // width over layers, about what large models have
+constexpr double kAspect = 128;  // width divided by layers, about as in large models
 
-/// A count stands for a model of the usual shape: 12 layers x width^2, width 128 a layer.
+/// Returns the shape of the model that the setting `model` names. A plain count of parameters
+/// stands for a model of the usual shape, with 12 x layers x width^2 parameters and a width of 128
+/// x layers.
 measure::ModelShape read_model(const Settings& settings) {
   const std::string text = settings.text("model");
   if (const std::optional<double> params = parse_count(text)) {
     if (!(*params >= 1e6) || *params > kParamsMax)
-      throw UsageError(fmt::format("{}: give 1M to 1000T parameters", settings.described("model")));
+      throw UsageError(fmt::format("{}: the count of parameters must be between 1M and 1000T",
+                                   settings.described("model")));
     const double layers = std::cbrt(*params / (12 * kAspect * kAspect));
     return {text, *params, static_cast<std::uint32_t>(std::max(1.0, std::round(layers)))};
   }
@@ -81,8 +89,9 @@ measure::ModelShape read_model(const Settings& settings) {
     for (const UnitSpec& unit : spec.units) params += static_cast<double>(unit.count());
     return {text, params, static_cast<std::uint32_t>(config.layers)};
   } catch (const Error& error) {
-    throw UsageError(fmt::format("{}: it is neither a count (7B, 350M) nor a model: {}",
-                                 settings.described("model"), error.what()));
+    throw UsageError(
+        fmt::format("{} is neither a count of parameters (7B, 350M) nor the name of a model: {}",
+                    settings.described("model"), error.what()));
   }
 }
 
@@ -104,8 +113,9 @@ std::vector<measure::Workload> read_rows(const Settings& settings) {
   };
   using enum measure::Workload;
   if ((named(kPrefetch) || named(kPrefetchBesideAdam)) && !named(kRead))
-    throw UsageError(fmt::format("{}: prefetch is paced by what read reaches: add read",
-                                 settings.described("rows")));
+    throw UsageError(fmt::format(
+        "{}: the prefetch rows need the speed that the row `read` measures; add read to the list",
+        settings.described("rows")));
   return rows;
 }
 
@@ -116,7 +126,9 @@ BenchIoCommand read_bench_io(const Settings& settings, std::vector<std::string> 
   measure::BenchOptions& options = command.options;
   options.file = settings.text("file");
   if (!options.file.empty() && !paths.empty())
-    throw UsageError("give --path to make files of our own, or --file to read yours, not both");
+    throw UsageError(
+        "give --path to measure with new files in a folder, or --file to read an existing file, "
+        "but not both");
   if (options.file.empty() && paths.empty()) paths = {"."};
   options.paths = std::move(paths);
   options.size_bytes = options.file.empty() ? kSizeDefault : 0;
@@ -129,8 +141,8 @@ BenchIoCommand read_bench_io(const Settings& settings, std::vector<std::string> 
   if (options.block_bytes > DirectFile::kBlockBytes ||
       options.block_bytes % measure::kPageBytes != 0) {
     throw UsageError(fmt::format(
-        "{}: give a multiple of {} bytes, at most {}, because larger transfers are sent in such "
-        "blocks",
+        "{}: give a multiple of {} bytes that is at most {}; larger transfers are split into "
+        "blocks of that size",
         settings.described("block"), measure::kPageBytes, format_bytes(DirectFile::kBlockBytes)));
   }
   options.rows = read_rows(settings);
@@ -152,12 +164,13 @@ namespace {
 
 void on_signal(int) {
   static constexpr std::string_view kText =
-      "\nziggurat: interrupted; the benchmark's files had no names and are gone\n";
+      "\nziggurat: the benchmark was interrupted; it leaves no files behind\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
   ::_exit(kExitInterrupted);
 }
 
-/// Nothing needs saving: files without a name and fio go with the process.
+/// Ends the process at SIGINT and SIGTERM. Nothing needs to be cleaned up, because files without a
+/// name and fio end with the process.
 void end_at_signals() {
   struct sigaction action {};
   action.sa_handler = &on_signal;
@@ -176,17 +189,18 @@ void print_fragment(Console& console, const measure::BenchResult& result,
     if (!set.tune) continue;
     const auto say = [&](const char* what, const measure::TuneChoice& choice) {
       if (choice.depth == 0) return;
-      console.line(fmt::format("tuned {}: {}: {} x {} ({} in flight) gives {:.2f} GB/s", set.label,
-                               what, choice.depth, format_bytes(choice.block_bytes),
-                               format_bytes(choice.outstanding_bytes()), choice.gb_per_s));
+      console.line(
+          fmt::format("tuned {} for {}: {} transfers of {} ({} in flight) reach {:.2f} GB/s",
+                      set.label, what, choice.depth, format_bytes(choice.block_bytes),
+                      format_bytes(choice.outstanding_bytes()), choice.gb_per_s));
     };
     say("read", set.tune->read);
     say("write", set.tune->write);
     say("mix", set.tune->mix);
   }
   console.line(
-      "This fragment is a machine profile to Ziggurat and a configuration to DeepSpeed, "
-      "which reads its \"aio\":");
+      "Ziggurat reads this fragment as a machine profile; DeepSpeed reads it as a configuration "
+      "and uses its \"aio\":");
   std::string text = to_json_text(profile);
   text.pop_back();
   console.line(text);
@@ -198,7 +212,8 @@ int bench_io(const BenchIoCommand& command) {
   end_at_signals();
   Console console;
   MachineProfile profile;
-  if (!command.profile_path.empty())  // one that cannot be read is an error now, not in two minutes
+  if (!command.profile_path
+           .empty())  // an unreadable profile is an error now, not after two minutes
     profile = read_profile(command.profile_path).value_or(MachineProfile{});
   require_writable(command.json_path);
   require_writable(command.report_path);
@@ -217,7 +232,8 @@ int bench_io(const BenchIoCommand& command) {
   }
   if (any_refused) {
     throw Error(ErrorCode::kDataLoss,
-                "figures were refused: what was read says nothing of the drive (see the flags)");
+                "some figures were refused, because they do not show the drive's speed; the flags "
+                "in the table say why");
   }
   if (!command.profile_path.empty()) {
     write_profile(profile, command.profile_path);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/bench_collectives.cc: `ziggurat bench collectives`: how fast ranks exchange. On
-// its own it starts ranks of itself; under a launcher it is one of them.
+// integrations/cli/bench_collectives.cc: `ziggurat bench collectives`, which measures how fast
+// ranks exchange data. Without a launcher it starts the ranks itself; under a launcher it is one of
+// the ranks.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -20,13 +21,16 @@ namespace ziggurat::cli {
 std::span<const Setting> bench_collectives_settings() {
   using enum SettingKind;
   static const std::vector<Setting> table{
-      {"nproc", kInteger, "2", "N", "ranks to start; under a launcher, those that it started"},
-      {"largest", kSize, "64MiB", "SIZE", "sizes go from 4 KiB by 16 up to this one"},
-      {"rounds", kInteger, "7", "N", "figures are medians"},
+      {"nproc", kInteger, "2", "N",
+       "number of ranks to start; under a launcher, the launcher's ranks are measured"},
+      {"largest", kSize, "64MiB", "SIZE",
+       "largest message; sizes begin at 4 KiB and grow by a factor of 16"},
+      {"rounds", kInteger, "7", "N",
+       "how often to measure each size; figures are medians of these rounds"},
       {"back-end", kText, "auto,tcp", "LIST",
-       "back ends to measure: auto (within a machine, each other's memory), tcp, mpi (under "
-       "mpirun), nccl"},
-      {"json", kText, "", "FILE", "write every figure"},
+       "back ends to measure, separated by commas: auto (on one machine, ranks read each other's "
+       "memory), tcp, mpi (under mpirun), nccl"},
+      {"json", kText, "", "FILE", "write every figure to FILE as JSON"},
   };
   return table;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/bench_optimizer.cc: `ziggurat bench optimizer`: how near the optimizer is to the
-// speed of memory, in every format of state.
+// integrations/cli/bench_optimizer.cc: `ziggurat bench optimizer`, which measures how near the
+// optimizer comes to the speed of memory, in every format of state.
 #include <fmt/format.h>
 
 #include <vector>
@@ -15,20 +15,26 @@ namespace ziggurat::cli {
 std::span<const Setting> bench_optimizer_settings() {
   using enum SettingKind;
   static const std::vector<Setting> table{
-      {"params", kText, "", "N", "100M if not given, less if memory is short; 1B, 350M, ..."},
-      {"threads", kInteger, "0", "N", "measure with 1 to N threads; 0: one per physical core"},
-      {"format", kText, "all", "NAME", "all, or fp32, bf16-moments, 8bit, split, bf16"},
-      {"optimizer", kText, "adamw", "NAME", "adamw, adam, lion, adagrad, sgd"},
-      {"isa", kText, "best", "NAME", "best, all, or one that `ziggurat doctor` lists"},
-      {"rounds", kInteger, "7", "N", "figures are medians"},
-      {"json", kText, "", "FILE", "write everything, every round included"},
+      {"params", kText, "", "N",
+       "number of parameters (1B, 350M, ...); if not given, 100M, or fewer if memory is short"},
+      {"threads", kInteger, "0", "N",
+       "measure with 1 to N threads; 0 means one thread for each physical core"},
+      {"format", kText, "all", "NAME",
+       "format of the state to measure: all, fp32, bf16-moments, 8bit, split, bf16"},
+      {"optimizer", kText, "adamw", "NAME",
+       "optimizer to measure: adamw, adam, lion, adagrad, sgd"},
+      {"isa", kText, "best", "NAME",
+       "instruction set to use: best, all, or a name that `ziggurat doctor` lists"},
+      {"rounds", kInteger, "7", "N",
+       "how often to measure each row; figures are medians of these rounds"},
+      {"json", kText, "", "FILE", "write all figures, with every round, to FILE as JSON"},
   };
   return table;
 }
 
 namespace {
 
-/// `words`, and one word before them that stands for a choice of its own.
+/// Returns the words of `first`, followed by `words`.
 std::vector<std::string_view> with(std::vector<std::string_view> first,
                                    std::span<const std::string_view> words) {
   first.insert(first.end(), words.begin(), words.end());

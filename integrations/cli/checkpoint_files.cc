@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/checkpoint_files.cc: opened and closed on the reactor.
+// integrations/cli/checkpoint_files.cc: opens and closes the state that a command reads, on the
+// reactor's thread.
 #include "integrations/cli/checkpoint_files.h"
 
 #include <fmt/format.h>
@@ -24,7 +25,7 @@ CheckpointFiles::CheckpointFiles(Runtime& runtime, const std::string& path) : ru
     directories.push_back(directory.path);
     if (std::filesystem::exists(directory.path)) continue;
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: there is no such directory, so no checkpoint and no store",
+                fmt::format("{} does not exist, so it holds neither a checkpoint nor a store",
                             directory.path),
                 ENOENT);
   }
@@ -70,8 +71,8 @@ Task<> CheckpointFiles::open(std::vector<std::string> directories) {
   reader_ = co_await std::move(opening);
 }
 
-/// transformers calls them "transformer.wte.weight" where they are under the model's head, as ours
-/// are not.
+/// Opens weights that transformers saved. Where a model was saved with its head, names begin with
+/// "transformer.", as in "transformer.wte.weight"; our names do not, so the prefix is removed.
 Task<> CheckpointFiles::open_weights(std::string path) {
   const auto parent = std::filesystem::path(path).parent_path();
   engines_.push_back(runtime_.io_engine(runtime_.reactor, parent.empty() ? "." : parent.string()));
@@ -93,7 +94,7 @@ CheckpointFiles::~CheckpointFiles() {
 void read_state(Runtime& runtime, const std::string& path,
                 const std::function<void(CheckpointFiles&)>& use) {
   constexpr int kLooks = 8;
-  constexpr auto kQuick = std::chrono::seconds(20);  // looks that take no longer may be more
+  constexpr auto kQuick = std::chrono::seconds(20);  // within this time, looks are not limited
   const auto begin = std::chrono::steady_clock::now();
   for (int look = 1;; ++look) {
     CheckpointFiles files(runtime, path);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/checkpoint_files.h: the state that a command reads, a checkpoint's or a store's,
-// with the files and the engines that move their bytes.
+// integrations/cli/checkpoint_files.h: the state that a command reads from a checkpoint, a store or
+// a weights file, with the engines that read its files.
 #pragma once
 
 #include <cstddef>
@@ -21,16 +21,16 @@ namespace ziggurat::cli {
 
 class CheckpointFiles {
  public:
-  /// The checkpoint `path`, or the newest in that folder, or the store there, or the weights that
-  /// transformers saved there; a store of several directories has commas between. Errors: those of
-  /// opening it.
+  /// Opens the checkpoint `path`, the newest checkpoint in the folder `path`, the store in that
+  /// folder, or the weights that transformers saved there. The directories of a store are separated
+  /// by commas. Errors: those of opening what was found.
   CheckpointFiles(Runtime& runtime, const std::string& path);
   ~CheckpointFiles();
   CheckpointFiles(const CheckpointFiles&) = delete;
   CheckpointFiles& operator=(const CheckpointFiles&) = delete;
 
   StateSource& source() noexcept;
-  /// One of them is not null.
+  /// Exactly one of the next three is not null. It tells what was opened.
   CheckpointReader* checkpoint() noexcept { return reader_.get(); }
   StoredState* store() noexcept { return stored_.get(); }
   SafetensorsSource* weights() noexcept { return weights_.get(); }
@@ -46,13 +46,13 @@ class CheckpointFiles {
   std::unique_ptr<SafetensorsSource> weights_;
 };
 
-/// Gives `use` the state at `path` (see CheckpointFiles). Where that is the store of a run that
-/// goes on, and has overtaken `use`, which threw kUnavailable: again with its newest step, a few
-/// times.
+/// Opens the state at `path` (see CheckpointFiles) and calls `use` with it. `use` throws
+/// kUnavailable if a run that is still training has overwritten the step that `use` reads; the
+/// store is then opened again at its newest step, a few times at most.
 void read_state(Runtime& runtime, const std::string& path,
                 const std::function<void(CheckpointFiles&)>& use);
 
-/// A tensor's bytes, a slice at a time: `take` has what is read until it is done.
+/// Takes one slice of a tensor. `bytes` stay valid until the task that it returns is done.
 using Slice = std::function<Task<>(const TensorRun& run, std::span<const std::byte> bytes)>;
 Task<> for_each_slice(StateSource& from, std::size_t tensor, const Slice& take);
 
@@ -60,9 +60,10 @@ struct WrittenCheckpoint {
   std::string directory;
   std::uint64_t size_bytes = 0;
 };
-/// Makes a checkpoint in `folder` of what `give` gives to its sink, all of `plan`. Errors:
-/// CheckpointSave's, and give's.
+/// Writes the whole state to `sink`.
 using Give = std::function<Task<>(StateSink& sink)>;
+/// Makes a checkpoint in `folder`. `give` must write everything in `plan` to the sink. Errors:
+/// those of CheckpointSave, and those of `give`.
 Task<WrittenCheckpoint> write_checkpoint(Runtime& runtime, const std::string& folder,
                                          StateContent content, ShardPlan plan, const Give& give);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/checkpoint_options.h: the settings of `ziggurat train` that are about
-// checkpoints: when one leaves, which stay, and what a run begins from.
+// integrations/cli/checkpoint_options.h: the settings of `ziggurat train` about checkpoints: when
+// one is made, which are kept, and which one a run begins from.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 namespace ziggurat::cli {
 
 struct CheckpointOptions {
-  std::string directory;    ///< empty: none is made
-  std::uint64_t every = 0;  ///< steps; 0: at the end, and when asked for
+  std::string directory;    ///< empty if no checkpoint is made
+  std::uint64_t every = 0;  ///< steps between checkpoints; 0 if the count of steps makes none
   double every_minutes = 0;
   std::uint64_t bandwidth_bytes_per_s = 0;
   double stall_max_s = 60;
@@ -30,7 +30,8 @@ struct CheckpointOptions {
 
 std::span<const SettingOf<CheckpointOptions>> checkpoint_settings();
 
-/// Errors: UsageError for one that means nothing without another.
+/// Checks that each setting that was given has the other setting that it needs. Errors: UsageError
+/// naming both.
 void check_checkpoints(const Settings& settings, const CheckpointOptions& options);
 
 }  // namespace ziggurat::cli

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/ckpt.cc: `ziggurat ckpt`: what checkpoints hold, whether they are whole, and in
-// what two of them differ. No GPU, no trainer, no store.
+// integrations/cli/ckpt.cc: `ziggurat ckpt inspect`, `verify` and `diff`: what a checkpoint or
+// store holds, whether its bytes are intact, and in which tensors two of them differ. Needs no GPU
+// and no trainer.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -35,11 +36,12 @@ std::string state_text(const StateContent& content) {
 }
 
 std::string line_text(const StateLine& line) {
-  return fmt::format("line of history: {}{}, opened {} time{}", to_text(line.id),
-                     line.parent ? fmt::format(", which left {} at step {}",
-                                               short_text(*line.parent), line.left_at)
-                                 : "",
-                     line.epoch, line.epoch == 1 ? "" : "s");
+  return fmt::format(
+      "it belongs to the line of history {}{}, which was opened {} time{}", to_text(line.id),
+      line.parent
+          ? fmt::format(" (branched off {} at step {})", short_text(*line.parent), line.left_at)
+          : "",
+      line.epoch, line.epoch == 1 ? "" : "s");
 }
 
 void say_resume(Console& console, const StateContent& content) {
@@ -49,16 +51,17 @@ void say_resume(Console& console, const StateContent& content) {
 }
 
 void say_layout(Console& console, const SavedLayout& layout) {
-  console.line(
-      fmt::format("  saved by {} rank{}{}, ZeRO stage {}, {} to a copy of the state, placement {}",
-                  layout.ranks, layout.ranks == 1 ? "" : "s",
-                  layout.tensor_parallel > 1
-                      ? fmt::format(" of which each {} divide the layers", layout.tensor_parallel)
-                      : "",
-                  layout.zero_stage, layout.shard_group, layout.placement));
+  console.line(fmt::format(
+      "  it was saved by {} rank{}{} with ZeRO stage {}, {} ranks to each copy of the state, and "
+      "placement {}",
+      layout.ranks, layout.ranks == 1 ? "" : "s",
+      layout.tensor_parallel > 1
+          ? fmt::format(" in groups of {} that divide the layers", layout.tensor_parallel)
+          : "",
+      layout.zero_stage, layout.shard_group, layout.placement));
 }
 
-/// Reads and compares every byte.
+/// Reads every byte of the checkpoint and compares it with the manifest's hashes.
 Task<> prove_all(CheckpointReader& reader, Console& console) {
   const Manifest& manifest = reader.manifest();
   const std::uint64_t total = files_bytes(manifest);
@@ -74,7 +77,7 @@ Task<> prove_all(CheckpointReader& reader, Console& console) {
   }
 }
 
-/// Where one tensor's bytes differ between two checkpoints, both proven on the way.
+/// The number of elements in which a tensor differs between two states.
 struct Difference {
   std::uint64_t elements = 0;
 };
@@ -114,18 +117,18 @@ int ckpt_inspect(const CkptCommand& command) {
   } else if (const SafetensorsSource* weights = files.weights()) {
     console.line(fmt::format(
         "  weights that another tool saved: {} tensors{}", content.tensors.size(),
-        weights->left_out().empty()
-            ? ""
-            : fmt::format("; no parameters: {}", fmt::join(weights->left_out(), ", "))));
+        weights->left_out().empty() ? ""
+                                    : fmt::format("; left out because they are not parameters: {}",
+                                                  fmt::join(weights->left_out(), ", "))));
     return 0;
   } else {
     console.line(fmt::format("  a store: {} tensors", content.tensors.size()));
   }
-  if (!content.state) return 0;  // weights alone belong to no run
+  if (!content.state) return 0;  // weights alone do not belong to a run
   if (files.store() != nullptr && files.store()->of_pieces()) {
     console.line(fmt::format(
-        "  of {} rank{} of a trainer that lends its parameters, as PyTorch's does: what the "
-        "tensors are pieces of, it alone knows",
+        "  it was saved by {} rank{} of a trainer that lends its parameters to the engine, as "
+        "PyTorch's does; only that trainer knows which of its tensors these are pieces of",
         content.layout.ranks, content.layout.ranks == 1 ? "" : "s"));
   } else {
     say_layout(console, content.layout);
@@ -134,7 +137,7 @@ int ckpt_inspect(const CkptCommand& command) {
   if (content.line) console.line("  " + line_text(*content.line));
   console.line(fmt::format("  numerics: {}", content.numerics_fingerprint));
   for (const auto& [name, text] : content.resume) console.line(fmt::format("  {}: {}", name, text));
-  console.line(fmt::format("  {} bytes of the trainer's own", content.blob.size()));
+  console.line(fmt::format("  the trainer's own data has {} bytes", content.blob.size()));
   if (files.checkpoint() != nullptr) say_resume(console, content);
   return 0;
 }
@@ -152,18 +155,18 @@ int ckpt_verify(const CkptCommand& command) {
     };
     runtime->reactor.block_on(store->prove(progress));
     for (const std::string& note : store->notes()) console.line(note);
-    console.line(fmt::format("{}: every record is what was written", what));
+    console.line(fmt::format("{}: every record is intact", what));
     return 0;
   }
   if (files.weights() != nullptr) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: safetensors files have no hashes to compare with: `ziggurat ckpt "
-                            "from-hf` makes a checkpoint of them",
+                fmt::format("{}: safetensors files contain no hashes, so they cannot be verified; "
+                            "make a checkpoint of them with `ziggurat ckpt from-hf`",
                             files.source().place()));
   }
   const Manifest& manifest = files.checkpoint()->manifest();
   runtime->reactor.block_on(prove_all(*files.checkpoint(), console));
-  console.line(fmt::format("{}: every byte of {} in {} files is what was written", what,
+  console.line(fmt::format("{}: every byte is intact ({} in {} files)", what,
                            format_bytes(files_bytes(manifest)), manifest.files.size()));
   say_resume(console, content);
   return 0;

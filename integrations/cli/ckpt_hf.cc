@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/ckpt_hf.cc: `ziggurat ckpt to-hf` and `from-hf`: weights to the directory that
-// transformers' from_pretrained() takes, and from one: model.safetensors and config.json.
+// integrations/cli/ckpt_hf.cc: `ziggurat ckpt to-hf` and `from-hf`, which write and read the
+// directories that transformers' from_pretrained() takes: model.safetensors and config.json.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -22,8 +22,9 @@
 namespace ziggurat::cli {
 namespace {
 
-/// What from-hf read is given back as it was; what `ziggurat train` trained is its model. Empty: of
-/// another trainer's state only its own script knows the model's configuration.
+/// Returns the text of config.json: the one that from-hf read, or one that describes the model that
+/// `ziggurat train` trained. Empty for the state of another trainer, because only its own script
+/// knows the model's configuration.
 std::string config_of(const StateContent& content, DType dtype) {
   if (!content.state) {
     const nlohmann::json config = nlohmann::json::parse(content.run_identity, nullptr, false);
@@ -39,7 +40,7 @@ Task<> save_weights(Runtime& runtime, SafetensorsSource& from, const std::string
   if (!from.config().empty()) {
     const nlohmann::json config = nlohmann::json::parse(from.config(), nullptr, false);
     if (!config.is_object()) {
-      throw Error(ErrorCode::kDataLoss, fmt::format("{}/{}: it is not a JSON object", from.place(),
+      throw Error(ErrorCode::kDataLoss, fmt::format("{}/{} is not a JSON object", from.place(),
                                                     SafetensorsSource::kConfigName));
     }
     content.run_identity = config.dump();
@@ -91,10 +92,11 @@ int ckpt_to_hf(const CkptCommand& command) {
     write_output(fmt::format("{}/{}", to, SafetensorsSource::kConfigName), config);
   console.line(fmt::format(
       "{}: {} at step {}, {}{}", to, content.model, content.step, format_bytes(written.size_bytes),
-      config.empty() ? fmt::format("; {} is not written: the checkpoint does not say the model's "
-                                   "configuration. model.config.save_pretrained(\"{}\") writes it",
-                                   SafetensorsSource::kConfigName, to)
-                     : fmt::format(": from_pretrained(\"{}\") reads it", to)));
+      config.empty()
+          ? fmt::format("; {} was not written, because the checkpoint does not hold the model's "
+                        "configuration; call model.config.save_pretrained(\"{}\") to write it",
+                        SafetensorsSource::kConfigName, to)
+          : fmt::format("; load it with from_pretrained(\"{}\")", to)));
   return 0;
 }
 
@@ -104,7 +106,10 @@ int ckpt_from_hf(const CkptCommand& command) {
   const std::string& from = command.paths.at(0);
   const std::filesystem::path parent = std::filesystem::path(from).parent_path();
   if (!std::filesystem::exists(from))
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: there is no such directory", from),
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} does not exist; give a directory that save_pretrained() wrote, or "
+                            "a .safetensors file",
+                            from),
                 ENOENT);
   std::filesystem::create_directories(command.paths.at(1));
   runtime->reactor.block_on([](Runtime& run, const CkptCommand& wanted, std::string near,
@@ -113,16 +118,17 @@ int ckpt_from_hf(const CkptCommand& command) {
     const std::string& path = wanted.paths.at(0);
     if (!SafetensorsSource::is_there(*io, path)) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: it has neither a {} nor a {}: give a directory that "
-                              "save_pretrained() wrote, or a .safetensors file",
+                  fmt::format("{} holds neither {} nor {}; give a directory that save_pretrained() "
+                              "wrote, or a .safetensors file",
                               path, SafetensorsSource::kFileName, SafetensorsSource::kIndexName));
     }
     Task<std::unique_ptr<SafetensorsSource>> opening =
         SafetensorsSource::open({.reactor = run.reactor, .io = *io}, path, "");
     const std::unique_ptr<SafetensorsSource> source = co_await std::move(opening);
     if (!source->left_out().empty()) {
-      out.line(fmt::format("left out, since no parameter is of such a type: {}",
-                           fmt::join(source->left_out(), ", ")));
+      out.line(
+          fmt::format("these tensors were left out, because no parameter can have their type: {}",
+                      fmt::join(source->left_out(), ", ")));
     }
     co_await save_weights(run, *source, wanted.paths.at(1), out);
   }(*runtime, command, parent.empty() ? "." : parent.string(), console));

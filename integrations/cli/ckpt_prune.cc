@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/ckpt_prune.cc: `ziggurat ckpt prune`: which checkpoints of one line of history
-// may go. Beside a run that saves there, between two of its saves.
+// integrations/cli/ckpt_prune.cc: `ziggurat ckpt prune`, which removes old checkpoints of one line
+// of history. It may run beside a training run, because it waits until none is saving.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -17,7 +17,7 @@
 namespace ziggurat::cli {
 namespace {
 
-/// That a run's save under way is waited for.
+/// The time for which prune waits for a save that is under way.
 constexpr std::chrono::seconds kLockWait{10};
 
 std::string all_lines(const std::vector<const LineOfCheckpoints*>& lines) {
@@ -26,7 +26,8 @@ std::string all_lines(const std::vector<const LineOfCheckpoints*>& lines) {
   return fmt::format("{}", fmt::join(texts, "; "));
 }
 
-/// The line that is meant.
+/// Returns the line of history that the command means; null if the folder has no checkpoint.
+/// Errors: kInvalidArgument if no line or several lines fit.
 const LineOfCheckpoints* chosen(const LineHistory& history, const CkptCommand& command) {
   const std::string& folder = command.paths.at(0);
   std::vector<const LineOfCheckpoints*> fit;
@@ -44,7 +45,7 @@ const LineOfCheckpoints* chosen(const LineHistory& history, const CkptCommand& c
   std::vector<const LineOfCheckpoints*> all;
   for (const LineOfCheckpoints& line : history.lines()) all.push_back(&line);
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("ckpt prune {}: {} lines of history {}: say with --line which one: {}",
+              fmt::format("ckpt prune {}: {} lines of history {}; choose one with --line: {}",
                           folder, fit.size(),
                           command.line.empty() ? "could be meant" : "begin with " + command.line,
                           all_lines(all)));
@@ -74,8 +75,9 @@ Task<> prune(Runtime& runtime, const CkptCommand& command, Console& console) {
   const std::vector<CheckpointFacts> all = co_await std::move(looking);
   for (const CheckpointFacts& its : all) {
     if (!its.counts())
-      console.line(fmt::format("{}/{} does not count, and stays unless its line is removed: {}",
-                               folder, its.entry.name, its.flaw));
+      console.line(fmt::format(
+          "{}/{} is not usable, and stays unless its whole line of history is removed: {}", folder,
+          its.entry.name, its.flaw));
   }
   const LineHistory history(all);
   const LineOfCheckpoints* const line = chosen(history, command);
@@ -97,7 +99,8 @@ Task<> prune(Runtime& runtime, const CkptCommand& command, Console& console) {
 
 int ckpt_prune(const CkptCommand& command) {
   if (command.keep_last == 0 && command.line.empty())
-    throw UsageError("ckpt prune: say with --keep-last N how many checkpoints stay");
+    throw UsageError(
+        "ckpt prune: the number of checkpoints to keep is missing; give --keep-last N");
   Console console;
   const auto runtime = Runtime::create({.threads = 0, .trace_path = ""});
   runtime->reactor.block_on(prune(*runtime, command, console));

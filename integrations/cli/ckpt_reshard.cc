@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/ckpt_reshard.cc: `ziggurat ckpt reshard`: a store cut anew in its own place for
-// the ranks that shall go on from it.
+// integrations/cli/ckpt_reshard.cc: `ziggurat ckpt reshard`, which divides a store again, in place,
+// for the ranks that will train from it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -21,11 +21,12 @@
 namespace ziggurat::cli {
 namespace {
 
-/// The settings of a run that say how a store is cut.
+/// The settings of a run that decide how its store is divided.
 constexpr std::array<std::string_view, 6> kCut{"tp",          "zero_stage",   "strategy",
                                                "shard_group", "state_format", "host_memory"};
 
-/// `own`, with what its trainer knows and no store of undivided layers says: how they divide.
+/// Returns `own` with the dimension along which each layer divides for tensor parallelism. A store
+/// of undivided layers does not hold it; only the trainer knows it.
 ModelSpec divisible(const ModelSpec& own, const StateContent& content, int tensor_parallel) {
   if (!RunIdentity::is_one(content.run_identity)) {
     const bool divided = std::ranges::any_of(own.units, [](const UnitSpec& unit) {
@@ -35,7 +36,7 @@ ModelSpec divisible(const ModelSpec& own, const StateContent& content, int tenso
     if (tensor_parallel == 1 || divided) return own;
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("`tp={}`: only the trainer that made the store knows how its layers "
-                            "divide: let it open the store with `resume=reshard`",
+                            "divide; open the store with that trainer and `resume=reshard`",
                             tensor_parallel));
   }
   gpt::ModelConfig model = RunIdentity::parse(content.run_identity).model;
@@ -53,7 +54,9 @@ ModelSpec divisible(const ModelSpec& own, const StateContent& content, int tenso
   return spec;
 }
 
-/// The run's, with as many sequences in a step: fewer ranks accumulate more.
+/// Returns the run's identity for `ranks` ranks. A step keeps its number of sequences, so fewer
+/// ranks accumulate more micro-batches each. Errors: kInvalidArgument if the ranks cannot share
+/// them evenly.
 std::string identity_for(const StateContent& content, int ranks, int tensor_parallel) {
   if (!RunIdentity::is_one(content.run_identity)) return content.run_identity;
   RunIdentity identity = RunIdentity::parse(content.run_identity);
@@ -61,17 +64,18 @@ std::string identity_for(const StateContent& content, int ranks, int tensor_para
   const int now = ranks / tensor_parallel;
   const std::int64_t micro_batches = identity.accumulate * before;
   if (micro_batches % now != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("`nproc={}`: a step of this run has {} micro-batches (accumulate {} x "
-                            "{} data-parallel ranks), which {} cannot share evenly: choose another "
-                            "number, or begin a new run with --load",
-                            ranks, micro_batches, identity.accumulate, before, now));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("`nproc={}`: a step of this run has {} micro-batches (accumulate {} x {} "
+                    "data-parallel ranks), which {} data-parallel ranks cannot share evenly; "
+                    "choose another number of ranks, or begin a new run with --load",
+                    ranks, micro_batches, identity.accumulate, before, now));
   }
   identity.accumulate = micro_batches / now;
   return identity.text();
 }
 
-/// With which `train` opens it.
+/// Returns the flags with which `ziggurat train` opens the divided store.
 std::string train_flags(const ReshardCommand& command, StateFormat format,
                         const std::string& identity) {
   std::string flags = fmt::format("--nproc {}", command.ranks);
@@ -95,7 +99,7 @@ std::span<const SettingOf<ReshardCommand>> reshard_settings() {
   static const std::vector<SettingOf<ReshardCommand>> table = [] {
     std::vector<SettingOf<ReshardCommand>> all{In::integer(
         "nproc", &ReshardCommand::ranks, {.min = 1, .max = 1024},
-        {.values = "N", .help = "number of ranks that will go on from the store (required)"})};
+        {.values = "N", .help = "number of ranks that will train from the store (required)"})};
     all.front().default_text.clear();
     std::vector<SettingOf<EngineConfig>> cut;
     for (const SettingOf<EngineConfig>& setting : engine_settings()) {
@@ -104,7 +108,9 @@ std::span<const SettingOf<ReshardCommand>> reshard_settings() {
     for (SettingOf<ReshardCommand>& setting : settings_within(cut, &ReshardCommand::engine)) {
       if (setting.name == "state_format") {
         setting.default_text.clear();
-        setting.help = "format in which the optimizer's state is kept; not given: as it is";
+        setting.help =
+            "format in which the optimizer's state is kept; if not given, the format stays as it "
+            "is";
       }
       all.push_back(std::move(setting));
     }
@@ -117,13 +123,14 @@ ReshardCommand read_reshard(const Settings& settings, std::string store) {
   ReshardCommand command;
   command.store = std::move(store);
   if (!settings.given("nproc"))
-    throw UsageError("ckpt reshard: say with --nproc N for how many ranks");
+    throw UsageError("ckpt reshard: the number of ranks is missing; give --nproc N");
   settings.write_to(command, reshard_settings());
   command.keeps_format = !settings.given("state_format");
   if (command.ranks % command.engine.tensor_parallel != 0) {
-    throw UsageError(fmt::format("{} does not divide {}: {} would be left over",
-                                 settings.described("tp"), settings.described("nproc"),
-                                 command.ranks % command.engine.tensor_parallel));
+    throw UsageError(fmt::format(
+        "{} does not divide {}, because {} would be left over; choose another number of ranks",
+        settings.described("tp"), settings.described("nproc"),
+        command.ranks % command.engine.tensor_parallel));
   }
   return command;
 }
@@ -156,22 +163,22 @@ int ckpt_reshard(const ReshardCommand& command) {
   const StoreReshard::Result result = reshard.run(target);
   if (!result.changed) {
     console.line(
-        fmt::format("{}: it is already cut like that: `ziggurat train {} ..` goes on from step {}",
+        fmt::format("{} is already divided like that and was not changed; `ziggurat train {} ..` "
+                    "continues from step {}",
                     command.store, flags, content.step));
     return 0;
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   for (const std::string& note : result.notes) console.line("  " + note);
+  console.line(fmt::format(
+      "{} is now divided for {} rank{} (before: {}); {} of records were written in {:.1f} s, {}/s",
+      command.store, command.ranks, command.ranks == 1 ? "" : "s", before,
+      format_bytes(result.record_bytes), seconds,
+      gigabytes(static_cast<std::uint64_t>(static_cast<double>(result.record_bytes) /
+                                           std::max(seconds, 1e-3)))));
   console.line(
-      fmt::format("{}: it is for {} rank{} now and was for {} before: {} of records were written "
-                  "in {:.1f} s, {}/s",
-                  command.store, command.ranks, command.ranks == 1 ? "" : "s", before,
-                  format_bytes(result.record_bytes), seconds,
-                  gigabytes(static_cast<std::uint64_t>(static_cast<double>(result.record_bytes) /
-                                                       std::max(seconds, 1e-3)))));
-  console.line(
-      fmt::format("`ziggurat train {} ..` goes on from step {}", flags, reshard.content().step));
+      fmt::format("`ziggurat train {} ..` continues from step {}", flags, reshard.content().step));
   return 0;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/ckpt_save.cc: `ziggurat ckpt save`: a store, at rest or in use, as a checkpoint:
-// a record at a time, whatever ranks it has.
+// integrations/cli/ckpt_save.cc: `ziggurat ckpt save`, which copies a store into a checkpoint,
+// record by record. The store may have any number of ranks and may be in use.
 #include <fmt/format.h>
 
 #include "aio/aligned_bytes.h"
@@ -14,7 +14,7 @@
 namespace ziggurat::cli {
 namespace {
 
-/// Elements of a record that is held at once: those that a training run's largest have.
+/// The tiles of a record in the copy, as many as in the largest records of a training run.
 constexpr std::uint64_t kChunkTiles = 32;
 
 Task<> copy_records(Runtime& runtime, const ChunkTable& table, StateSource& from, StateSink& to,
@@ -51,7 +51,7 @@ int ckpt_save(const CkptCommand& command) {
   CheckpointFiles files(*runtime, command.paths.at(0));
   if (files.store() == nullptr) {
     throw UsageError(fmt::format(
-        "ckpt save: {} is not a store: give the folder that `ziggurat train --store` made",
+        "ckpt save: {} is not a store; give the folder that `ziggurat train --store` made",
         command.paths.at(0)));
   }
   std::filesystem::create_directories(command.paths.at(1));

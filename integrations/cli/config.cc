@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/config.cc: `ziggurat config`: every setting in force, and where it came from.
+// integrations/cli/config.cc: `ziggurat config`, which prints every setting in force and where it
+// came from.
 #include <fmt/format.h>
 
 #include <algorithm>

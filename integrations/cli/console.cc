@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/console.cc: the live line is a carriage return, the text cut to the window, and
-// "erase to end of line".
+// integrations/cli/console.cc: writes the live line as a carriage return, the text cut to the
+// window's width, and the code that erases the rest of the line.
 #include "integrations/cli/console.h"
 
 #include <fmt/format.h>
@@ -46,10 +46,12 @@ void Console::put(const std::string& text) {
   const bool put = std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0;
   if (put) return;
   lost_ = true;
-  std::fputs(fmt::format("ziggurat: error: standard output: {}: no more is written to it\n",
-                         errno_text(errno))
-                 .c_str(),
-             stderr);
+  std::fputs(
+      fmt::format(
+          "ziggurat: error: cannot write to standard output: {}; further output is not shown\n",
+          errno_text(errno))
+          .c_str(),
+      stderr);
 }
 
 void Console::line(std::string_view text) {

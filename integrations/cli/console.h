@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/console.h: standard output: plain lines, and one live line at the bottom where
-// it is a terminal.
+// integrations/cli/console.h: standard output as plain lines and, on a terminal, one live line at
+// the bottom.
 //
 // Thread-safe: the engine reports its progress from its own thread.
 #pragma once
@@ -17,24 +17,25 @@ namespace ziggurat::cli {
 class Console {
  public:
   Console();
-  ~Console();  ///< leaves a terminal on a fresh line
+  ~Console();  ///< leaves the terminal on a fresh line
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
 
   bool terminal() const noexcept { return terminal_; }
-  /// Nothing is shown from now on: another rank speaks.
+  /// Stops all output, because another rank writes for the whole job.
   void silence() noexcept { silent_ = true; }
-  /// All that was to be shown was. What cannot be (a terminal that was closed, a full disk) is said
-  /// once on standard error, and ends nothing.
+  /// Returns whether all output was written. The first failure (a terminal that was closed, a full
+  /// disk) is reported once on standard error, and the program goes on.
   bool whole();
 
-  /// A line that stays; flushed before it returns.
+  /// Writes a line that stays, and flushes it.
   void line(std::string_view text);
-  /// The state of things: rewrites the live line, at most ten times a second; where output is not a
-  /// terminal, a plain line, at most every two seconds, or always where `always_plain`.
+  /// Shows the current state. On a terminal this rewrites the live line, at most ten times a
+  /// second; elsewhere it writes a plain line, at most every two seconds, or always if
+  /// `always_plain`.
   void live(std::string_view text, bool always_plain = false);
-  /// live() for work that counts bytes; says nothing in the first second, so that short work stays
-  /// silent.
+  /// Shows, like live(), how many bytes of the work are done. Shows nothing in the first second, so
+  /// that short work stays silent.
   void progress(const char* what, std::uint64_t done_bytes, std::uint64_t total_bytes);
 
  private:

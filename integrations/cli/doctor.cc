@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/doctor.cc: `ziggurat doctor`: what this machine offers, what is in force, and
-// why not more.
+// integrations/cli/doctor.cc: `ziggurat doctor`, which reports what this machine offers, what
+// Ziggurat uses of it, and why it does not use more.
 #include <errno.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -41,7 +41,8 @@ namespace {
 
 void say(std::string_view what, std::string_view text) { fmt::print("{:<14} {}\n", what, text); }
 
-/// What fails is a finding, not the end of the list.
+/// Runs one of the checks. A check that fails is reported as a finding, and the next ones still
+/// run.
 template <class Look>
 void look(std::string_view what, const Look& action) {
   try {
@@ -51,7 +52,8 @@ void look(std::string_view what, const Look& action) {
   }
 }
 
-/// Asks for a little memory on each node, as the engine asks for host memory.
+/// Maps a little memory on each NUMA node as the engine maps host memory, and reports where it was
+/// placed.
 void show_node_memory(const Topology& topology) {
   if (!topology.has_several_nodes()) {
     say("NUMA memory", "one node: nothing is placed, and the kernel is asked for nothing");
@@ -94,7 +96,7 @@ void show_gpus() {
   const CudaInventory inventory = cuda_devices();
   for (const CudaInventory::Gpu& gpu : inventory.gpus) {
     const std::string free =
-        gpu.free_bytes ? format_bytes(*gpu.free_bytes) + " free" : "how much is free is not known";
+        gpu.free_bytes ? format_bytes(*gpu.free_bytes) + " free" : "the free memory is not known";
     say("GPU", fmt::format("cuda{}: {}, {} ({}), PCI {}", gpu.index, gpu.name,
                            format_bytes(gpu.memory_bytes), free, gpu.pci_bus_id));
     const std::optional<PciLink> link = pci_link("", gpu.pci_bus_id);
@@ -130,7 +132,7 @@ void show_memory() {
                             disabled < 0 ? "is not there" : fmt::format("= {}", disabled)));
 }
 
-/// The entries of a folder of /sys, in order; none where it is not there.
+/// Returns the entries of a folder of /sys in order; none if the folder does not exist.
 std::vector<std::filesystem::path> devices_in(const char* folder) {
   std::vector<std::filesystem::path> found;
   std::error_code absent;
@@ -141,14 +143,14 @@ std::vector<std::filesystem::path> devices_in(const char* folder) {
   return found;
 }
 
-/// One word of a file of /sys; empty where the device has none.
+/// Returns the first word of a file of /sys; empty if the device has no such file.
 std::string word_of(const std::filesystem::path& file) {
   std::string word;
   std::ifstream(file) >> word;
   return word;
 }
 
-/// What could carry what ranks say, and what does.
+/// Reports which transports can carry the ranks' messages, and which one is in use.
 void show_carriers(const RankOptions& ranks) {
   const std::string why_not = why_not_readable(own_memory_probe());
   say("  transport",
@@ -186,7 +188,8 @@ void show_ranks() {
   if (rdma.empty()) say("  RDMA", "no device");
 }
 
-/// An unnamed file, opened as the store would be, written and read back by the probe.
+/// Reports on the storage at `path`: opens an unnamed file there as a store would, which the probe
+/// writes and reads back.
 void show_storage(const std::string& path) {
   const std::string folder = nearest_existing(path);
   const Filesystem filesystem = filesystem_of(folder);
@@ -246,15 +249,16 @@ int doctor_train(const std::vector<std::string>& paths) {
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
-  fmt::print(stderr, "doctor --train runs {}, with PyTorch and the package that it finds\n",
-             fmt::join(words, " "));
+  fmt::print(
+      stderr,
+      "doctor --train runs {} with the PyTorch and the ziggurat package that this python3 finds\n",
+      fmt::join(words, " "));
   ::execvp(arguments.front(), arguments.data());
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("doctor --train cannot start python3: {}; install Python, PyTorch and the "
-                  "package (scripts/build-wheel makes it)",
-                  errno_text(errno)),
-      errno);
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("doctor --train cannot start python3: {}; install Python, PyTorch and "
+                          "the ziggurat package, which scripts/build-wheel makes",
+                          errno_text(errno)),
+              errno);
 }
 
 }  // namespace ziggurat::cli

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/export.cc: `ziggurat export`: the fp32 masters of a store, at rest or in use, or
-// of a checkpoint, as a safetensors file, tensor by tensor.
+// integrations/cli/export.cc: `ziggurat export`, which writes the fp32 masters of a checkpoint, or
+// of a store that may be in use, to a safetensors file, tensor by tensor.
 //
-// Names, shapes and layout are Hugging Face's GPT-2 (integrations/gpt/model.h), so the file loads
-// there as it is.
+// Names, shapes and layout are those of Hugging Face's GPT-2 (integrations/gpt/model.h), so that
+// transformers can load the file as it is.
 #include <fmt/format.h>
 
 #include "base/bytes.h"
@@ -32,24 +32,24 @@ std::span<const SettingOf<ExportCommand>> export_settings() {
   using In = SettingsIn<ExportCommand>;
   using C = ExportCommand;
   static const std::vector<SettingOf<C>> table{
-      In::text("store", &C::store,
-               {.values = "DIR[,DIR..]",
-                .help = "folder of the training state, of any number of ranks, at rest or in use; "
-                        "or a checkpoint, or a folder of them, of which the newest is meant "
-                        "(required)"}),
+      In::text(
+          "store", &C::store,
+          {.values = "DIR[,DIR..]",
+           .help = "folder of the training state of any number of ranks, which may be in use; or a "
+                   "checkpoint; or a folder of checkpoints, whose newest is used (required)"}),
       In::text("to", &C::to, {.values = "FILE", .help = "the safetensors file to make (required)"}),
-      In::parsed("dtype", &C::dtype, named_dtype, [](DType dtype) { return to_string(dtype); },
-                 {.values = "fp32|bf16|fp16",
-                  .help = "fp32: the masters, every bit; bf16, fp16: rounded, half the size"}),
-      In::truth("force", SettingKind::kSwitch, &C::force,
-                {.help = "replace a file that is there"})};
+      In::parsed(
+          "dtype", &C::dtype, named_dtype, [](DType dtype) { return to_string(dtype); },
+          {.values = "fp32|bf16|fp16",
+           .help = "fp32 writes the masters exactly; bf16 and fp16 round them to half the size"}),
+      In::truth("force", SettingKind::kSwitch, &C::force, {.help = "replace FILE if it exists"})};
   return table;
 }
 
 ExportCommand read_export(const Settings& settings) {
   ExportCommand command;
   settings.required("store", "the folder that `ziggurat train --store` made, or a checkpoint");
-  settings.required("to", "a file name, model.safetensors");
+  settings.required("to", "a file name, such as model.safetensors");
   settings.write_to(command, export_settings());
   return command;
 }

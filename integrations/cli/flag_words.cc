@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/flag_words.cc: the settings of all commands, and a walk over a message's quotes.
+// integrations/cli/flag_words.cc: knows the settings of all commands, and finds them between a
+// message's backticks.
 #include "integrations/cli/flag_words.h"
 
 #include <set>
@@ -21,13 +22,14 @@ bool is_setting(std::string_view name) {
     add(export_settings());
     add(plan_settings());
     add(bench_io_settings());
-    all.insert("path");  // a list of words, of `bench io`
+    all.insert("path");  // `bench io` takes it outside its table
     return all;
   }();
   return names.contains(name);
 }
 
-/// Between quotes.
+/// Returns what stands between two backticks: a setting as a flag, anything else with its
+/// backticks.
 std::string in_flag(std::string_view words) {
   const std::size_t equals = words.find('=');
   const std::string_view name = words.substr(0, equals);

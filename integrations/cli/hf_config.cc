@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/hf_config.cc: the keys of transformers' GPT2Config.
+// integrations/cli/hf_config.cc: writes and compares the keys of transformers' GPT2Config.
 #include "integrations/cli/hf_config.h"
 
 #include <fmt/format.h>
@@ -11,7 +11,8 @@
 namespace ziggurat::cli {
 namespace {
 
-/// What the trained model is: other weights compute something else.
+/// Returns the keys that decide what the model computes. Weights made with other values of these
+/// keys do not fit the model.
 nlohmann::json model_of(const gpt::ModelConfig& model) {
   return {{"model_type", "gpt2"},
           {"activation_function", "gelu_new"},
@@ -32,7 +33,7 @@ std::string hf_config(const gpt::ModelConfig& model, DType dtype) {
   config["architectures"] = {"GPT2LMHeadModel"};
   for (const char* const dropout : {"attn_pdrop", "embd_pdrop", "resid_pdrop"})
     config[dropout] = 0.0;
-  config["bos_token_id"] = nullptr;  // every byte is text
+  config["bos_token_id"] = nullptr;  // every byte is text, so none marks a beginning
   config["eos_token_id"] = nullptr;
   config["torch_dtype"] = dtype == DType::kFloat32    ? "float32"
                           : dtype == DType::kBFloat16 ? "bfloat16"
@@ -44,15 +45,16 @@ void require_hf_config(const std::string& text, const gpt::ModelConfig& model,
                        const std::string& place) {
   const nlohmann::json theirs = nlohmann::json::parse(text, nullptr, false);
   if (!theirs.is_object())
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}: it is not a JSON object", place));
+    throw Error(ErrorCode::kDataLoss, fmt::format("{} is not a JSON object", place));
   const nlohmann::json needed = model_of(model);
   for (const auto& [key, ours] : needed.items()) {
     const auto found = theirs.find(key);
-    // A key that is not there, or null, has transformers' default, which is what we compute.
+    // An absent key, or null, stands for transformers' default, which is what our model computes.
     if (found == theirs.end() || found->is_null() || *found == ours) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: its {} is {}, but this run's model has {}", place, key,
-                            found->dump(), ours.dump()));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} has {} {}, but this run's model has {}; give weights of the same model",
+                    place, key, found->dump(), ours.dump()));
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/hf_config.h: config.json, by which transformers knows a model: ours written, and
-// another's compared with ours.
+// integrations/cli/hf_config.h: writes config.json, which tells transformers what a model is, and
+// compares the config.json of other weights with our model.
 #pragma once
 
 #include <string>
@@ -10,10 +10,11 @@
 
 namespace ziggurat::cli {
 
-/// The text of config.json.
+/// Returns the text of a config.json for `model` with weights in `dtype`.
 std::string hf_config(const gpt::ModelConfig& model, DType dtype);
-/// Weights of such a config are `model`'s: what shapes do not show, heads and activations, too.
-/// Errors: kInvalidArgument naming `place` and the key; kDataLoss for what is no JSON.
+/// Checks that `text`, the config.json of some weights, describes `model`, including what shapes do
+/// not show, such as heads and activations. Errors: kInvalidArgument naming `place` and the key;
+/// kDataLoss if `text` is not a JSON object.
 void require_hf_config(const std::string& text, const gpt::ModelConfig& model,
                        const std::string& place);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/interrupt.cc: signal handlers that do only what handlers may: atomics, a clock,
-// write() and _exit().
+// integrations/cli/interrupt.cc: signal handlers, which use only what a handler may use: atomics, a
+// clock, write() and _exit().
 #include "integrations/cli/interrupt.h"
 
 #include <fcntl.h>
@@ -15,12 +15,12 @@
 namespace ziggurat::cli {
 namespace {
 
-/// A signal that comes sooner after the first one is not yet a wish to abort: a terminal and a
-/// launcher may both send one.
+/// The time after the first signal within which a second one does not abort the run, because a
+/// terminal and a launcher may both send a signal for one Ctrl-C.
 constexpr std::int64_t kMomentNs = 1'000'000'000;
 
-// A handler has no other way to find its state than globals. Times are of a monotonic clock; 0: not
-// yet.
+// Handlers can reach their state only through globals. Times are of a monotonic clock; 0 means that
+// no signal has come yet.
 std::atomic<std::int64_t> first_ns{0};
 std::atomic<std::int64_t> first_of_parent_ns{0};
 std::atomic<bool> exit_at_once{false};
@@ -29,17 +29,18 @@ static_assert(std::atomic<std::int64_t>::is_always_lock_free &&
               std::atomic<bool>::is_always_lock_free);
 
 void say(std::string_view text) noexcept {
-  // Nothing can be done about a closed stderr.
+  // A failure is ignored, because nothing can be done about a closed stderr.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
 std::int64_t now_ns() noexcept {
   timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);  // fails for no argument that it is given here
+  ::clock_gettime(CLOCK_MONOTONIC, &now);  // cannot fail with these arguments
   return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-/// Says that `first` is now, unless it was before. How long ago it was: 0 for now.
+/// Sets `first` to `now` unless it was set before. Returns the time since it was set, 0 if this
+/// call set it.
 std::int64_t since(std::atomic<std::int64_t>& first, std::int64_t now) noexcept {
   std::int64_t before = 0;
   return first.compare_exchange_strong(before, now) ? 0 : now - before;
@@ -48,20 +49,21 @@ std::int64_t since(std::atomic<std::int64_t>& first, std::int64_t now) noexcept 
 void on_end(int, siginfo_t* info, void*) {
   const int saved = errno;
   if (exit_at_once.load()) {
-    say("\nziggurat: interrupted before the first step; what the store held is as it was\n");
+    say("\nziggurat: the run was interrupted before its first step; what the store held was not "
+        "changed\n");
     ::_exit(kExitInterrupted);
   }
   const std::int64_t now = now_ns();
   const std::int64_t ago = since(first_ns, now);
   const bool passed_on = info->si_code <= 0 && info->si_pid == ::getppid();
   if ((passed_on ? since(first_of_parent_ns, now) : ago) >= kMomentNs) {
-    say("\nziggurat: aborted; the same command goes on from the newest durable step, and ignores a "
-        "checkpoint that was not finished\n");
+    say("\nziggurat: the run was aborted; run the same command again to go on from the newest "
+        "durable step. An unfinished checkpoint is ignored\n");
     ::_exit(kExitInterrupted);
   }
   if (ago == 0) {
-    say("\nziggurat: making the step durable, then its checkpoint if one is asked for; interrupt "
-        "again, after a second, to abort\n");
+    say("\nziggurat: the run finishes this step, makes it durable, saves a checkpoint if one was "
+        "asked for, and ends; interrupt again, after a second, to abort\n");
   }
   errno = saved;
 }
@@ -73,7 +75,8 @@ bool is_ignored(int signal) noexcept {
   return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
-/// Not read again once a handler stands in its place.
+/// Returns whether SIGHUP was ignored at the start. It is read only once, because a handler may
+/// replace that setting later.
 bool hangup_is_ignored() noexcept {
   static const bool ignored = is_ignored(SIGHUP);
   return ignored;
@@ -84,7 +87,7 @@ bool hangup_is_ignored() noexcept {
 bool open_standard_streams() noexcept {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
-    if (::open("/dev/null", O_RDWR) != fd) return false;  // it takes the lowest that is free
+    if (::open("/dev/null", O_RDWR) != fd) return false;  // open() takes the lowest free number
   }
   return true;
 }

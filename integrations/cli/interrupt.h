@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/interrupt.h: signals, from the start of main() to the exit: SIGINT, SIGTERM and
-// SIGHUP ask for an end, SIGUSR1 for a checkpoint.
+// integrations/cli/interrupt.h: handles signals from the start of main() to the exit. SIGINT,
+// SIGTERM and SIGHUP ask the run to end, SIGUSR1 asks for a checkpoint.
 //
-// One wish may arrive several times. Schedulers tell every process of a job (systemd, a terminal,
-// timeout), and the launcher passes on what it was told: a rank then has two. So what comes within
-// a moment of the first is the first once more, and so is the first one that a parent passes on,
-// however late. SIGHUP means an end only where it was not ignored at the start (nohup).
+// One request may arrive as several signals. Schedulers signal every process of a job (systemd, a
+// terminal, timeout), and the launcher passes its own signal on, so that a rank gets two. Therefore
+// a signal within a moment of the first one counts as the same request, and so does the first
+// signal that a parent passes on, however late. SIGHUP ends the run only if it was not ignored at
+// the start (nohup).
 //
-// Signals belong to the process, and so does what is kept here.
+// Signals belong to the process, so the state of this file is global.
 #pragma once
 
 #include <signal.h>
@@ -16,31 +17,34 @@ namespace ziggurat::cli {
 
 inline constexpr int kExitInterrupted = 130;
 
-/// What the first signal that asks for an end does.
+/// What happens at the first signal that asks the run to end.
 enum class OnInterrupt {
-  kExit,    ///< ends the process at once (130): nothing is finished that could be made durable
-  kFinish,  ///< is remembered: the step under way is finished first. A second one, later, ends the
-            ///< process at once (130), which loses nothing that is durable
+  kExit,  ///< ends the process at once (130), since no step is under way to finish
+  /// Ends the run after the step under way; a second signal, later, ends the process at once (130),
+  /// which loses nothing durable.
+  kFinish,
 };
 
-/// The first thing in main(): opens /dev/null where standard input, output or error is closed, or a
-/// store's file would take its number and what is printed would go into the store. False where that
-/// cannot be done.
+/// Opens /dev/null where standard input, output or error is closed. It must be called first in
+/// main(): otherwise a store's file could take the number of a closed stream, and printed text
+/// would go into the store. Returns false if /dev/null cannot be opened.
 bool open_standard_streams() noexcept;
 
-/// The second: from now on SIGUSR1 ends this process no more, and what the launcher held back while
-/// it became this program arrives. Signals that ask for an end do what they do by default.
+/// Makes SIGUSR1 ask for a checkpoint instead of ending the process, and unblocks the signals that
+/// the launcher blocked until this program began. It must be called second in main(). Signals that
+/// ask the run to end keep their default action.
 void take_signals() noexcept;
 
-/// A training run: from now until the exit they do `what`. A standard output that nobody reads any
-/// more is an error of write(), not a signal.
+/// Makes the signals that ask a run to end do `what`, from now until the exit. Ignores SIGPIPE, so
+/// that writing to a standard output that nobody reads is an error of write().
 void on_interrupt(OnInterrupt what) noexcept;
 
 bool interrupt_requested() noexcept;
-/// SIGUSR1 has come since this was asked last: a checkpoint is wanted.
+/// Returns whether SIGUSR1 has asked for a checkpoint since the last call.
 bool take_save_request() noexcept;
 
-/// SIGINT, SIGTERM, SIGUSR1, and SIGHUP where it was not ignored at the start.
+/// Returns the signals that a run handles: SIGINT, SIGTERM, SIGUSR1, and SIGHUP unless it was
+/// ignored at the start.
 sigset_t run_signals() noexcept;
 
 }  // namespace ziggurat::cli

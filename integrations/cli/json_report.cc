@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/json_report.cc: streaming, with the closing brackets rewritten behind each step;
-// and numbers by name.
+// integrations/cli/json_report.cc: writes each step over the closing brackets, followed by new
+// ones, and turns figures into JSON.
 #include "integrations/cli/json_report.h"
 
 #include <fcntl.h>
@@ -165,7 +165,7 @@ JsonReport::~JsonReport() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-/// Over the closing brackets. 0, or the errno.
+/// Writes `text` over the closing brackets. Returns 0, or the errno of the failure.
 int JsonReport::put(const std::string& text) const {
   std::size_t done = 0;
   while (done < text.size()) {
@@ -178,14 +178,15 @@ int JsonReport::put(const std::string& text) const {
   return 0;
 }
 
-/// The brackets had room before: they are put back.
+/// Ends the report after a failed write. Puts the closing brackets back, for which there was room
+/// before.
 void JsonReport::give_up(int error_number, bool training_goes_on) {
   whole_ = false;
   const bool valid =
       put(kTail) == 0 && ::ftruncate(fd_, static_cast<off_t>(end_ + kTail.size())) == 0;
-  log().error("--json {}: {}: no more is written to it{}{}", path_, errno_text(error_number),
-              training_goes_on ? ", and training goes on" : "",
-              valid ? "" : "; what is there is no JSON any more");
+  log().error("cannot write to --json {}: {}; the rest of the report is left out{}{}", path_,
+              errno_text(error_number), training_goes_on ? ", and training goes on" : "",
+              valid ? "" : "; the file is no longer valid JSON");
 }
 
 void JsonReport::add_step(const json& step) {
@@ -201,11 +202,11 @@ void JsonReport::finish(const json& total) {
   if (!whole_) return;
   const std::string text = fmt::format("\n],\n\"total\": {}}}\n", total.dump(2));
   if (const int error = put(text); error != 0) return give_up(error, /*training_goes_on=*/false);
-  // Some filesystems say only now that there was no room.
+  // Some filesystems report only at close() that there was no room.
   const int error = ::close(std::exchange(fd_, -1)) == 0 ? 0 : errno;
   if (error == 0) return;
   whole_ = false;
-  log().error("--json {}: {}: it may not be whole", path_, errno_text(error));
+  log().error("cannot close --json {}: {}; the report may be incomplete", path_, errno_text(error));
 }
 
 }  // namespace ziggurat::cli

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/json_report.h: the file of --json: {"run": {...}, "steps": [...], "total":
-// {...}}.
+// integrations/cli/json_report.h: writes the file of --json: {"run": {...}, "steps": [...],
+// "total": {...}}.
 //
-// Valid JSON after every step, and each step reaches the file in one write, so that a run that was
-// killed has its figures too. A report ends no run: what cannot be written is said once, and the
-// file is left as it was with the step before.
+// The file is valid JSON after every step, and each step is one write, so that the report of a
+// killed run has its figures too. A failed write does not end the run: it is reported once, and the
+// file stays as it was after the step before.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ namespace ziggurat::cli {
 
 class JsonReport {
  public:
-  /// Replaces `path`. `run` is what is known before the first step. Errors: errno's, with the path.
+  /// Replaces the file `path`. `run` is what is known before the first step. Errors: system errors
+  /// naming the path.
   JsonReport(std::string path, const nlohmann::json& run);
   ~JsonReport();
   JsonReport(const JsonReport&) = delete;
@@ -23,7 +24,7 @@ class JsonReport {
 
   void add_step(const nlohmann::json& step);
   void finish(const nlohmann::json& total);
-  /// All that it was given is in the file.
+  /// Returns whether everything that was added is in the file.
   bool whole() const noexcept { return whole_; }
 
  private:
@@ -32,7 +33,7 @@ class JsonReport {
 
   std::string path_;
   int fd_;
-  std::uint64_t end_ = 0;  // where the next step goes, over the closing brackets
+  std::uint64_t end_ = 0;  // offset of the next step, over the closing brackets
   bool first_ = true;
   bool whole_ = true;
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/launch.cc: `ziggurat launch`: processes started, watched, and ended together.
+// integrations/cli/launch.cc: `ziggurat launch`, which starts, watches and ends the ranks of a job
+// together.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
@@ -32,12 +33,12 @@ namespace {
 namespace asio = boost::asio;
 using boost::system::error_code;
 
-constexpr int kExitNotStarted = 127;                  // as shells have it
-constexpr auto kGrace = std::chrono::seconds(4);      // to say why, after another failed
-constexpr auto kLastGrace = std::chrono::seconds(5);  // after SIGTERM
+constexpr int kExitNotStarted = 127;              // the code that shells use
+constexpr auto kGrace = std::chrono::seconds(4);  // time to report why, after another rank failed
+constexpr auto kLastGrace = std::chrono::seconds(5);  // time to end, after SIGTERM
 constexpr std::size_t kLineMax = 8192;
 
-/// A pipe from a rank, whose lines come out whole and with its number in front.
+/// Reads a rank's output from a pipe and prints whole lines with the rank's number in front.
 class PrefixedStream : public std::enable_shared_from_this<PrefixedStream> {
  public:
   PrefixedStream(asio::io_context& context, int read_end, std::FILE* to, int rank)
@@ -48,7 +49,7 @@ class PrefixedStream : public std::enable_shared_from_this<PrefixedStream> {
                             [self = shared_from_this()](const error_code& error, std::size_t n) {
                               self->take({self->buffer_.data(), n});
                               if (!error) return self->read();
-                              self->print();  // what had no end of line
+                              self->print();  // the last line, if it had no end
                             });
   }
 
@@ -59,7 +60,7 @@ class PrefixedStream : public std::enable_shared_from_this<PrefixedStream> {
       if (c == '\n' || line_.size() == kLineMax) print();
     }
   }
-  /// Where nobody takes it any more (a terminal that was closed), the rank goes on all the same.
+  /// Prints the line. A failure is ignored, so that the rank goes on after the terminal was closed.
   void print() {
     if (!line_.empty()) std::fputs(fmt::format("[rank {}] {}\n", rank_, line_).c_str(), to_);
     std::fflush(to_);
@@ -80,23 +81,27 @@ struct Pipe {
 
 Pipe make_pipe() {
   std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw system_error(errno, "pipe2 for a rank's output");
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0)
+    throw system_error(errno, "cannot make a pipe for a rank's output");
   return {ends[0], ends[1]};
 }
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
-/// What a rank finds of signals: what this process found, as if there were no launcher. This
-/// program itself finds those that it handles blocked, until main() has its handlers.
+/// The signal settings that a rank starts with: those that this process was started with, as if
+/// there were no launcher. Ranks that run this program start with the signals that it handles
+/// blocked, until main() has installed its handlers.
 struct RankSignals {
   sigset_t blocked{};
   sighandler_t on_pipe = SIG_DFL;
 };
 
-/// In the child, after fork: only what may be called there, and _exit.
+/// Turns the child into the rank's program after fork(), calling only what may be called there.
+/// Ends the child with _exit() if that fails.
 [[noreturn]] void become(const std::vector<char*>& arguments, const Variables& variables, int out,
                          int err, pid_t launcher, const RankSignals& signals) {
-  // Ctrl-C reaches the launcher only, which passes it on once.
+  // In a process group of its own the rank gets no Ctrl-C from the terminal: the launcher passes it
+  // on once.
   bool ready = ::setpgid(0, 0) == 0 && ::prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
   ready = ready && ::getppid() == launcher;
   const int nothing = ::open("/dev/null", O_RDONLY);
@@ -137,8 +142,8 @@ class Launcher {
   const LaunchCommand& command_;
   std::string rendezvous_, secret_;
   asio::io_context context_;
-  // Blocked from before the first rank until the exit, and read from here: none ends this process,
-  // and ranks with it.
+  // Delivers the signals. They are blocked from before the first rank until the exit, so that none
+  // of them ends this process and the ranks with it.
   asio::posix::stream_descriptor signals_{context_};
   RankSignals of_ranks_;
   asio::steady_timer timer_{context_};
@@ -155,7 +160,7 @@ Launcher::Launcher(const LaunchCommand& command) : command_(command) {
     ::sigemptyset(&of_ranks_.blocked);
   }
   of_ranks_.on_pipe = ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody says how a rank ended
+  ::signal(SIGCHLD, SIG_DFL);  // if it were ignored, waitpid() would not tell how a rank ended
   ::sigaddset(&ours, SIGCHLD);
   if (::sigprocmask(SIG_BLOCK, &ours, nullptr) != 0) throw system_error(errno, "sigprocmask");
   const int told = ::signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -178,7 +183,7 @@ void Launcher::start(int local) {
   const Variables variables = variables_of(local);
   std::vector<char*> arguments;
   for (const std::string& argument : command_.arguments) {
-    arguments.push_back(const_cast<char*>(argument.c_str()));  // exec does not write to them
+    arguments.push_back(const_cast<char*>(argument.c_str()));  // execvp() does not write to them
   }
   arguments.push_back(nullptr);
   const bool has_terminal = local == 0;
@@ -210,8 +215,8 @@ void Launcher::wait_for_signal() {
   });
 }
 
-/// A terminal that was closed is gone for all ranks: SIGHUP is passed on as what every trainer
-/// knows.
+/// Handles one signal. SIGHUP is passed on as SIGTERM, which every trainer handles, because a
+/// terminal that was closed is gone for all ranks.
 void Launcher::take(int number) {
   if (number == SIGCHLD) return reap();
   if (number != SIGUSR1) interrupted_ = true;
@@ -231,11 +236,11 @@ void Launcher::ended(Child& child, int status) {
   const int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   if (code == 0 || exit_code_ != 0) return;
   exit_code_ = code;
-  if (interrupted_) return;  // they were asked to
+  if (interrupted_) return;  // the ranks were asked to end
   const std::string how = killed ? fmt::format("was killed by signal {} ({})", WTERMSIG(status),
                                                ::strsignal(WTERMSIG(status)))
                                  : fmt::format("ended with exit code {}", code);
-  std::fputs(fmt::format("ziggurat: rank {} (process {}) {}; the other ranks are given {} s\n",
+  std::fputs(fmt::format("ziggurat: rank {} (process {}) {}; the other ranks have {} s to end\n",
                          child.rank, child.pid, how, kGrace.count())
                  .c_str(),
              stderr);
@@ -244,7 +249,7 @@ void Launcher::ended(Child& child, int status) {
 
 void Launcher::signal_all(int number) {
   for (const Child& child : children_) {
-    if (child.running) ::kill(child.pid, number);  // ours and not reaped: it exists
+    if (child.running) ::kill(child.pid, number);  // the process exists until it is reaped
   }
 }
 
@@ -257,7 +262,8 @@ void Launcher::end_all_after(std::chrono::seconds grace, int number) {
   });
 }
 
-/// A free port of loopback. Another process could take it before rank 0 does, which then says so.
+/// Returns an address with a free port on loopback. Another process could take the port before rank
+/// 0 does; rank 0 then reports that.
 std::string free_rendezvous() {
   asio::io_context context;
   asio::ip::tcp::acceptor acceptor(context,
@@ -271,18 +277,19 @@ int Launcher::run() {
     rendezvous_ = process_environment("ZIGGURAT_RENDEZVOUS").value_or("");
   }
   if (command_.node < 0 || command_.node >= command_.nodes) {
-    throw UsageError(
-        fmt::format("--node-rank {}: must be below --nnodes {}", command_.node, command_.nodes));
+    throw UsageError(fmt::format("--node-rank {} must be at least 0 and less than --nnodes {}",
+                                 command_.node, command_.nodes));
   }
   if (rendezvous_.empty() && command_.nodes > 1) {
-    throw UsageError("--rendezvous: give HOST:PORT, an address of node 0 that all nodes reach");
+    throw UsageError(
+        "--rendezvous is missing; give HOST:PORT, an address of node 0 that all nodes can reach");
   }
   if (rendezvous_.empty()) rendezvous_ = free_rendezvous();
   const bool has_secret =
       process_environment("ZIGGURAT_SECRET") || process_environment("ZIGGURAT_SECRET_FILE");
   if (command_.nodes == 1 && !has_secret) secret_ = random_secret();
   for (int local = 0; local < command_.ranks; ++local) start(local);
-  wait_for_signal();  // signals since signals_ was made have been kept
+  wait_for_signal();  // signals that came since signals_ was made are still pending
   context_.run();
   return exit_code_;
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/loss_scale_options.h: the settings of the loss scale, which fp16 has and no
-// other type.
+// integrations/cli/loss_scale_options.h: the settings of the loss scale, which only fp16 has.
 #pragma once
 
 #include <map>
@@ -16,17 +15,17 @@ namespace ziggurat::cli {
 
 class Settings;
 
-/// The parameters of DeepSpeed's "fp16" block, by its names.
+/// Returns the settings of the loss scale, named as in DeepSpeed's "fp16" block.
 std::span<const SettingOf<LossScaleConfig>> loss_scale_settings();
 
 struct LossScaleOptions {
   LossScaleConfig given;
-  std::optional<LossScaleConfig> config;          ///< none: gradients are not scaled
-  std::map<std::string, std::string> parameters;  ///< by flag, as text; empty where there is none
+  std::optional<LossScaleConfig> config;          ///< none if gradients are not scaled
+  std::map<std::string, std::string> parameters;  ///< text by flag; empty if there is no loss scale
 };
 
-/// What is `given` is the scale of a run in `dtype`. Errors: UsageError, also for a parameter given
-/// without fp16.
+/// Checks options.given and makes it the loss scale of a run in `dtype`. Errors: UsageError, also
+/// for a setting given without fp16.
 void make_loss_scale(LossScaleOptions& options, const Settings& settings, DType dtype);
 
 }  // namespace ziggurat::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/lost_store.cc: hard links, and which of them are the same file.
+// integrations/cli/lost_store.cc: makes and removes hard links to a lost store's files.
 #include "integrations/cli/lost_store.h"
 
 #include <fcntl.h>
@@ -18,7 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The directory's store files, with their names in lost-`number`.
+/// Calls `body` for each store file of the directory, with the file's name and its name in
+/// lost-`number`.
 void for_each_file(const StoreDirectory& directory, std::uint64_t number,
                    const std::function<void(const fs::path& file, const fs::path& kept)>& body) {
   const fs::path folder = fs::path(directory.path) / lost_folder(number);
@@ -59,7 +60,7 @@ std::uint64_t lost_number(const std::vector<StoreDirectory>& store, std::uint64_
   }
 }
 
-/// The highest that any rank needs, until it is free everywhere.
+/// Takes the highest number that any rank needs, until that number is free on all ranks.
 std::uint64_t agreed_lost_number(
     const std::vector<StoreDirectory>& store,
     const std::function<std::vector<std::uint64_t>(std::uint64_t)>& share) {
@@ -81,10 +82,10 @@ void keep_lost(const std::vector<StoreDirectory>& store, std::uint64_t number) {
     for_each_file(directory, number, [&](const fs::path& file, const fs::path& kept) {
       std::error_code refused;
       fs::create_hard_link(file, kept, refused);
-      if (!refused || is_kept(file, kept)) return;  // or another rank was here
+      if (!refused || is_kept(file, kept)) return;  // or another rank kept it first
       throw system_error(refused.value(),
-                         fmt::format("cannot keep {} as {}: the store is lost, and nothing of it "
-                                     "was changed: move its files elsewhere, and start again",
+                         fmt::format("the store is lost but was not changed; move its files "
+                                     "elsewhere and start again, because {} cannot be kept as {}",
                                      file.string(), kept.string()));
     });
     sync_directory(folder);

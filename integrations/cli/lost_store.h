@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/lost_store.h: what is left of a store of which no generation is whole, kept
-// while a new one takes its place.
+// integrations/cli/lost_store.h: keeps the files of a store that has no whole generation, while a
+// new store takes its place.
 //
-// Its files get second names (hard links) in DIR/lost-N, and the new store's take the first ones
-// when it is whole: so whenever the machine dies one of the two stores is in its place, and every
-// byte of the lost one is somewhere.
+// The lost store's files get second names (hard links) in DIR/lost-N, and the new store's files
+// take the first names once the new store is whole. So one of the two stores is in place whenever
+// the machine dies, and no byte of the lost store is gone.
 #pragma once
 
 #include <cstdint>
@@ -16,22 +16,24 @@
 
 namespace ziggurat::cli {
 
-/// "lost-1".
+/// Returns the name of the folder with this number, such as "lost-1".
 std::string lost_folder(std::uint64_t number);
-/// Under which the files of `store` that this rank sees are kept, if an earlier start was cut off
-/// after keep_lost(); else the next that is free. None below `first`.
+/// Returns the number under which the files of `store` that this rank sees are kept, if an earlier
+/// start was cut off after keep_lost(); otherwise the next free number. The result is at least
+/// `first`.
 std::uint64_t lost_number(const std::vector<StoreDirectory>& store, std::uint64_t first = 1);
-/// The number for all ranks: drives of each machine's own may have kept other stores under other
-/// numbers. Every rank calls it. `share` gives every rank's number for this rank's.
+/// Returns the same number on all ranks, because the drives of each machine may have kept other
+/// stores under other numbers. Every rank must call it. `share` takes the number of this rank and
+/// returns those of all ranks.
 std::uint64_t agreed_lost_number(
     const std::vector<StoreDirectory>& store,
     const std::function<std::vector<std::uint64_t>(std::uint64_t own)>& share);
-/// Gives all files of the store that this rank sees a second name there; durable when it returns.
-/// Ranks that see the same directories may call it at once. Errors: errno's, where the filesystem
-/// knows no second names.
+/// Gives all files of the store that this rank sees a second name in lost-`number`, durably. Ranks
+/// that see the same directories may call it at the same time. Errors: system errors, also if the
+/// filesystem has no hard links.
 void keep_lost(const std::vector<StoreDirectory>& store, std::uint64_t number);
-/// The new store is whole: removes the first names that it has not taken, those of ranks that it
-/// does not have. What is not kept stays.
+/// Removes those first names of the lost store's files that the new store, which is whole now, has
+/// not taken because it has fewer ranks. A file without a second name stays.
 void leave_lost(const std::vector<StoreDirectory>& store, std::uint64_t number);
 
 }  // namespace ziggurat::cli

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/main.cc: `ziggurat`: commands, flags, and the one place where errors become a
-// line and an exit code.
+// integrations/cli/main.cc: the program `ziggurat`: its commands and flags, and the one place that
+// turns errors into a line and an exit code.
 //
-// Exit codes: 0 done; 1 the world (a file, a disk, a budget, a store), and a run that is done but
-// for its last checkpoint or a report; 2 the command line or the settings file; 130 Ctrl-C.
+// Exit codes: 0 for success; 1 for an error outside the command line (a file, a disk, a budget, a
+// store), and for a run that finished except for its last checkpoint or a report; 2 for an error in
+// the command line or the settings file; 130 for Ctrl-C.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -29,7 +30,7 @@ namespace {
 
 constexpr int kExitUsage = 2;
 
-/// One line whatever the message holds: a path or a key may have control characters in it.
+/// Returns the message as one line, because a path or a key in it may hold control characters.
 std::string one_line(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
@@ -39,17 +40,17 @@ std::string one_line(std::string text) {
 
 using Words = std::span<char*>;
 
-/// A command that is all settings: its flags, and what is done with them.
+/// Describes a command whose flags are all settings, and the function that runs it.
 struct Command {
   const char* name;
   const char* help;
   std::vector<Setting> settings;
   bool has_config;  ///< takes --config
   std::function<int(const Settings&, Words)> run;
-  std::vector<Setting> only_in_file{};  ///< what --config may have beside: the rest of a run's
+  std::vector<Setting> only_in_file{};  ///< further settings that --config may hold
 };
 
-/// What a command line gave a command, as text; Settings decides what it means.
+/// The flags that a command was given, as text. Settings decides what they mean.
 struct Given {
   std::vector<std::pair<std::string, std::string>> flags;
   std::string config;
@@ -62,7 +63,7 @@ struct Given {
   }
 };
 
-/// `given` outlives the parsing.
+/// Adds the flags of `command`, which put their texts into `given`. Both must outlive the parsing.
 void add_flags(CLI::App& app, const Command& command, Given& given) {
   for (const Setting& setting : command.settings) {
     const std::string flag = "--" + dashed(setting.name);
@@ -80,13 +81,15 @@ void add_flags(CLI::App& app, const Command& command, Given& given) {
         ->take_last();
   }
   if (!command.has_config) return;
-  app.add_option("--config", given.config,
-                 "JSON file with the same keys, or DeepSpeed's; flags win over it")
+  app.add_option(
+         "--config", given.config,
+         "JSON file with the same settings, or a DeepSpeed configuration; flags override the file")
       ->type_name("FILE");
 }
 
-/// With several ranks this process is their launcher, unless a launcher made it one of them: each
-/// rank is this program with these arguments.
+/// Calls `run` if there is one rank, or if a launcher made this process one of the ranks. Otherwise
+/// this process becomes the launcher of `ranks` processes that run this program with these
+/// arguments.
 int run_as_ranks(int ranks, Words arguments, const std::function<int()>& run) {
   if (ranks <= 1 || rank_options().world_size > 1) return run();
   LaunchCommand command;
@@ -97,10 +100,10 @@ int run_as_ranks(int ranks, Words arguments, const std::function<int()>& run) {
   return launch(command);
 }
 
-/// On standard error, whether anybody reads it or not.
+/// Writes the line to standard error. A failure is ignored, because nobody may be reading.
 void complain_line(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
 
-/// What was given and changes nothing.
+/// Prints the notes, such as those about settings that change nothing.
 void say_notes(const std::vector<std::string>& notes) {
   for (const std::string& note : notes)
     complain_line(fmt::format("ziggurat: note: {}", one_line(in_flags(note))));
@@ -115,8 +118,8 @@ int run_train(const Settings& settings, Words arguments) {
   if (options.collectives == Collectives::kMpi && options.nproc > 1 &&
       rank_options().world_size == 1) {
     throw UsageError(
-        "--collectives mpi: MPI's own launcher starts the ranks: mpirun -n N ziggurat train ..., "
-        "without --nproc");
+        "--collectives mpi: MPI's own launcher must start the ranks; run `mpirun -n N ziggurat "
+        "train ...` without --nproc");
   }
   return run_as_ranks(options.nproc, arguments, [&] {
     if (rank_options().rank == 0) say_notes(notes_of(settings, options));
@@ -141,16 +144,17 @@ int run_config(const Settings& settings, Words) {
 
 std::vector<Command> commands() {
   return {
-      {"train", "train a GPT-2 on the bytes of a text; goes on where the store stands",
+      {"train",
+       "train a GPT-2 on the bytes of a text; if the store exists, go on from its last step",
        names_of(train_table()), true, run_train},
-      {"schedule", "show the learning rates of the run that `train` with the same flags would be",
+      {"schedule", "show the learning rates that `train` with the same flags would use",
        names_of(train_table()), true, run_schedule},
       {"config",
-       "show every setting that `train` with the same flags would have, and where it comes from",
+       "show every setting that `train` with the same flags would use, and where it comes from",
        names_of(train_table()), true, run_config},
       {"plan",
-       "say what each rank would hold on device, host and NVMe, and send, before anything "
-       "runs",
+       "show what each rank would hold on device, host and NVMe, and what it would send, without "
+       "running anything",
        names_of(plan_settings()), true, run_plan, names_of(train_table())},
       {"sample", "let a stored model write text", names_of(sample_settings()), false, run_sample},
       {"export", "write a stored model's weights as a safetensors file",
@@ -159,14 +163,15 @@ std::vector<Command> commands() {
 
 std::vector<Command> bench_commands() {
   return {{"optimizer",
-           "how near the optimizer's step comes to the speed of memory, in every format of state",
+           "measure how near the optimizer's step comes to the speed of memory, in every format of "
+           "state",
            names_of(bench_optimizer_settings()), false,
            [](const Settings& settings, Words) {
              return bench_optimizer(read_bench_optimizer(settings));
            }},
           {"collectives",
-           "how fast ranks exchange: each operation and size, beside plain sockets and plain "
-           "copies",
+           "measure how fast ranks exchange data: each operation and size, compared with plain "
+           "sockets and plain copies",
            names_of(bench_collectives_settings()), false, [](const Settings& settings, Words) {
              return bench_collectives(read_bench_collectives(settings));
            }}};
@@ -176,7 +181,7 @@ void complain(const std::string& message) {
   complain_line(fmt::format("ziggurat: error: {}", one_line(in_flags(message))));
 }
 
-/// CLI11 says what it did not expect in its own words; these are ours, with what was probably
+/// Returns our own words for an error that CLI11 found, with the flag or command that was probably
 /// meant.
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* chosen = &app;
@@ -194,16 +199,15 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
       known.push_back(command->get_name());
     if (rest.empty() && known.empty()) return fmt::format("{}; {}", error.what(), help);
     if (rest.empty()) {
-      return chosen != &app
-                 ? fmt::format("say what to do: {}; {}", fmt::join(known, " or "), help)
-                 : fmt::format(
-                       "say what to do: bench, ckpt, config, launch, plan, profile, train, "
-                       "sample, export "
-                       "or doctor; {}",
-                       help);
+      return chosen != &app ? fmt::format("a command is missing; choose {}; {}",
+                                          fmt::join(known, " or "), help)
+                            : fmt::format(
+                                  "a command is missing; choose bench, ckpt, config, doctor, "
+                                  "export, launch, plan, profile, sample, schedule or train; {}",
+                                  help);
     }
     for (const CLI::Option* option : chosen->get_options()) known.push_back(option->get_name());
-    // A word after an unknown flag is most likely its value: the flag is what to name.
+    // A word after an unknown flag is most likely the flag's value, so the message names the flag.
     const auto flag = std::find_if(rest.begin(), rest.end(),
                                    [](const std::string& word) { return word.rfind("-", 0) == 0; });
     const std::string& first = flag == rest.end() ? rest.front() : *flag;
@@ -215,7 +219,7 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   return fmt::format("{}; {}", error.what(), help);
 }
 
-/// The program's command line. What it was told to do is `action`, once it is parsed.
+/// The program's command line. Parsing it sets `action_`, which runs the chosen command.
 class CommandLine {
  public:
   explicit CommandLine(Words words) : words_(words) {
@@ -246,7 +250,7 @@ class CommandLine {
 
  private:
   CLI::App* add(CLI::App& to, Command its) {
-    // On the heap: flags refer to both until the program ends.
+    // Both stay on the heap, because flags refer to them until the program ends.
     Command& command = *commands_.emplace_back(std::make_unique<Command>(std::move(its)));
     Given& given = *given_.emplace_back(std::make_unique<Given>());
     CLI::App* app = to.add_subcommand(command.name, command.help);
@@ -259,14 +263,14 @@ class CommandLine {
 
   void add_bench_io(CLI::App& bench) {
     std::vector<std::string>& paths = *paths_.emplace_back(std::make_unique<Paths>());
-    add(bench,
-        {"io",
-         "what a drive gives training: streams, the optimizer's sweep, deadlines, beside AdamW and "
-         "against fio; says how much it will write, and touches no file but its own",
-         names_of(bench_io_settings()), false,
-         [&paths](const Settings& settings, Words) {
-           return bench_io(read_bench_io(settings, paths));
-         }})
+    add(bench, {"io",
+                "measure how fast a drive serves training: streams, the optimizer's sweep and "
+                "deadlines, also beside AdamW and compared with fio; says how much it will write, "
+                "and touches no files but its own",
+                names_of(bench_io_settings()), false,
+                [&paths](const Settings& settings, Words) {
+                  return bench_io(read_bench_io(settings, paths));
+                }})
         ->add_option("--path", paths, "folders to measure in (default: .)")
         ->type_name("DIR");
   }
@@ -275,7 +279,7 @@ class CommandLine {
     const char* name;
     const char* help;
   };
-  /// Its positionals are ckpt_.paths, in order.
+  /// Adds a command of `ckpt`, whose positional arguments become ckpt_.paths in order.
   CLI::App* add_ckpt(CLI::App& ckpt, const char* name, const char* help,
                      int (*act)(const CkptCommand&), std::vector<Positional> positionals) {
     CLI::App* app = ckpt.add_subcommand(name, help);
@@ -290,34 +294,36 @@ class CommandLine {
   }
 
   void add_ckpt() {
-    CLI::App* ckpt = app_.add_subcommand(
-        "ckpt", "look at checkpoints: what they hold, whether they are whole, how they differ");
+    CLI::App* ckpt =
+        app_.add_subcommand("ckpt", "inspect, verify, compare, convert and remove checkpoints");
     ckpt->require_subcommand(1);
-    const char* const any = "a checkpoint, a folder of them (the newest there), or a store";
+    const char* const any =
+        "a checkpoint, a folder of checkpoints (the newest is used), or a store";
     const char* const folder =
-        "the folder that the checkpoint is put into; made where there is none";
-    add_ckpt(*ckpt, "inspect", "say what a checkpoint holds, by its manifest", ckpt_inspect,
+        "the folder to put the checkpoint into; it is made if it does not exist";
+    add_ckpt(*ckpt, "inspect", "show what a checkpoint holds, from its manifest", ckpt_inspect,
              {{"checkpoint", any}});
-    add_ckpt(*ckpt, "verify",
-             "read every byte of a checkpoint and compare it with what was written", ckpt_verify,
-             {{"checkpoint", any}});
+    add_ckpt(*ckpt, "verify", "read every byte of a checkpoint and compare it with its hash",
+             ckpt_verify, {{"checkpoint", any}});
     add_ckpt(*ckpt, "diff",
              "name the tensors in which two checkpoints differ; exit code 1 if any does", ckpt_diff,
              {{"one", any}, {"other", any}});
-    add_ckpt(*ckpt, "save", "copy a store, at rest or in use, into a checkpoint", ckpt_save,
+    add_ckpt(*ckpt, "save", "copy a store, which may be in use, into a checkpoint", ckpt_save,
              {{"store", "the store"}, {"folder", folder}});
-    CLI::App* to_hf = add_ckpt(
-        *ckpt, "to-hf", "write a checkpoint's weights as a directory that transformers loads",
-        ckpt_to_hf,
-        {{"checkpoint", any}, {"directory", "where they are written; made where there is none"}});
+    CLI::App* to_hf =
+        add_ckpt(*ckpt, "to-hf",
+                 "write a checkpoint's weights as a directory that transformers loads", ckpt_to_hf,
+                 {{"checkpoint", any},
+                  {"directory", "the directory to write to; it is made if it does not exist"}});
     to_hf
         ->add_option_function<std::string>(
             "--dtype", [this](const std::string& name) { ckpt_.dtype = *parse_dtype(name); },
-            "fp32: the masters, every bit, as it is without --dtype; bf16, fp16: rounded, half the "
-            "size")
+            "fp32 writes the masters exactly, as without --dtype; bf16 and fp16 round them to half "
+            "the size")
         ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-    to_hf->add_flag("--force", ckpt_.force, "replace a file that is there");
-    add_ckpt(*ckpt, "from-hf", "keep weights that transformers saved as a checkpoint", ckpt_from_hf,
+    to_hf->add_flag("--force", ckpt_.force, "replace files that exist");
+    add_ckpt(*ckpt, "from-hf", "turn weights that transformers saved into a checkpoint",
+             ckpt_from_hf,
              {{"weights", "the directory that save_pretrained() wrote, or a .safetensors file"},
               {"folder", folder}});
     add_reshard(*ckpt);
@@ -327,23 +333,23 @@ class CommandLine {
         ->type_name("N");
     prune
         ->add_option("--keep-every", ckpt_.keep_every,
-                     "keep the checkpoints of steps that N divides too")
+                     "also keep the checkpoints of steps that are multiples of N")
         ->type_name("N");
     prune->add_flag("--keep-best", ckpt_.keep_best,
-                    "keep the checkpoint that the newest one calls the best too");
+                    "also keep the checkpoint that the newest one names as the best");
     prune
-        ->add_option("--line", ckpt_.line,
-                     "remove checkpoints of this line of history only (`ckpt inspect` says a "
-                     "checkpoint's line), or of \"none\": those made before lines were kept; with "
-                     "--keep-last 0 the whole line goes")
+        ->add_option(
+            "--line", ckpt_.line,
+            "remove only checkpoints of this line of history, which `ckpt inspect` shows; \"none\" "
+            "stands for checkpoints without a line; with --keep-last 0 the whole line is removed")
         ->type_name("ID");
   }
 
   void add_reshard(CLI::App& ckpt) {
     std::vector<std::string>& paths = *paths_.emplace_back(std::make_unique<Paths>());
     add(ckpt, {"reshard",
-               "cut a store anew in its own place, for other ranks or another format of state; "
-               "neither its ranks nor its data are needed",
+               "divide a store again, in place, for other ranks or another format of state; this "
+               "needs neither the old ranks nor the training data",
                names_of(reshard_settings()), false,
                [&paths](const Settings& settings, Words) {
                  return ckpt_reshard(read_reshard(settings, paths.at(0)));
@@ -360,19 +366,21 @@ class CommandLine {
     app->add_option("--nproc", launch_.ranks, "ranks on this machine")
         ->check(CLI::Range(1, 1024))
         ->required();
-    app->add_option("--nnodes", launch_.nodes, "number of machines, each with as many ranks")
+    app->add_option("--nnodes", launch_.nodes, "number of machines, each with --nproc ranks")
         ->check(CLI::Range(1, 10'000));
-    app->add_option("--node-rank", launch_.node, "which of the machines this is, from 0");
+    app->add_option("--node-rank", launch_.node, "number of this machine, from 0");
     app->add_option("--rendezvous", launch_.rendezvous,
-                    "where rank 0 listens until all have come (default: loopback, one machine)")
+                    "address where rank 0 listens until all ranks have connected (default: "
+                    "loopback, for one machine)")
         ->type_name("HOST:PORT");
-    app->add_option("command", launch_.arguments, "what each rank runs, after --")->required();
+    app->add_option("command", launch_.arguments, "the command that each rank runs, after --")
+        ->required();
     app->callback([this] { action_ = [this] { return launch(launch_); }; });
   }
 
   void add_profile() {
     CLI::App* app =
-        app_.add_subcommand("profile", "show what `bench io` wrote down of this machine");
+        app_.add_subcommand("profile", "show what `bench io` recorded about this machine");
     app->add_option("--path", profile_.path, "show only the drive of this folder")
         ->type_name("DIR");
     app->add_option("--file", profile_.file, "the profile")
@@ -384,13 +392,14 @@ class CommandLine {
   void add_doctor() {
     std::vector<std::string>& paths = *paths_.emplace_back(std::make_unique<Paths>(Paths{"."}));
     CLI::App* app = app_.add_subcommand(
-        "doctor", "say what this machine offers, what is in force, and why not more");
+        "doctor",
+        "show what this machine offers, what Ziggurat uses of it, and why it does not use more");
     app->add_option("--path", paths, "folders where a store may go")
         ->type_name("DIR")
         ->default_str(".");
     app->add_flag("--train", trains_,
-                  "train a small model with PyTorch on every device that it has, and compare with "
-                  "torch.optim; needs PyTorch and the Python package");
+                  "train a small model with PyTorch on every device that PyTorch finds, and "
+                  "compare the result with torch.optim; this needs PyTorch and the Python package");
     app->callback([this, &paths] {
       action_ = [this, &paths] { return trains_ ? doctor_train(paths) : doctor(paths); };
     });
@@ -400,11 +409,12 @@ class CommandLine {
 
   Words words_;
   CLI::App app_{
-      "Trains models whose state does not fit memory: parameters, gradients and optimizer state on "
-      "device, host and NVMe.\n"
-      "Exit codes: 0 done, 1 the world (file, disk, budget, store), and a run that is done but for "
-      "its last checkpoint or a report (--json, --trace), 2 the command, 130 Ctrl-C, SIGTERM or "
-      "SIGHUP (the step is finished first; a second one, after a second, ends it at once).",
+      "Trains models whose state does not fit into memory, with parameters, gradients and "
+      "optimizer state on device, host and NVMe.\nExit codes: 0 for success; 1 for an error "
+      "outside the command line (file, disk, budget, store), and for a run that finished except "
+      "for its last checkpoint or a report (--json, --trace); 2 for an error in the command line "
+      "or the settings file; 130 for Ctrl-C, SIGTERM or SIGHUP (the step is finished first; "
+      "another signal, after a second, ends the run at once).",
       "ziggurat"};
   std::vector<std::unique_ptr<Command>> commands_;
   std::vector<std::unique_ptr<Given>> given_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/memory_advice.cc: a run as core/plan sees it, and each remedy's saving by
-// planning again with it.
+// integrations/cli/memory_advice.cc: describes a run to core/plan, and finds what each remedy saves
+// by planning again with it.
 #include "integrations/cli/memory_advice.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 namespace ziggurat::cli {
 namespace {
 
-/// The records of `count` elements.
+/// Returns the bytes of the records of `count` elements.
 std::uint64_t record_bytes(const TrainOptions& options, std::uint64_t count) {
   return count * record_format(options.engine.optimizer.state).tile_bytes() / kTileElements;
 }
@@ -24,16 +24,16 @@ std::uint64_t value_bytes(const gpt::ModelConfig& model) {
   return gpt::make_spec(model).count() * size_bytes(model.dtype);
 }
 
-/// What one rank has of the parameters' bytes.
+/// Returns one rank's share of the parameters' bytes.
 std::uint64_t params_share(std::uint64_t whole_bytes, const Strategy& strategy) {
   return whole_bytes / static_cast<std::uint64_t>(strategy.param_shards());
 }
-/// And of the gradients' or records'.
+/// Returns one rank's share of the bytes of the gradients or the records.
 std::uint64_t updates_share(std::uint64_t whole_bytes, const Strategy& strategy) {
   return whole_bytes / static_cast<std::uint64_t>(strategy.update_shards());
 }
 
-/// What the smallest budgets save by each change of a setting.
+/// Finds by how much each change of a setting lowers the smallest budget.
 class Remedies {
  public:
   Remedies(const TrainOptions& options, std::size_t threads, const Strategy& strategy,
@@ -48,7 +48,7 @@ class Remedies {
     const std::uint64_t then_bytes = smallest(changed);
     if (then_bytes < now_bytes_) remedies_.push_back({text, now_bytes_ - then_bytes});
   }
-  /// To another tier, if it is on `from`.
+  /// Considers moving one class of state to the tier `to`, if it is on `from`.
   void move(const char* name, Tier Placement::*where, Tier from, Tier to) {
     consider(fmt::format("--placement {}={}", name, to_string(to)), [&](TrainOptions& changed) {
       Tier& tier = changed.engine.placement.*where;
@@ -116,7 +116,7 @@ std::vector<std::string> memory_advice(const MemoryShortage& shortage, const Tra
   std::vector<std::string> lines = remedies.ranked();
   const char* const flag = device ? "--device-memory" : "--host-memory";
   if (shortage.smallest_bytes > shortage.had_bytes) {
-    lines.insert(lines.begin(), fmt::format("{} {}MiB: the smallest for these settings", flag,
+    lines.insert(lines.begin(), fmt::format("{} {}MiB is the smallest for these settings", flag,
                                             round_up(shortage.smallest_bytes, kMiB) / kMiB));
   } else {
     lines.push_back(fmt::format("a larger {}", flag));
@@ -136,7 +136,7 @@ std::vector<std::string> space_advice(const TrainOptions& options) {
     lines.emplace_back(
         "--slots 1 with a new --store takes half the space, but a kill within a step loses the "
         "run");
-  lines.emplace_back("a --store on a filesystem with more space");
+  lines.emplace_back("choose a --store on a filesystem with more space");
   return lines;
 }
 
@@ -171,8 +171,9 @@ std::uint64_t training_state_bytes(const TrainOptions& options) {
 
 namespace {
 
-/// What open() will choose, where it is left to it and the budgets are known; it also says what
-/// does not fit.
+/// Returns the placement that open() will choose, if it is free to choose and the budgets are
+/// known; otherwise the placement that was asked for. A state that does not fit is no error,
+/// because open() reports it.
 Placement expected_placement(const TrainOptions& options, const Strategy& strategy) {
   const RunRequest request = run_request(options, /*threads=*/1, strategy);
   const bool chosen = request.placement.automatic && request.budgets.device_bytes > 0 &&

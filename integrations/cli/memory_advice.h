@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/memory_advice.h: what a run needs of each tier, and what helps most when that is
-// too much.
+// integrations/cli/memory_advice.h: what a run needs on each tier, and which change helps most if
+// that is too much.
 #pragma once
 
 #include <cstddef>
@@ -13,18 +13,18 @@
 
 namespace ziggurat::cli {
 
-// `strategy`: over how many ranks the state is cut; by default there is one.
+// `strategy` says over how many ranks the state is divided; by default there is one rank.
 
-/// The run that `options` ask for, on one rank, as core/plan sees it.
+/// Returns the run that `options` ask for, on one rank, as core/plan describes it.
 RunRequest run_request(const TrainOptions& options, std::size_t threads,
                        const Strategy& strategy = {});
 
-/// On all tiers together: 16-bit parameters and gradients, and records.
+/// Returns the bytes of 16-bit parameters, 16-bit gradients and records on all tiers together.
 std::uint64_t training_state_bytes(const TrainOptions& options);
 
-/// Bytes of a step, and of the whole run, that one rank makes its drive write. From sizes alone.
+/// The bytes that one rank makes its drive write, calculated from sizes alone.
 struct WritePlan {
-  std::uint64_t first_bytes = 0;  ///< generation 0 of a new store
+  std::uint64_t first_bytes = 0;  ///< bytes of generation 0 of a new store
   std::uint64_t per_step_bytes = 0;
   std::uint64_t at_end_bytes = 0;  ///< the checkpoint of state that is not NVMe-placed
 
@@ -34,8 +34,9 @@ struct WritePlan {
 };
 WritePlan write_plan(const TrainOptions& options, const Strategy& strategy = {});
 
-/// What to change, that which helps most first, when `error` is a MemoryExhausted ("--placement
-/// grads=nvme: ...") or a DiskFull of the store. Nothing for other errors, whatever their errno.
+/// Returns what to change, the most helpful change first, if `error` is a MemoryExhausted
+/// ("--placement grads=nvme: ...") or a DiskFull of the store. Empty for all other errors, whatever
+/// their errno.
 std::vector<std::string> advice(const Error& error, const TrainOptions& options,
                                 std::size_t threads, const Strategy& strategy = {});
 

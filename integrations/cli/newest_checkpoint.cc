@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/newest_checkpoint.cc: rank 0 names a step, every rank proves its share of it.
+// integrations/cli/newest_checkpoint.cc: rank 0 names a checkpoint, and every rank verifies its
+// share of it.
 #include "integrations/cli/newest_checkpoint.h"
 
 #include <fmt/format.h>
@@ -16,8 +17,8 @@
 namespace ziggurat::cli {
 namespace {
 
-/// Bytes that ranks read before they hear of each other again: one that finds damage stops all, and
-/// none is taken for dead.
+/// Bytes that each rank reads before the ranks exchange what they found. So damage that one rank
+/// finds stops all, and no rank is taken for dead.
 constexpr std::uint64_t kRankBytesAtOnce = std::uint64_t{1} << 30;
 constexpr std::size_t kTextMax = 1024;
 
@@ -31,7 +32,7 @@ void set_text(std::array<char, kTextMax>& to, const std::string& text) {
   std::copy_n(text.begin(), std::min(text.size(), to.size() - 1), to.begin());
 }
 
-/// What rank 0 says, on every rank; it may be an error, which is then every rank's.
+/// Returns rank 0's text on every rank, or throws rank 0's error on every rank.
 std::string said_by_first(TrainRanks& ranks, const std::string& own,
                           const std::optional<Error>& error) {
   struct Said {
@@ -49,7 +50,7 @@ std::string said_by_first(TrainRanks& ranks, const std::string& own,
 
 }  // namespace
 
-/// Rank 0 alone.
+/// Reads the list of the folder's checkpoints once. Only rank 0 calls it.
 void NewestCheckpoint::look() {
   if (all_) return;
   all_ = runtime_.reactor.block_on(
@@ -101,7 +102,8 @@ std::optional<NewestCheckpoint::Found> NewestCheckpoint::newest(
   return found;
 }
 
-/// Those of a run's line, or of its newest one; newest first.
+/// Returns the checkpoints of `line`, or of the run's newest line if `line` is not known; newest
+/// first.
 std::vector<CheckpointFacts> NewestCheckpoint::candidates(const std::optional<StateLine>& line) {
   look();
   std::vector<CheckpointFacts> own;
@@ -110,16 +112,17 @@ std::vector<CheckpointFacts> NewestCheckpoint::candidates(const std::optional<St
     const std::string other = its.readable ? differs_(its) : "";
     if (other.empty()) {
       own.push_back(its);
-    } else {  // the newest one's is said
+    } else {  // the difference of the newest is reported
       difference = fmt::format("{}/{}: {}", folder_, its.entry.name, other);
     }
   }
   if (own.empty() && !difference.empty()) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}; all checkpoints there are of other runs: give that run's settings, "
-                    "or begin anew with --resume never or another --checkpoint-dir",
-                    difference));
+        fmt::format(
+            "{}. All checkpoints in this folder belong to other runs; give the settings of the run "
+            "to continue, or begin a new run with --resume never or another --checkpoint-dir",
+            difference));
   }
   const LineHistory history(own);
   if (line) return history.of(line);
@@ -129,11 +132,11 @@ std::vector<CheckpointFacts> NewestCheckpoint::candidates(const std::optional<St
     for (const LineOfCheckpoints* const its : newest) lines.push_back(its->description());
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: it has checkpoints of several lines of this run, and no store says "
-                    "which of them goes on: {}; name one with --load, begin anew with "
-                    "--resume never, or remove one with `ziggurat ckpt prune {} --line ID "
-                    "--keep-last 0`",
-                    folder_, fmt::join(lines, "; "), folder_));
+        fmt::format(
+            "{} has checkpoints of several lines of this run, and no store says which of them "
+            "continues: {}. Name a checkpoint with --load, begin a new run with --resume never, or "
+            "remove a line with `ziggurat ckpt prune {} --line ID --keep-last 0`",
+            folder_, fmt::join(lines, "; "), folder_));
   }
   if (newest.empty()) return history.of(std::nullopt);
   const LineOfCheckpoints& its = *newest.front();
@@ -142,7 +145,9 @@ std::vector<CheckpointFacts> NewestCheckpoint::candidates(const std::optional<St
       StateLine{.id = *its.id, .epoch = 0, .parent = its.parent, .left_at = its.left_at});
 }
 
-/// Rank 0's `left`, in order; `error` is its own too.
+/// Returns the first checkpoint of rank 0's `left` that verifies, if there is one. Throws rank 0's
+/// `error` on every rank, and kDataLoss if `must` and `left` has checkpoints of which none
+/// verifies.
 std::optional<NewestCheckpoint::Found> NewestCheckpoint::first_that_verifies(
     const std::vector<CheckpointFacts>& left, const std::optional<Error>& error, bool must) {
   for (std::size_t tried = 0;; ++tried) {
@@ -150,11 +155,11 @@ std::optional<NewestCheckpoint::Found> NewestCheckpoint::first_that_verifies(
     const std::string name = said_by_first(ranks_, own, error);
     if (name.empty() && (tried == 0 || !must)) return std::nullopt;
     if (name.empty()) {
-      throw Error(ErrorCode::kDataLoss,
-                  fmt::format("{}: none of its checkpoints verifies: put back a copy of one, or "
-                              "begin anew with `resume=never` and another directory for "
-                              "checkpoints",
-                              folder_));
+      throw Error(
+          ErrorCode::kDataLoss,
+          fmt::format("none of the checkpoints in {} verifies; restore one from a copy, or begin a "
+                      "new run with `resume=never` and another directory for checkpoints",
+                      folder_));
     }
     const std::string directory = folder_ + "/" + name;
     if (!verifies(directory)) continue;
@@ -167,29 +172,30 @@ void NewestCheckpoint::say_others(const StateLine& own) {
   if (!ranks_.first()) return;
   try {
     look();
-  } catch (const Error& error) {  // a report is not worth a run
-    return console_.line(fmt::format("  {} cannot be looked at: {}", folder_, error.what()));
+  } catch (const Error& error) {  // a failed report must not end the run
+    return console_.line(
+        fmt::format("  the checkpoints in {} cannot be listed: {}", folder_, error.what()));
   }
   const LineHistory history(*all_);
   for (const LineOfCheckpoints& line : history.lines()) {
     if (line.id == own.id) continue;
     const bool other_run = std::ranges::any_of(
         line.checkpoints, [&](const CheckpointFacts& its) { return !differs_(its).empty(); });
-    std::string why = "which is not this run's line";
+    std::string why = "which this run does not continue";
     if (other_run) {
-      why = "of another run";
+      why = "which belongs to another run";
     } else if (line.id && own.parent == line.id) {
-      why = fmt::format("which this run left at step {}: what is newer there is not gone on from",
-                        own.left_at);
+      why = fmt::format("which this run left at step {} and does not continue", own.left_at);
     }
     console_.line(fmt::format(
-        "  {} has {}, {}; they stay (`ziggurat ckpt prune {} --line {} --keep-last 0` removes "
-        "them)",
+        "  {} has {}, {}; its checkpoints stay (`ziggurat ckpt prune {} --line {} --keep-last 0` "
+        "removes them)",
         folder_, line.description(), why, folder_, line.id ? short_text(*line.id) : "none"));
   }
 }
 
-/// Best effort: who cannot write there cannot remove anything there either.
+/// Marks a checkpoint as damaged, if this process may write there. A process that may not write
+/// there cannot remove anything there either.
 void NewestCheckpoint::mark(const std::string& directory, const std::string& why) {
   if (!ranks_.first()) return;
   try {
@@ -214,11 +220,12 @@ void NewestCheckpoint::unmark(const std::string& directory) {
     }(runtime_, directory));
   } catch (const Error& error) {
     console_.line(
-        fmt::format("  {}: its mark of damage cannot be removed: {}", directory, error.what()));
+        fmt::format("  the mark of damage in {} cannot be removed: {}", directory, error.what()));
   }
 }
 
-/// What any rank found; all get the same answer.
+/// Reports and marks the damage that any rank found. Returns, alike on all ranks, whether there was
+/// any.
 bool NewestCheckpoint::damaged(const std::string& directory, const std::optional<Error>& damage) {
   struct Fault {
     std::array<char, kTextMax> text{};
@@ -266,12 +273,13 @@ bool NewestCheckpoint::verifies(const std::string& directory) {
     if (damaged(directory, damage)) return false;
     done += bytes;
     console_.progress("verifying the checkpoint", done, total);
-    if (end == first) break;  // no piece at all
+    if (end == first) break;  // there are no pieces
   }
   return true;
 }
 
-/// Proves pieces [first, end), and headers with the first of them.
+/// Verifies this rank's share of the pieces [first, end); the first call also verifies its share of
+/// the headers.
 Task<> NewestCheckpoint::prove_share(CheckpointReader& reader, std::size_t first, std::size_t end) {
   const auto ranks = static_cast<std::size_t>(ranks_.count());
   const auto own = static_cast<std::size_t>(ranks_.rank());

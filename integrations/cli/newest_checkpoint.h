@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/newest_checkpoint.h: which checkpoint of a folder a run goes on from, the same
-// for all ranks: the newest of the run's own line of history that verifies.
+// integrations/cli/newest_checkpoint.h: finds the checkpoint that a run goes on from, the same on
+// all ranks: the newest that verifies in the run's own line of history.
 //
-// What is newer and of a line that the run left is never taken. A checkpoint that does not verify
+// A newer checkpoint of a line that the run left is never taken. A checkpoint that does not verify
 // is named, passed over and marked, so that retention does not count it and a save of its step may
 // replace it.
 #pragma once
@@ -25,9 +25,9 @@ namespace ziggurat::cli {
 
 class NewestCheckpoint {
  public:
-  /// How a checkpoint's run differs from this one; empty: it does not.
+  /// Returns how the run of a checkpoint differs from this one; empty if it does not.
   using Differs = std::function<std::string(const CheckpointFacts& its)>;
-  /// `folder` is one that all ranks see. The references must outlive this.
+  /// All ranks must see `folder`. The references must outlive this object.
   NewestCheckpoint(Runtime& runtime, TrainRanks& ranks, Console& console, std::string folder,
                    Differs differs)
       : runtime_(runtime),
@@ -38,18 +38,19 @@ class NewestCheckpoint {
 
   struct Found {
     std::string directory;
-    /// It is the newest state of its line that is known; else the run leaves that line with it.
+    /// True if the checkpoint is the newest known state of its line. Otherwise the run leaves that
+    /// line at this checkpoint.
     bool continues_line = false;
   };
-  /// Every rank calls the same of the next two, and gets the same.
-  /// The newest of `line` that is newer than `step`; nothing: none that verifies.
+  /// Returns the newest checkpoint of `line` that is newer than `step` and verifies, if there is
+  /// one. Every rank must call the same of newer() and newest(), and gets the same result.
   std::optional<Found> newer(const StateLine& line, std::uint64_t step);
-  /// Where there is no store, or none that is whole: the newest of its `line`; where that is not
-  /// known, of the newest line of this run. Nothing: there is none at all. Errors: kDataLoss where
-  /// there are some and none verifies; kInvalidArgument where no line is the newest, naming them,
-  /// or all are another run's.
+  /// Returns the newest checkpoint of `line`, or of the run's newest line if `line` is not known,
+  /// for a run without a whole store. None if the folder has no checkpoint. Errors: kDataLoss if
+  /// there are checkpoints and none verifies; kInvalidArgument if no line is the newest, naming
+  /// them, or if all checkpoints are of other runs.
   std::optional<Found> newest(const std::optional<StateLine>& line);
-  /// What other lines have in the folder, for rank 0's console.
+  /// Reports on rank 0's console which checkpoints of other lines the folder has.
   void say_others(const StateLine& own);
 
  private:

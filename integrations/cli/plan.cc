@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/plan.cc: `ziggurat plan`: what a model would take of each rank and node, as a
-// table or JSON.
+// integrations/cli/plan.cc: `ziggurat plan`, which shows what a model would need on each rank and
+// node, as a table or JSON.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ std::string grouped(std::uint64_t value) {
   return text;
 }
 
-/// A table of bytes in one decimal unit, that of the largest.
+/// Prints a table of bytes in one decimal unit, chosen for the largest value.
 class ByteTable {
  public:
   explicit ByteTable(std::uint64_t largest) {
@@ -57,7 +57,7 @@ class ByteTable {
   void head(std::string_view tier, const std::vector<std::string>& names) const {
     print("", tier, names);
   }
-  /// Nothing, if every column is zero.
+  /// Prints a row, or nothing if every column is zero.
   void row(std::string_view name, std::string_view tier, const std::vector<std::uint64_t>& bytes) {
     if (std::ranges::all_of(bytes, [](std::uint64_t b) { return b == 0; })) return;
     std::vector<std::string> cells;
@@ -90,7 +90,7 @@ PlannedStrategy planned(const PlanCommand& command, const Strategy& strategy) {
     try {
       RunRequest request = run_request(command.run, command.run.threads, strategy);
       const bool budgets = request.budgets.device_bytes > 0 && request.budgets.host_bytes > 0;
-      if (request.placement.automatic && budgets)  // as the engine has it
+      if (request.placement.automatic && budgets)  // as the engine chooses it
         at_rest.placement = request.placement = choose_placement(request).placement;
       column.run = plan_run(request);
       at_rest.chunk_tiles_max = column.run->chunk_tiles;
@@ -124,7 +124,8 @@ std::vector<std::string> names_of(const PlanCommand& command) {
   return names;
 }
 
-/// "2 + 2 + 12": of a parameter, its gradient and its optimizer state.
+/// Returns the types and the bytes of a parameter, its gradient and its optimizer state, such as "2
+/// + 2 + 12".
 std::string recipe_text(const Recipe& recipe) {
   const std::size_t element = size_bytes(recipe.dtype);
   return fmt::format("{}, {}: {} + {} + {:.4g} bytes a parameter", to_string(recipe.dtype),
@@ -147,7 +148,8 @@ void print_opening(const PlanCommand& command) {
   if (!command.warning.empty()) fmt::print("warning: {}\n", command.warning);
 }
 
-/// What the budgets come to: where they are given, the engine's own decisions.
+/// Prints the budgets of each strategy and what the engine would do with them, or why it would
+/// refuse them.
 void print_budgets(const std::vector<PlannedStrategy>& columns) {
   for (const PlannedStrategy& column : columns) {
     const std::string name =
@@ -156,16 +158,20 @@ void print_budgets(const std::vector<PlannedStrategy>& columns) {
     if (!column.run) continue;
     const RunPlan& run = *column.run;
     const auto mib = [](std::uint64_t size_bytes) { return round_up(size_bytes, kMiB) / kMiB; };
-    fmt::print("\n{}device_memory {} MiB, at least {} MiB; host_memory {} MiB, at least {} MiB\n",
-               name, mib(run.budgets.device_bytes), mib(run.smallest.device_bytes),
-               mib(run.budgets.host_bytes), mib(run.smallest.host_bytes));
-    fmt::print("  chunks of at most {} parameters ({}), {} of them; {} accumulator{} set aside\n",
-               grouped(run.chunk_tiles * kTileElements), grouped(run.chunk_count),
-               run.host.item_bytes == 0
-                   ? "updated where they lie"
-                   : fmt::format("{} at once in host memory, {} kept there", run.host.items,
-                                 run.host.kept_item_bytes.size()),
-               run.device.accumulators, run.device.accumulators == 1 ? "" : "s");
+    fmt::print(
+        "\n{}device_memory is {} MiB and must be at least {} MiB; host_memory is {} MiB and must "
+        "be at least {} MiB\n",
+        name, mib(run.budgets.device_bytes), mib(run.smallest.device_bytes),
+        mib(run.budgets.host_bytes), mib(run.smallest.host_bytes));
+    fmt::print(
+        "  each chunk has at most {} parameters; there are {} chunks, {}; memory for {} "
+        "accumulator{} is set aside\n",
+        grouped(run.chunk_tiles * kTileElements), grouped(run.chunk_count),
+        run.host.item_bytes == 0
+            ? "which are updated where they are"
+            : fmt::format("of which {} are in host memory at once and {} stay there",
+                          run.host.items, run.host.kept_item_bytes.size()),
+        run.device.accumulators, run.device.accumulators == 1 ? "" : "s");
   }
 }
 
@@ -239,8 +245,8 @@ void print_traffic(const PlanCommand& command) {
             each(columns, [](const StepTraffic& column) { return column.sent().other_nodes; }));
   if (command.mesh.tp > 1 && !command.model.config) {
     fmt::print(
-        "The sum leaves out what tensor-parallel ranks exchange in every layer (a mere count has "
-        "no layers: give LAYERSxWIDTHxHEADS).\n");
+        "The sum leaves out what tensor-parallel ranks exchange in every layer, because a mere "
+        "count of parameters has no layers; give LAYERSxWIDTHxHEADS to include it.\n");
   }
   if (command.accumulate == 1 || command.mesh.dp == 1) return;
   table.row(fmt::format("sum, {} passes over the model", command.accumulate), "",
@@ -257,13 +263,14 @@ void print_limits(const PlanCommand& command) {
       command.strategies, [](const Strategy& strategy) { return strategy.zero_stage == 1; });
   if (stage_1 && command.mesh.dp > 1) {
     fmt::print(
-        "\nStage 1 keeps what stage 2 keeps: a gradient is whole only while its unit is in "
-        "backward. ZeRO's formula counts whole ones.");
+        "\nStage 1 keeps what stage 2 keeps, because a gradient is whole only while its unit is in "
+        "backward. ZeRO's formula counts whole gradients.");
   }
   if (command.model.config) return;
   fmt::print(
       "\nThe table leaves out activations and the trainer's workspace, what a step uses beside the "
-      "state at rest, and padding (a mere count has no units: give LAYERSxWIDTHxHEADS).\n");
+      "state at rest, and padding, because a mere count of parameters has no units; give "
+      "LAYERSxWIDTHxHEADS to include them.\n");
 }
 
 nlohmann::json json_of(const RunPlan& run) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/plan_options.cc: the table of `plan`, and what each setting may be.
+// integrations/cli/plan_options.cc: the table of the settings of `plan`, and the check of their
+// values.
 #include "integrations/cli/plan_options.h"
 
 #include <fmt/format.h>
@@ -26,8 +27,9 @@ struct Preset {
   std::int64_t layers, width, heads, context;
 };
 
-/// Published shapes, with GPT-2's vocabulary of 50,257 (Radford et al. 2019; Brown et al. 2020,
-/// table 2.1). gpt2-small and gpt2-medium are the reference trainer's, whose vocabulary is bytes.
+/// Published shapes of models, with GPT-2's vocabulary of 50,257 (Radford et al. 2019; Brown et al.
+/// 2020, table 2.1). gpt2-small and gpt2-medium are shapes of the reference trainer, whose
+/// vocabulary is bytes.
 constexpr Preset kPresets[] = {{"gpt2-xl", 48, 1600, 25, 1024},
                                {"gpt3-6.7b", 32, 4096, 32, 2048},
                                {"gpt3-13b", 40, 5120, 40, 2048},
@@ -39,7 +41,7 @@ std::string preset_names() {
   return names;
 }
 
-/// What `train` has too, and means the same.
+/// The settings that `plan` shares with `train`, with the same meaning.
 constexpr std::string_view kOfTrain[] = {"strategy",
                                          "shard_group",
                                          "hpz",
@@ -70,12 +72,14 @@ std::vector<SettingOf<TrainOptions>> shared_table() {
     if (std::ranges::find(kOfTrain, setting.name) == std::end(kOfTrain)) continue;
     table.push_back(setting);
     if (setting.name == "checkpoint_dir")
-      table.back().help = "the run writes checkpoints there: host memory is set aside for them";
+      table.back().help =
+          "directory to which the run would write checkpoints; host memory is set aside for them";
     const bool stage = setting.name == "zero_stage";
     if (!stage && !setting.name.ends_with("_memory")) continue;
     table.back().default_text.clear();
-    table.back().help += stage ? "; neither this nor a strategy: all of them, side by side"
-                               : " of a rank; not given: as much as it uses well";
+    table.back().help +=
+        stage ? "; if neither this nor a strategy is given, all stages are shown side by side"
+              : " of a rank; if not given, as much as the rank can use well";
   }
   return table;
 }
@@ -97,8 +101,9 @@ PlannedModel read_model(const Settings& settings, int tp) {
       .name = settings.text("model"), .config = preset(settings.text("model")), .size = {}};
   if (const auto count = parse_count(model.name)) {
     if (!(*count >= kCountMin && *count <= kCountMax)) {
-      throw UsageError(fmt::format("{} is a count of {:g} parameters: give {:g} to {:g}, like 7B",
-                                   settings.described("model"), *count, kCountMin, kCountMax));
+      throw UsageError(fmt::format(
+          "{} is a count of {:g} parameters, but must be between {:g} and {:g}, like 7B",
+          settings.described("model"), *count, kCountMin, kCountMax));
     }
     model.size = model_size(static_cast<std::uint64_t>(std::llround(*count)), tp);
     return model;
@@ -108,8 +113,8 @@ PlannedModel read_model(const Settings& settings, int tp) {
       model.config = gpt::parse_model(model.name);
     } catch (const Error&) {
       throw UsageError(
-          fmt::format("{}: give a parameter count like 7B, LAYERSxWIDTHxHEADS like 32x4096x32, or "
-                      "one of {}",
+          fmt::format("{} is not a known model; give a parameter count like 7B, LAYERSxWIDTHxHEADS "
+                      "like 32x4096x32, or one of {}",
                       settings.described("model"), preset_names()));
     }
   }
@@ -132,7 +137,7 @@ int read_int(const Settings& settings, const std::string& key, std::int64_t min,
   return static_cast<int>(settings.integer(key, {.min = min, .max = max}));
 }
 
-/// The one asked for, or all stages beside each other.
+/// Returns the strategy that was asked for, or all stages side by side.
 std::vector<Strategy> read_strategies(const StrategyRequest& request, int dp) {
   const bool asked =
       request.zero_stage || request.name || request.shard_group > 0 || request.hpz > 0;
@@ -151,7 +156,8 @@ void check_exchanges(const PlanCommand& command) {
   if (!quantization.any()) return;
   if (command.strategies.size() > 1) {
     throw UsageError(
-        "--quantized-weights and --quantized-gradients are for one stage: give --zero-stage 3");
+        "--quantized-weights and --quantized-gradients can be planned for one stage only; give "
+        "--zero-stage 3");
   }
   try {
     static_cast<void>(step_traffic(traffic_request(command, command.strategies[0], quantization)));
@@ -160,7 +166,7 @@ void check_exchanges(const PlanCommand& command) {
   }
 }
 
-/// Workers that a rank would have, were its node this machine.
+/// Returns the number of workers that a rank would have if its node were this machine.
 std::size_t workers_of_a_rank(const WorldSize& world) {
   const LocalRank first{
       .rank = 0, .count = static_cast<std::size_t>(world.ranks_per_node), .source = {}};
@@ -193,14 +199,15 @@ TrafficRequest traffic_request(const PlanCommand& command, const Strategy& strat
 std::span<const Setting> plan_settings() {
   using enum SettingKind;
   static const std::vector<Setting> table = [] {
-    std::vector<Setting> all{{"model", kText, "gpt2-small", "NAME",
-                              "a parameter count (7B), LAYERSxWIDTHxHEADS, or " + preset_names()},
-                             {"ranks", kInteger, "1", "N", "ranks of the whole job"},
-                             {"ranks_per_node", kInteger, "8", "P", "ranks on one machine"}};
+    std::vector<Setting> all{
+        {"model", kText, "gpt2-small", "NAME",
+         "a parameter count (7B), LAYERSxWIDTHxHEADS, or " + preset_names()},
+        {"ranks", kInteger, "1", "N", "number of ranks in the whole job"},
+        {"ranks_per_node", kInteger, "8", "P", "number of ranks on one machine"}};
     for (const Setting& setting : shared_table()) all.push_back(setting);
-    all.push_back({"memory", kSwitch, "false", "", "show only bytes that are held"});
-    all.push_back({"traffic", kSwitch, "false", "", "show only bytes that are sent"});
-    all.push_back({"json", kText, "", "FILE", "write everything to a file, in bytes"});
+    all.push_back({"memory", kSwitch, "false", "", "show only the bytes that each rank holds"});
+    all.push_back({"traffic", kSwitch, "false", "", "show only the bytes that each rank sends"});
+    all.push_back({"json", kText, "", "FILE", "write everything to FILE as JSON, in bytes"});
     return all;
   }();
   return table;
@@ -230,7 +237,7 @@ PlanCommand read_plan(const Settings& settings) {
   command.accumulate = static_cast<int>(run.shape.accumulate);
   command.shape = run.shape;
   if (command.shape.sequence_parallel && tp == 1)
-    throw UsageError("--sp divides rows among tensor-parallel ranks: give --tp too");
+    throw UsageError("--sp divides rows among tensor-parallel ranks; give --tp too");
   command.quantization = run.engine.quantization;
   check_exchanges(command);
   command.memory = settings.on("memory") || !settings.on("traffic");

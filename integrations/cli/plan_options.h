@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/plan_options.h: the settings of `ziggurat plan`: their table, their types, their
-// limits. What `train` has too is read alike.
+// integrations/cli/plan_options.h: the settings of `ziggurat plan`, with their types and limits.
+// Settings that `train` also has are read in the same way.
 #pragma once
 
 #include <optional>
@@ -22,18 +22,18 @@ namespace ziggurat::cli {
 
 std::span<const Setting> plan_settings();
 
-/// A model by its shape, or by its parameter count only.
+/// A model that is given by its shape, or only by its count of parameters.
 struct PlannedModel {
   std::string name;                        ///< as given
-  std::optional<gpt::ModelConfig> config;  ///< none for a count
-  ModelSize size;                          ///< on one tensor-parallel rank
+  std::optional<gpt::ModelConfig> config;  ///< none if only a count is given
+  ModelSize size;                          ///< its size on one tensor-parallel rank
 };
 
-/// A strategy's plan; or why the engine would refuse the budgets.
+/// The plan of a strategy, or the reason for which the engine would refuse its budgets.
 struct PlannedStrategy {
   Strategy strategy;
-  RankMemory memory;           ///< at rest only, for a count
-  std::optional<RunPlan> run;  ///< none for a count, and where it is refused
+  RankMemory memory;           ///< for a count, only the state at rest
+  std::optional<RunPlan> run;  ///< none for a count, or if refused
   std::string refusal;
 };
 
@@ -41,25 +41,26 @@ struct PlanCommand {
   PlannedModel model;
   WorldSize world;
   MeshShape mesh;
-  std::string warning;  ///< of the mesh; empty: none
+  std::string warning;  ///< about the mesh; empty if there is none
   Recipe recipe;
   Placement placement;
   int slots = 2;
   std::uint64_t reduce_bucket_count = 0;
-  TrainOptions run;  ///< the same as `train` would have it; budgets of 0 were not given
-  std::vector<Strategy> strategies;  ///< one asked for, or all stages
+  TrainOptions run;  ///< the run that `train` would make; budgets of 0 were not given
+  std::vector<Strategy> strategies;  ///< the one that was asked for, or all stages
   Quantization quantization;
-  gpt::RunShape shape;    ///< what tensor-parallel ranks exchange depends on
+  gpt::RunShape shape;    ///< decides what tensor-parallel ranks exchange
   int accumulate = 1;     ///< micro-batches in a step
   bool memory = true;     ///< show bytes held
   bool traffic = true;    ///< show bytes sent
-  std::string json_path;  ///< empty: the table
+  std::string json_path;  ///< empty to print the table
 };
 
-/// Errors: UsageError. Asks nothing of the world.
+/// Reads the settings of `plan`. A number of threads that is not given follows from the cores of
+/// this machine. Errors: UsageError.
 PlanCommand read_plan(const Settings& settings);
 
-/// For a run whose micro-batches go unit by unit.
+/// Returns the request that step_traffic() takes, for a run whose micro-batches go unit by unit.
 TrafficRequest traffic_request(const PlanCommand& command, const Strategy& strategy,
                                const Quantization& quantization);
 

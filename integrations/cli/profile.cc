@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/profile.cc: `ziggurat profile`: what this machine was measured to do, as
-// planning will read it.
+// integrations/cli/profile.cc: `ziggurat profile`, which shows the measured speeds of this machine
+// as planning reads them.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -36,13 +36,14 @@ int profile(const ProfileCommand& command) {
   const std::string file = command.file.empty() ? default_profile_path() : command.file;
   const std::optional<MachineProfile> known = read_profile(file);
   if (!known) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} is not there: `ziggurat bench io --path DIR` writes it", file));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} does not exist; run `ziggurat bench io --path DIR` to write it", file));
   }
   fmt::print("profile      {}\n", file);
   fmt::print("CPU          {}, Linux {}\n", known->cpu_model, known->kernel);
   if (known->cpu_model != Topology::discover().cpu_model)
-    fmt::print("             another CPU than this machine's: measure again\n");
+    fmt::print("             it was measured on another CPU than this machine's: measure again\n");
   else if (known->kernel != kernel_release())
     fmt::print("             now Linux {}: measure again if it matters\n", kernel_release());
   fmt::print("host AdamW   {} GB/s\n", rate(known->host_adam_gb_per_s));
@@ -54,8 +55,9 @@ int profile(const ProfileCommand& command) {
   const DriveProfile* const drive = known->find(path);
   if (drive == nullptr) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} has nothing on {}: `ziggurat bench io --path {}` measures it", file,
-                            path, path));
+                fmt::format("{} has no figures for the drive of {}; run `ziggurat bench io --path "
+                            "{}` to measure it",
+                            file, path, path));
   }
   show(*drive);
   return 0;

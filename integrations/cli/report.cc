@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/report.cc: the bound's inputs, and the table.
+// integrations/cli/report.cc: calculates the inputs of the bound, and lays out the table.
 #include "integrations/cli/report.h"
 
 #include <fmt/format.h>
@@ -48,9 +48,10 @@ void add_split(std::vector<std::string>& lines, const RunReport& report) {
   lines.push_back(part_line("data", split.data_s, steady.wall_s));
   lines.push_back(part_line("forward", split.forward_s, steady.wall_s));
   lines.push_back(part_line("backward", split.backward_s, steady.wall_s));
-  lines.push_back(part_line("optimizer", split.optimizer_s, steady.wall_s,
-                            fmt::format("and {:.4f} s of processor time beside the passes",
-                                        steady.counters.seconds(Counter::kOptimizerCpuNs))));
+  lines.push_back(part_line(
+      "optimizer", split.optimizer_s, steady.wall_s,
+      fmt::format("the optimizer's jobs took {:.4f} s of processor time beside the passes",
+                  steady.counters.seconds(Counter::kOptimizerCpuNs))));
   for (std::size_t i = 0; i < kWaits; ++i) {
     const auto wait = static_cast<Wait>(i);
     if (wait == Wait::kRanks && report.facts.ranks.empty()) continue;
@@ -62,82 +63,84 @@ void add_split(std::vector<std::string>& lines, const RunReport& report) {
   lines.push_back(part_line("in all", steady.wall_s, steady.wall_s));
 }
 
-/// What the optimizer's state moved over NVMe: to compare with what its format promises.
+/// Adds a line on the bytes that the optimizer's state moved over NVMe, to compare with what its
+/// format promises.
 void add_state(std::vector<std::string>& lines, const RunReport& report) {
   const CounterSnapshot& totals = report.totals;
   if (totals[Counter::kStateWriteBytes] == 0 || report.steps == 0) return;
   const double updates =
       static_cast<double>(report.facts.parameters) * static_cast<double>(report.steps);
   lines.push_back(
-      fmt::format("state over NVMe: {:.2f} bytes read and {:.2f} written a parameter and step; {}",
+      fmt::format("state over NVMe: each step read {:.2f} and wrote {:.2f} bytes per parameter; {}",
                   static_cast<double>(totals[Counter::kStateReadBytes]) / updates,
                   static_cast<double>(totals[Counter::kStateWriteBytes]) / updates,
                   to_string(report.facts.state)));
 }
 
-/// What was not read, and what was moved in vain: lines only of what there was.
+/// Adds lines on records that were not read and on bytes that were moved in vain, if there were
+/// any.
 void add_saved(std::vector<std::string>& lines, const RunReport& report) {
   const CounterSnapshot& totals = report.totals;
   if (totals[Counter::kRecordCacheHits] > 0)
     lines.push_back(link_line("not read", totals[Counter::kRecordCacheHitBytes], report.steps, 0) +
-                    "records kept in host memory");
+                    "records were kept in host memory");
   if (const std::uint64_t again = totals[Counter::kStateReadAgainBytes]; again > 0)
     lines.push_back(link_line("read again", again, report.steps, 0) +
-                    "records whose memory was needed sooner by others");
+                    "the memory of these records was needed sooner by others");
   if (totals[Counter::kSpeculations] > 0)
-    lines.push_back(fmt::format(
-        "updated before the norm was known: {} of {} steps; {} made again, {} moved in vain",
-        totals[Counter::kSpeculations], report.steps + report.skipped,
-        totals[Counter::kSpeculationsRedone],
-        format_bytes(totals[Counter::kSpeculationWasteBytes])));
+    lines.push_back(
+        fmt::format("{} of {} steps were updated before the norm was known; {} of them were made "
+                    "again, and {} were moved in vain",
+                    totals[Counter::kSpeculations], report.steps + report.skipped,
+                    totals[Counter::kSpeculationsRedone],
+                    format_bytes(totals[Counter::kSpeculationWasteBytes])));
   const std::uint64_t leases = totals[Counter::kLeasesOnNode] + totals[Counter::kLeasesElsewhere];
   const std::uint64_t jobs = totals[Counter::kJobsOnNode] + totals[Counter::kJobsElsewhere];
   if (leases + jobs > 0)
-    lines.push_back(fmt::format("on the NUMA node of their chunk: {} of {} leases, {} of {} jobs",
-                                totals[Counter::kLeasesOnNode], leases,
-                                totals[Counter::kJobsOnNode], jobs));
+    lines.push_back(
+        fmt::format("{} of {} leases and {} of {} jobs were on the NUMA node of their chunk",
+                    totals[Counter::kLeasesOnNode], leases, totals[Counter::kJobsOnNode], jobs));
   if (const std::uint64_t checkpoints = totals[Counter::kCheckpoints]; checkpoints > 0)
-    lines.push_back(fmt::format("{} checkpoints of state in memory: {:.2f} s each, beside training",
-                                checkpoints,
-                                static_cast<double>(totals[Counter::kCheckpointNs]) * 1e-9 /
-                                    static_cast<double>(checkpoints)));
+    lines.push_back(fmt::format(
+        "{} checkpoints of state in memory took {:.2f} s each, beside training", checkpoints,
+        static_cast<double>(totals[Counter::kCheckpointNs]) * 1e-9 /
+            static_cast<double>(checkpoints)));
   if (report.facts.loss_scale)
     lines.push_back(
-        fmt::format("loss scale {}; {} of {} attempts at a step overflowed and were "
-                    "skipped",
+        fmt::format("the loss scale is {}; {} of {} attempts at a step overflowed and were skipped",
                     *report.facts.loss_scale, report.skipped, report.steps + report.skipped));
 }
 
-/// What the bound is made from.
+/// Returns a text that says what the bound was calculated from.
 std::string basis(const RunReport& report) {
   std::string text =
       fmt::format("each part of compute at its best of {} steps", report.steady.steps);
   if (report.bound.nvme_s == 0) return text;
   const double profiled = report.facts.profiled_nvme_bytes_per_s;
   if (profiled > 0 && profiled >= report.steady.nvme_bytes_per_s)
-    return text + ", the drive as the machine profile has it";
-  text += ", the drive at its best step's speed";
+    return text + " and the speed of the drive in the machine profile";
+  text += " and the speed of the drive in its best step";
   return text + (profiled > 0
-                     ? fmt::format(" (the profile's {:.2f} GB/s were less)", profiled / 1e9)
-                     : " (no profile of it: `ziggurat bench io`)");
+                     ? fmt::format(" (the machine profile has less, {:.2f} GB/s)", profiled / 1e9)
+                     : " (the machine profile does not have it; `ziggurat bench io` measures it)");
 }
 
-/// Several ranks: what they sent, and whom they waited for.
+/// Adds lines on what the ranks sent and whom they waited for, if there are several ranks.
 void add_ranks(std::vector<std::string>& lines, const RunReport& report) {
   const RunFacts& facts = report.facts;
   if (facts.ranks.empty()) return;
   const std::size_t steps = std::max<std::size_t>(1, report.steps);
   const RankFigures& first = facts.ranks.front();
   lines.push_back(fmt::format(
-      "{} ranks in ZeRO stage {}, gradients between them in {}{}: a step of rank 0 sends {} within "
-      "its host{}",
+      "{} ranks in ZeRO stage {} exchanged gradients in {}{}; a step of rank 0 sent {} within its "
+      "host{}",
       facts.ranks.size(), facts.zero_stage,
       facts.quantization.gradients() ? fmt::format("{} bits", facts.quantization.gradient_bits)
                                      : std::string(to_string(facts.reduce_dtype)),
-      facts.quantization.weights ? ", parameters in 8 bits" : "",
+      facts.quantization.weights ? " and parameters in 8 bits" : "",
       format_bytes(first.sent_here_bytes / steps),
       first.sent_away_bytes > 0
-          ? fmt::format(" and {} to others", format_bytes(first.sent_away_bytes / steps))
+          ? fmt::format(" and {} to other hosts", format_bytes(first.sent_away_bytes / steps))
           : ""));
   std::string waited;
   for (std::size_t rank = 0; rank < facts.waited_for_s.size(); ++rank) {
@@ -149,7 +152,7 @@ void add_ranks(std::vector<std::string>& lines, const RunReport& report) {
     }
     waited += (waited.empty() ? "" : ", ") + one;
   }
-  lines.push_back("  waited for " + waited + ", at most by any rank");
+  lines.push_back("  waited for " + waited + " (the longest time of any rank)");
 }
 
 }  // namespace
@@ -170,7 +173,7 @@ std::string link_of(Wait wait, const Placement& placement, bool several_ranks) {
 }
 
 StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady) {
-  // Bytes of all parameters, and of all gradients.
+  // The bytes of all parameters, which are also the bytes of all gradients.
   const std::uint64_t values_bytes = size_bytes(facts.dtype) * facts.parameters;
   const StateTraffic traffic = state_traffic(facts.state, facts.placement.params != Tier::kNvme);
   double sweep = facts.placement.optimizer == Tier::kNvme
@@ -187,7 +190,8 @@ StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady) {
     backward += static_cast<double>(values_bytes);
     sweep += static_cast<double>(values_bytes);
   }
-  // What was really moved (padding, tables, units that stayed between passes), divided as planned.
+  // Divides the bytes that were really moved in the planned proportions. These bytes include
+  // padding and tables, but not units that stayed between passes.
   const auto moved = static_cast<double>(steady.counters[Counter::kNvmeReadBytes] +
                                          steady.counters[Counter::kNvmeWriteBytes]);
   const double planned = sweep + forward + backward;
@@ -203,8 +207,8 @@ StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady) {
   work.host_to_device_bytes = steady.counters[Counter::kHostToDeviceBytes];
   work.device_to_host_bytes = steady.counters[Counter::kDeviceToHostBytes];
   work.sweep_waits_for_norm = true;
-  // A lease's record is read before the norm is known, and another one, written, may trail into the
-  // next backward; a kept record is written only.
+  // For each lease one record is read before the norm is known, and another record, once written,
+  // may trail into the next backward pass. A kept record is only written.
   work.leased_bytes = 2 * facts.read_ahead_bytes + facts.kept_record_bytes;
   return work;
 }
@@ -257,16 +261,16 @@ std::vector<std::string> table(const RunReport& report) {
   add_split(lines, report);
   const StepBound& bound = report.bound;
   lines.push_back(
-      fmt::format("the least a step can take: {:.4f} s (compute {:.4f} s; NVMe {:.4f} s at {:.2f} "
-                  "GB/s, {:.4f} s of it under backward)",
+      fmt::format("the least a step can take is {:.4f} s (compute {:.4f} s; NVMe {:.4f} s at "
+                  "{:.2f} GB/s, of which backward hides {:.4f} s)",
                   bound.seconds, bound.compute_s, bound.nvme_s, report.bound_nvme_bytes_per_s / 1e9,
                   bound.hidden_in_backward_s));
-  lines.push_back("  it rests on " + basis(report));
-  lines.push_back(fmt::format("reached: {:.2f} of it; binding limit: {}", report.share,
-                              to_string(bound.limit)));
+  lines.push_back("  this limit follows from " + basis(report));
+  lines.push_back(fmt::format("the run reached {:.2f} of this limit; binding limit: {}",
+                              report.share, to_string(bound.limit)));
   lines.push_back(fmt::format(
-      "{} steps in {:.1f} s, {:.0f} tokens/s; mean loss of the last {}: {:.4f}{}", report.steps,
-      report.wall_s, report.tokens_per_s, std::min<std::size_t>(10, report.steps),
+      "{} steps took {:.1f} s, {:.0f} tokens/s; the mean loss of the last {} is {:.4f}{}",
+      report.steps, report.wall_s, report.tokens_per_s, std::min<std::size_t>(10, report.steps),
       report.mean_loss_last_10,
       report.held_out_loss ? fmt::format("; held-out loss {:.4f}", *report.held_out_loss) : ""));
   return lines;

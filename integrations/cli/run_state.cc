@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/run_state.cc: identity as words, blob as JSON.
+// integrations/cli/run_state.cc: writes and reads a run's identity as words, and its blob as JSON.
 #include "integrations/cli/run_state.h"
 
 #include <fmt/format.h>
@@ -49,9 +49,11 @@ RunIdentity RunIdentity::parse(const std::string& text) {
     identity.accumulate = parse_integer<std::int64_t>(words.at("accumulate"), 10);
     identity.context = parse_integer<std::int64_t>(words.at("context"), 10);
     return identity;
-  } catch (const std::exception&) {  // a word missing, or not what it should be
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the state belongs to another trainer: its identity is '{}'", text));
+  } catch (const std::exception&) {  // a word is missing or not valid
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the state belongs to another trainer, because the identity of its run is '{}'",
+                    text));
   }
 }
 
@@ -85,7 +87,8 @@ RunState RunState::decode(std::span<const std::byte> blob) {
     if (object.at("version") != 1) throw std::out_of_range("version");
     RunState state;
     object.at("steps_done").get_to(state.steps_done);
-    state.attempts = object.value("attempts", state.steps_done);  // older runs skipped none
+    // Older versions skipped no attempt.
+    state.attempts = object.value("attempts", state.steps_done);
     object.at("settings").get_to(state.settings);
     if (object.contains("loss_scale")) {
       const nlohmann::json& scale = object["loss_scale"];
@@ -102,7 +105,7 @@ RunState RunState::decode(std::span<const std::byte> blob) {
     return state;
   } catch (const std::exception& error) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("the store's run state ({} bytes) is not one of this trainer: {}",
+                fmt::format("the store's run state ({} bytes) was not written by this trainer: {}",
                             blob.size(), error.what()));
   }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/sample.cc: `ziggurat sample`: what a stored model says, by one process whatever
-// ranks have its state, at rest or while they train on.
+// integrations/cli/sample.cc: `ziggurat sample`, which lets a stored model write text. One process
+// does it, whatever the number of ranks in the state, even while they train.
 //
-// Only parameters are held: in an engine without a store, whose parameters are all frozen.
+// Holds only the parameters, in an engine without a store whose parameters are all frozen.
 #include <fmt/format.h>
 
 #include "core/plan/run_plan.h"
@@ -55,22 +55,24 @@ std::span<const SettingOf<SampleCommand>> sample_settings() {
   using In = SettingsIn<SampleCommand>;
   using C = SampleCommand;
   static const std::vector<SettingOf<C>> table{
-      In::text("store", &C::store,
-               {.values = "DIR[,DIR..]",
-                .help = "folder of the training state, of any number of ranks, at rest or in use; "
-                        "or a checkpoint, or a folder of them, of which the newest is meant "
-                        "(required)"}),
-      In::text("prompt", &C::prompt,
-               {.values = "TEXT", .help = "text that the model goes on from"}),
+      In::text(
+          "store", &C::store,
+          {.values = "DIR[,DIR..]",
+           .help = "folder of the training state of any number of ranks, which may be in use; or a "
+                   "checkpoint; or a folder of checkpoints, whose newest is used (required)"}),
+      In::text("prompt", &C::prompt, {.values = "TEXT", .help = "text that the model continues"}),
       In::integer("bytes", &C::bytes, {.min = 1, .max = 1'000'000},
-                  {.values = "N", .help = "bytes to add"}),
-      In::number("temperature", &C::temperature, {.min = 0, .max = 100},
-                 {.values = "T", .help = "0 takes the likeliest byte each time"}),
-      In::integer("seed", &C::seed, {}, {.values = "S", .help = "of the draw"}),
+                  {.values = "N", .help = "number of bytes to write"}),
+      In::number(
+          "temperature", &C::temperature, {.min = 0, .max = 100},
+          {.values = "T", .help = "how freely bytes are drawn; 0 always takes the likeliest byte"}),
+      In::integer("seed", &C::seed, {}, {.values = "S", .help = "seed of the random draw"}),
       In::size("device_memory", &C::device_bytes, 0,
-               {.values = "SIZE", .help = "budget of the device; 0: what it needs"}),
+               {.values = "SIZE",
+                .help = "memory budget of the device; 0 means as much as the model needs"}),
       In::size("host_memory", &C::host_bytes, 0,
-               {.values = "SIZE", .help = "budget of pinned host memory; 0: what it needs"})};
+               {.values = "SIZE",
+                .help = "budget of pinned host memory; 0 means as much as the model needs"})};
   return table;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/schedule.cc: `ziggurat schedule`: the learning rate of every step of a run,
+// integrations/cli/schedule.cc: `ziggurat schedule`, which shows the learning rate of every step
 // before the run.
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 namespace ziggurat::cli {
 namespace {
 
-/// Rows of the table: the first step, the last, and others between them.
+/// The most rows of the table: the first step, the last step, and steps between them.
 constexpr std::uint64_t kRowsMax = 25;
 constexpr std::size_t kBarColumns = 48;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/schedule_options.cc: which parameters a schedule has, and where a parameter that
-// is not given comes from.
+// integrations/cli/schedule_options.cc: knows which parameters a schedule has, and what a parameter
+// is if it is not given.
 #include "integrations/cli/schedule_options.h"
 
 #include <fmt/format.h>
@@ -27,8 +27,8 @@ constexpr NumberRange kRate{.min = 0, .max = 1000};
 constexpr NumberRange kMomentum{.min = 0, .max = 1};
 constexpr std::array<std::string_view, 2> kWarmupTypes{"log", "linear"};
 
-/// A schedule's name, its own parameters, and how it is made of them. `make` fills in what was not
-/// given.
+/// A schedule's name, its parameters, and the function that makes it from them. `make` fills in the
+/// parameters that were not given.
 struct Kind {
   std::string_view name;
   Names parameters;
@@ -93,7 +93,7 @@ Schedule make_one_cycle(ScheduleParameters& given, std::uint64_t) {
 
 Schedule make_range_test(ScheduleParameters& given, std::uint64_t) { return given.range_test; }
 
-/// In the order of ScheduleName.
+/// Returns all schedules in the order of ScheduleName.
 const std::vector<Kind>& kinds() {
   static const std::vector<Kind> all{
       {"constant", {"lr", "warmup"}, make_constant},
@@ -129,14 +129,14 @@ std::span<const std::string_view> schedule_names() {
   return names;
 }
 
-/// What was given and not read would be ignored silently.
+/// Refuses a parameter that the schedule does not have, because it would be ignored silently.
 void refuse_others(const Settings& settings, const Kind& kind, const Names& parameters) {
   for (const Setting& setting : schedule_settings()) {
     if (setting.name == "schedule" || !settings.given(setting.name)) continue;
     if (std::ranges::find(parameters, setting.name) != parameters.end()) continue;
     std::vector<std::string> keys;
     for (const std::string_view name : parameters) keys.push_back(dashed(name));
-    throw UsageError(fmt::format("{}: the schedule {} has no such parameter; it has {}",
+    throw UsageError(fmt::format("{}: the schedule {} has no such parameter; its parameters are {}",
                                  settings.described(setting.name), kind.name,
                                  fmt::join(keys, ", ")));
   }
@@ -148,21 +148,21 @@ std::span<const SettingOf<ScheduleParameters>> schedule_settings() {
   static const std::vector<SettingOf<ScheduleParameters>> table{
       In::word("schedule", &P::schedule, schedule_names(),
                {.values = "NAME",
-                .help = "learning rate over the steps: constant or cosine (after --warmup), or "
-                        "DeepSpeed's WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, "
-                        "LRRangeTest; `ziggurat schedule` shows it"}),
+                .help = "how the learning rate changes over the steps: constant or cosine (after "
+                        "--warmup), or DeepSpeed's WarmupLR, WarmupDecayLR, WarmupCosineLR, "
+                        "OneCycle, LRRangeTest; `ziggurat schedule` shows the rates"}),
       In::number("lr", &P::lr, kRate,
                  {.values = "RATE",
-                  .help = "learning rate after the warm-up of constant and cosine; "
-                          "WarmupCosineLR's ratios are of it"}),
+                  .help = "learning rate after the warm-up of constant and cosine; WarmupCosineLR "
+                          "multiplies it by its ratios"}),
       In::integer("warmup", &P::warmup, kSteps,
-                  {.values = "N", .help = "constant, cosine: steps of warm-up"}),
+                  {.values = "N", .help = "constant, cosine: number of warm-up steps"}),
       In::number("min_lr", &P::min_lr, kRate,
-                 {.values = "RATE", .help = "cosine: the rate at its end"}),
+                 {.values = "RATE", .help = "cosine: the rate at the end"}),
       In::integer("total_num_steps", &P::total_num_steps, kStepsFrom1,
                   {.values = "N",
-                   .help = "cosine, WarmupDecayLR, WarmupCosineLR: the step at which they end "
-                           "(default: --steps)"}),
+                   .help = "cosine, WarmupDecayLR, WarmupCosineLR: the step at which the schedule "
+                           "ends (default: --steps)"}),
       In::number("warmup_min_lr", &P::warmup_min_lr, kRate,
                  {.values = "RATE", .help = "WarmupLR, WarmupDecayLR: rate of the first steps"}),
       In::number("warmup_max_lr", &P::warmup_max_lr, kRate,
@@ -170,17 +170,17 @@ std::span<const SettingOf<ScheduleParameters>> schedule_settings() {
                   .help = "WarmupLR (default: --lr), WarmupDecayLR (default: 0.001): rate after "
                           "the warm-up"}),
       In::integer("warmup_num_steps", &P::warmup_num_steps, kStepsFrom1,
-                  {.values = "N", .help = "Warmup..LR: steps of warm-up"}),
+                  {.values = "N", .help = "Warmup..LR: number of warm-up steps"}),
       In::word("warmup_type", &P::warmup_type, kWarmupTypes,
-               {.values = "log|linear", .help = "Warmup..LR: its shape"}),
+               {.values = "log|linear", .help = "Warmup..LR: shape of the warm-up"}),
       In::number("warmup_min_ratio", &P::warmup_min_ratio, kRate,
                  {.values = "X", .help = "WarmupCosineLR: first rate, as a share of --lr"}),
       In::number("cos_min_ratio", &P::cos_min_ratio, kRate,
                  {.values = "X", .help = "WarmupCosineLR: last rate, as a share of --lr"}),
       In::number("cycle_min_lr", &P::cycle_min_lr, kRate,
-                 {.values = "RATE", .help = "OneCycle: lower bound (needed)"}),
+                 {.values = "RATE", .help = "OneCycle: lowest rate (required)"}),
       In::number("cycle_max_lr", &P::cycle_max_lr, kRate,
-                 {.values = "RATE", .help = "OneCycle: upper bound (needed)"}),
+                 {.values = "RATE", .help = "OneCycle: highest rate (required)"}),
       In::number("decay_lr_rate", [](auto& p) -> auto& { return p.cycle.decay_lr_rate; }, kRate,
                  {.values = "X", .help = "OneCycle: decay of the rate after the cycle"}),
       In::integer("cycle_first_step_size",
@@ -191,13 +191,13 @@ std::span<const SettingOf<ScheduleParameters>> schedule_settings() {
                   {.values = "N", .help = "OneCycle: steps down (default: as many as up)"}),
       In::integer("cycle_first_stair_count",
                   [](auto& p) -> auto& { return p.cycle.cycle_first_stair_count; }, kSteps,
-                  {.values = "N", .help = "OneCycle: stairs up; 0: none"}),
+                  {.values = "N", .help = "OneCycle: stairs up; 0 means no stairs"}),
       In::integer("cycle_second_stair_count",
                   [](auto& p) -> auto& { return p.cycle.cycle_second_stair_count; }, kSteps,
                   {.values = "N", .help = "OneCycle: stairs down (default: as many as up)"}),
       In::integer(
           "decay_step_size", [](auto& p) -> auto& { return p.cycle.decay_step_size; }, kSteps,
-          {.values = "N", .help = "OneCycle: steps from one decay to the next; 0: no decay"}),
+          {.values = "N", .help = "OneCycle: steps from one decay to the next; 0 means no decay"}),
       In::truth("cycle_momentum", kTruth, [](auto& p) -> auto& { return p.cycle.cycle_momentum; },
                 {.values = "true|false",
                  .help = "OneCycle: move beta1 against the rate, with beta2 0.99"}),
@@ -227,7 +227,7 @@ void make_schedule(ScheduleOptions& options, const Settings& settings, std::uint
   const Kind& kind = kinds()[static_cast<std::size_t>(options.given.schedule)];
   options.name = kind.name;
   Names parameters = kind.parameters;
-  // WarmupLR goes to the optimizer's rate unless it has one of its own.
+  // WarmupLR ends at the optimizer's rate unless it has a rate of its own.
   if (options.given.schedule == ScheduleName::kWarmupLR && !options.given.warmup_max_lr)
     parameters[0] = "lr";
   refuse_others(settings, kind, parameters);
@@ -241,11 +241,12 @@ void make_schedule(ScheduleOptions& options, const Settings& settings, std::uint
   } catch (const Error& error) {
     throw UsageError(fmt::format("--schedule {}: {}", options.name, error.what()));
   }
-  // OneCycle's decay lets beta1 grow without end: the last step has the largest.
+  // OneCycle's decay lets beta1 grow without end, so it is largest at the last step.
   const std::optional<Betas> last = scheduled(options.schedule, steps - 1).betas;
   if (last && last->beta1 >= 1) {
-    throw UsageError(fmt::format("{}: beta1 would be {:g} at step {}: it must stay below 1",
-                                 settings.described("decay_mom_rate"), last->beta1, steps));
+    throw UsageError(fmt::format(
+        "{}: beta1 would be {:g} at step {}, but it must stay below 1; give a smaller rate",
+        settings.described("decay_mom_rate"), last->beta1, steps));
   }
 }
 

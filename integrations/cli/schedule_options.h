@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/cli/schedule_options.h: the settings that choose a learning-rate schedule and its
-// parameters, the same for every command that has one.
+// parameters, shared by all commands that have a schedule.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ enum class ScheduleName : std::uint8_t {
   kLRRangeTest
 };
 
-/// Every schedule's parameters, by DeepSpeed's names where it has them.
+/// The parameters of all schedules, named as in DeepSpeed if DeepSpeed has them.
 struct ScheduleParameters {
   ScheduleName schedule = ScheduleName::kConstant;
   double lr = 6e-4;
@@ -40,23 +40,23 @@ struct ScheduleParameters {
   double warmup_min_ratio = 0;
   double cos_min_ratio = 0.0001;
   std::optional<double> cycle_min_lr, cycle_max_lr;
-  OneCycle cycle;  ///< but for the rates
+  OneCycle cycle;  ///< without its rates, which are above
   LRRangeTest range_test;
 };
 
-/// The schedule and every schedule's parameters.
+/// Returns the settings that choose the schedule and every schedule's parameters.
 std::span<const SettingOf<ScheduleParameters>> schedule_settings();
 
 struct ScheduleOptions {
   ScheduleParameters given;
   std::string name = "constant";
   Schedule schedule;
-  std::map<std::string, std::string> parameters;  ///< by flag, as text: those of this schedule
+  std::map<std::string, std::string> parameters;  ///< those of this schedule, as text by flag
 };
 
-/// Makes the schedule of a run of `steps` of what is `given`, and fills in there what it is made
-/// with. Errors: UsageError, also for a parameter that the chosen schedule does not have, and for a
-/// momentum that reaches 1 within the run.
+/// Makes options.schedule for a run of `steps` steps from options.given, and fills in the
+/// parameters that were not given. Errors: UsageError, also for a parameter that the chosen
+/// schedule does not have, and for a momentum that reaches 1 within the run.
 void make_schedule(ScheduleOptions& options, const Settings& settings, std::uint64_t steps);
 
 }  // namespace ziggurat::cli

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/settings.cc: who gave a setting its value, and what is said when it is nonsense.
+// integrations/cli/settings.cc: knows where each setting got its value, and says so in errors about
+// the value.
 #include "integrations/cli/settings.h"
 
 #include <fmt/format.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/settings.h: the values a command was given: by flags and a JSON file, the flags
-// winning; and how they come into the struct that the command is.
+// integrations/cli/settings.h: the values that a command was given by flags and by a JSON file, of
+// which the flags win, and how they are written into the command's struct.
 //
-// A table of settings (base/setting.h) says each of them once: flags, their help, the file's keys
-// and the messages come from it. Names have underscores in the table, dashes as flags, and either
-// in a file.
+// A table of settings (base/setting.h) describes each setting once: the flags, their help, the keys
+// of the file and the messages come from it. Names have underscores in the table, dashes as flags,
+// and either in a file.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,14 @@ struct ConfigFile;
 
 namespace ziggurat::cli {
 
-/// What is wrong with the command itself, before the world was asked anything. Exit code 2; every
-/// other error is 1.
+/// An error in the command line or the settings file, found before the command has done anything.
+/// The exit code is 2; that of every other error is 1.
 class UsageError : public Error {
  public:
   explicit UsageError(const std::string& message) : Error(ErrorCode::kInvalidArgument, message) {}
 };
 
-/// The names alone, of a table that knows a struct too.
+/// Returns the settings of a table without the struct that they are written into.
 template <class Table>
 std::vector<Setting> names_of(const Table& table) {
   return {table.begin(), table.end()};
@@ -41,20 +41,23 @@ std::vector<Setting> names_of(const Table& table) {
 
 class Settings {
  public:
-  /// `only_in_file`: what a settings file may have beside, though the command does not use it.
+  /// Takes the settings of `table`. A settings file may also have those of `only_in_file`, although
+  /// the command does not use them.
   explicit Settings(std::span<const Setting> table, std::span<const Setting> only_in_file = {});
 
-  /// Values from a JSON object, by our names or DeepSpeed's (integrations/deepspeed), for every
-  /// key no flag has set. Errors: UsageError naming the file, the key and what is wrong.
+  /// Reads values from a JSON file with our names or those of DeepSpeed (integrations/deepspeed). A
+  /// value that a flag has set stays. Errors: UsageError naming the file, the key and what is
+  /// wrong.
   void apply_file(const std::string& path);
-  /// The same, of text already read; `name` is what messages call it.
+  /// Reads values from the text of a JSON file, which messages call `name`.
   void apply_json(std::string_view text, const std::string& name);
-  /// What the file has that changes nothing.
+  /// Returns notes on keys of the file that change nothing.
   const std::vector<std::string>& notes() const noexcept { return notes_; }
-  /// A flag's value. Flags win over the file whichever comes first.
+  /// Sets the value of a flag. Flags win over the file, whichever comes first.
   void apply_flag(const std::string& name, const std::string& text);
 
-  /// Writes what was given into `config`. Errors: UsageError naming the setting and its value.
+  /// Writes the values that were given into `config`. Errors: UsageError naming the setting and its
+  /// value.
   template <class Config, class Table>
   void write_to(Config& config, const Table& table) const {
     for (const SettingOf<Config>& setting : table) {
@@ -63,41 +66,43 @@ class Settings {
     }
   }
 
-  /// A flag or the file has set it; DeepSpeed's default for a key that its file lacks has not.
+  /// Returns whether a flag or the file has set the value. DeepSpeed's default for a key that its
+  /// file lacks does not count.
   bool given(std::string_view name) const {
     const Source source = value(name).source;
     return source == Source::kFile || source == Source::kFlag;
   }
   bool has(std::string_view name) const;
-  /// "--lr 6e-4" or "\"lr\" in run.json: 6e-4": how messages name a setting.
+  /// Returns how messages name a setting: "--lr 6e-4" or "\"lr\" in run.json: 6e-4".
   std::string described(std::string_view name) const;
-  /// "flag", "run.json: optimizer.params.lr", "DeepSpeed's default of gradient_clipping",
-  /// "default".
+  /// Returns where the value came from: "flag", "run.json: optimizer.params.lr", "DeepSpeed's
+  /// default of gradient_clipping" or "default".
   std::string origin(std::string_view name) const;
 
-  /// The value's text; "" where there is neither value nor default.
+  /// Returns the value's text; empty if there is neither a value nor a default.
   const std::string& text(std::string_view name) const { return value(name).text; }
-  // Errors of the rest: UsageError naming the flag or file, the value and what would do.
+  // Errors of the next functions: UsageError naming the flag or file, the value and the valid
+  // values.
   std::string required(std::string_view name, std::string_view what) const;
   std::int64_t integer(std::string_view name, IntegerRange range) const;
   double number(std::string_view name, NumberRange range) const;
   std::uint64_t size(std::string_view name, std::uint64_t min_bytes) const;
   bool on(std::string_view name) const { return text(name) == "true"; }
-  /// One of `words`.
+  /// Returns the value, which must be one of `words`.
   std::string choice(std::string_view name, std::span<const std::string_view> words) const;
 
  private:
-  /// Assumed: the default of another program, whose file this is.
+  /// kAssumed stands for a default of DeepSpeed, whose file was given.
   enum class Source : std::uint8_t { kDefault, kAssumed, kFile, kFlag };
   struct Value {
     Setting setting;
-    std::string text;  ///< for messages, and what a flag said
+    std::string text;  ///< the value as text, for messages
     Source source = Source::kDefault;
-    std::string path{};                   ///< in the file, if from there
-    std::optional<SettingValue> typed{};  ///< the file's, where it was not a text
+    std::string path{};                   ///< the path of its key, if the file set the value
+    std::optional<SettingValue> typed{};  ///< the file's value, if it was not a text
   };
   const Value& value(std::string_view name) const;
-  /// `read` is given the value; its complaint becomes one about the setting.
+  /// Calls `read` with the value. An error of `read` becomes a UsageError that names the setting.
   template <class Read>
   auto read_as(std::string_view name, const Read& read) const {
     try {
@@ -115,8 +120,8 @@ class Settings {
   std::vector<std::string> notes_;
 };
 
-/// Gives the text of `name` to a reader of another folder; its complaint becomes one about the
-/// setting.
+/// Calls `read`, a function of another folder, with the text of `name`. An error of `read` becomes
+/// a UsageError that names the setting.
 template <class Read>
 auto read_with(const Settings& settings, std::string_view name, const Read& read) {
   try {
@@ -126,10 +131,12 @@ auto read_with(const Settings& settings, std::string_view name, const Read& read
   }
 }
 
-/// A type by its name. Errors: a complaint about a value (base/setting.h) listing them.
+/// Returns the type of this name. Errors: a complaint about the value (base/setting.h) that lists
+/// the types.
 DType named_dtype(const std::string& name);
 
-/// "7B", "350M", "1.5e9"; nothing if it is no such count.
+/// Returns the number that a text such as "7B", "350M" or "1.5e9" stands for; none for any other
+/// text.
 std::optional<double> parse_count(const std::string& text);
 
 }  // namespace ziggurat::cli

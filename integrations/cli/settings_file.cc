@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/settings_file.cc: the JSON file of --config: what integrations/deepspeed
-// reads, as typed values.
+// integrations/cli/settings_file.cc: reads the JSON file of --config with integrations/deepspeed,
+// and keeps its values with their types.
 //
-// Read as input that may be hostile: a limit on size, no unknown key, the right type or an error.
+// The file may be hostile input: its size is limited, and an unknown key or a wrong type is an
+// error.
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -71,8 +72,9 @@ void Settings::take(const ConfigFile& file) {
       for (const auto& [known, entry] : values_) keys.push_back(dashed(known));
       const std::string meant = closest(dashed(key), keys);
       if (underscored(path) != key)
-        throw UsageError(fmt::format("{}: \"{}\" is --{}, which this command does not have", file_,
-                                     path, dashed(key)));
+        throw UsageError(fmt::format(
+            "{}: \"{}\" stands for --{}, which this command does not have; remove the key", file_,
+            path, dashed(key)));
       throw UsageError(fmt::format("{}: unknown key \"{}\"{}", file_, path,
                                    meant.empty() ? "; the keys are the flags' names, see --help"
                                                  : fmt::format("; did you mean \"{}\"?", meant)));

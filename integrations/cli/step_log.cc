@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/step_log.cc: sums, differences and means of steps.
+// integrations/cli/step_log.cc: calculates sums, differences and means of steps.
 #include "integrations/cli/step_log.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 namespace ziggurat::cli {
 namespace {
 
-/// Part by part.
+/// Returns the smaller time of each part.
 StepSplit least(const StepSplit& a, const StepSplit& b) noexcept {
   StepSplit result{.data_s = std::min(a.data_s, b.data_s),
                    .forward_s = std::min(a.forward_s, b.forward_s),

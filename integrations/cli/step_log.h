@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/step_log.h: where the time and the bytes of each step went, and of the run.
+// integrations/cli/step_log.h: records where the time and the bytes of each step, and of the whole
+// run, went.
 #pragma once
 
 #include <array>
@@ -15,7 +16,7 @@ namespace ziggurat::cli {
 
 inline constexpr std::size_t kCounters = static_cast<std::size_t>(Counter::kCount);
 
-/// The counters at one instant; differences are what happened between.
+/// The counters at one instant. The difference of two snapshots is what was counted between them.
 struct CounterSnapshot {
   std::array<std::uint64_t, kCounters> values{};
 
@@ -30,21 +31,21 @@ struct CounterSnapshot {
   CounterSnapshot& operator+=(const CounterSnapshot& other) noexcept;
 };
 
-/// Why the trainer stood still.
+/// What the trainer waited for.
 enum class Wait : std::uint8_t { kParams, kSweep, kGrads, kDurable, kRanks, kCount };
 inline constexpr std::size_t kWaits = static_cast<std::size_t>(Wait::kCount);
 std::string_view to_string(Wait wait) noexcept;
 Counter counter_of(Wait wait) noexcept;
 
-/// The parts of a step's wall time; they sum to it.
+/// The parts of a step's wall time, which sum to it.
 struct StepSplit {
   double data_s = 0;
   double forward_s = 0;   ///< compute
   double backward_s = 0;  ///< compute, recomputation included
-  double optimizer_s =
-      0;  ///< the engine's step call, less what it waited: the sweep itself runs beside the rest
+  /// The engine's step call without its waiting. The sweep itself runs beside the other parts.
+  double optimizer_s = 0;
   std::array<double, kWaits> wait_s{};
-  double other_s = 0;  ///< calls into the engine, everything else
+  double other_s = 0;  ///< calls into the engine, and everything else
 
   double waiting_s() const noexcept;
   double wall_s() const noexcept {
@@ -55,13 +56,13 @@ struct StepSplit {
 };
 
 struct StepRecord {
-  std::uint64_t step = 0;  ///< from 1: the generation it makes
-  float loss = 0;          ///< mean over the step, nats per byte
+  std::uint64_t step = 0;  ///< the generation that the step makes, from 1
+  float loss = 0;          ///< mean loss over the step, in nats per byte
   double learning_rate = 0;
   double grad_norm = 0;
   bool clipped = false;
-  std::optional<double> loss_scale;  ///< where there is one
-  bool skipped = false;  ///< its gradients overflowed: it made nothing, and is attempted again
+  std::optional<double> loss_scale;  ///< none if the run has no loss scale
+  bool skipped = false;  ///< its gradients overflowed, so it made nothing and is attempted again
   std::uint64_t durable_generation = 0;
   double wall_s = 0;
   StepSplit split;
@@ -69,7 +70,7 @@ struct StepRecord {
   std::optional<double> held_out_loss;
 };
 
-/// What is measured while a step runs, turned into its split.
+/// The times and counters measured in one step, from which split_of() makes the split.
 struct StepTimes {
   double data_s = 0;
   double passes_s = 0;     ///< forward_backward(), wall
@@ -81,14 +82,15 @@ struct StepTimes {
 };
 StepSplit split_of(const StepTimes& times) noexcept;
 
-/// The run so far: totals over everything, and the newest steps for what needs their distribution.
+/// Keeps the totals of the run so far, and the newest steps one by one.
 class StepLog {
  public:
   static constexpr std::size_t kRecordsMax = 1024;
-  /// The first steps of a process learn the order of units and find nothing prefetched: not steady.
+  /// The number of first steps of a process that are not steady, because they learn the order of
+  /// units and find nothing prefetched.
   static constexpr std::size_t kWarmUpSteps = 2;
 
-  /// A skipped step counts by its time only.
+  /// Adds a step. Only the time of a skipped step counts.
   void add(const StepRecord& record);
 
   std::size_t steps() const noexcept { return steps_; }
@@ -96,24 +98,24 @@ class StepLog {
   double wall_s() const noexcept { return wall_s_; }
   const std::deque<StepRecord>& newest() const noexcept { return newest_; }
 
-  /// Means over the newest steady steps (over all of them if the run was too short to have any).
+  /// The means over the newest steady steps (over all steps if the run was too short to have any).
   struct Steady {
     std::size_t steps = 0;
     double wall_s = 0;
     StepSplit split;
-    CounterSnapshot counters;  ///< of an average step
-    /// Each part's least time in any of these steps: what it takes where nothing is in its way.
+    CounterSnapshot counters;  ///< counts of an average step
+    /// The least time of each part in any of these steps, which it takes if nothing is in its way.
     StepSplit best;
-    /// Bytes per second while busy that the drive reached in the best of these steps.
+    /// The speed of the drive while it was busy, in the best of these steps.
     double nvme_bytes_per_s = 0;
-    /// Share of the steps whose update began before the norm and was not made again.
+    /// The share of the steps whose update began before the norm was known and was not made again.
     double speculated = 0;
   };
   Steady steady() const;
-  /// Wall seconds of a recent step, for the live line: the mean of the last eight, the first steps
-  /// left out when it can be.
+  /// Returns the mean wall seconds of the last eight steps, for the live line. The first steps are
+  /// left out if there are others.
   double recent_wall_s() const noexcept;
-  /// Mean loss of the last `count` steps.
+  /// Returns the mean loss of the last `count` steps.
   double mean_loss(std::size_t count) const noexcept;
 
  private:

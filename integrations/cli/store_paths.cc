@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/store_paths.cc: names of directories, and what the filesystem says of them.
+// integrations/cli/store_paths.cc: reads the names of a store's directories, and asks the
+// filesystem and the machine profile about them.
 #include "integrations/cli/store_paths.h"
 
 #include <fmt/format.h>
@@ -27,20 +28,20 @@ std::vector<StoreDirectory> parse_store(const std::string& text) {
         store, [&](const StoreDirectory& directory) { return directory.path == path; });
     if (path.empty() || again)
       throw UsageError(
-          fmt::format("--store {}: {}; give one directory, or several with commas "
-                      "between them, each on a drive of its own",
+          fmt::format("--store {}: {}; give one directory, or several separated by commas, each on "
+                      "a drive of its own",
                       text, again ? path + " is named twice" : "a name is empty"));
     store.push_back({.path = path});
   }
   if (store.size() > kStripesMax)
-    throw UsageError(
-        fmt::format("--store has {} directories: give at most {}", store.size(), kStripesMax));
+    throw UsageError(fmt::format("--store has {} directories; give at most {} directories",
+                                 store.size(), kStripesMax));
   return store;
 }
 
 namespace {
 
-/// The drive whose path is `path` or the nearest folder above it.
+/// Returns the drive whose path is `path` or the nearest folder above it; null if there is none.
 const DriveProfile* drive_under(const std::string& path, const MachineProfile& profile) {
   const std::string whole = fs::absolute(path).lexically_normal().string() + "/";
   const DriveProfile* nearest = nullptr;

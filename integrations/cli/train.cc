@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/train.cc: `ziggurat train`: runs its steps, and reports.
+// integrations/cli/train.cc: `ziggurat train`: runs the steps of a run, and reports on them.
 //
 // The order at the end of a step is a promise: the loss line is flushed before Engine::step() is
 // called, so a generation that is durable has its line, and a run that was killed and resumed has
@@ -25,29 +25,30 @@
 namespace ziggurat::cli {
 namespace {
 
-/// Held-out sequences that an evaluation reads at most: the same ones each time.
+/// The most held-out sequences that an evaluation reads. They are the same each time.
 constexpr std::uint64_t kEvaluationSequencesMax = 32;
-/// A run of so many steps prints one plain line for each.
+/// A run of at most this many steps prints one plain line for each step.
 constexpr std::uint64_t kShortRunSteps = 200;
 
 }  // namespace
 
-/// What all ranks know of the step under way, and what each was asked for until now.
+/// Shares this rank's loss and the requests that have reached it. Returns those of all ranks
+/// together.
 TrainRanks::Shared TrainRun::share(double loss, std::uint64_t step) {
   const TrainRanks::Shared shared = ranks_->share({.loss = loss,
                                                    .interrupted = interrupt_requested(),
                                                    .save = take_save_request() || save_due(step)});
   interrupted_ = shared.interrupted;
   if (!shared.save) return shared;
-  take_save_request();  // the same wish, where it reached one rank before another
+  take_save_request();  // forgets the same request if it reached this rank late
   save_waits_ = !options_.checkpoint.directory.empty();
   if (!save_waits_)
     console_.line("SIGUSR1 asks for a checkpoint, but there is no --checkpoint-dir to put it into");
   return shared;
 }
 
-/// One attempt at the next step. Micro-batches are dealt out to the data-parallel ranks in turn, so
-/// that N ranks with K each see what one rank with N K sees.
+/// Makes one attempt at the next step. Micro-batches are dealt out to the data-parallel ranks in
+/// turn, so that N ranks with K micro-batches each see what one rank with N x K sees.
 StepRecord TrainRun::step() {
   const std::uint64_t index = engine_->generation();
   StepTimes times;
@@ -81,7 +82,7 @@ StepRecord TrainRun::step() {
   const CounterSnapshot after_passes = CounterSnapshot::of(runtime_->metrics);
   const gpt::ComputeSeconds compute_after = trainer_->compute_seconds();
   if (options_.print_loss_bits) {
-    // Where steps can be skipped, several attempts have one step's number.
+    // Where steps can be skipped, several attempts may have the number of one step.
     const std::string attempt = scaler_ ? fmt::format(" attempt {}", attempts_ + 1) : "";
     console_.line(fmt::format("step {}{} loss-bits 0x{:08x}", record.step, attempt,
                               std::bit_cast<std::uint32_t>(record.loss)));
@@ -118,8 +119,8 @@ StepRecord TrainRun::step() {
   return record;
 }
 
-/// What a run that resumes at `step`, if this attempt makes it, needs. If it is skipped, nothing
-/// becomes durable, and a resumed run makes and skips it again.
+/// Returns the state with which a run resumes at `step`, if this attempt makes that step. A skipped
+/// attempt makes nothing durable, so a resumed run makes it and skips it again.
 RunState TrainRun::state_after(std::uint64_t step) const {
   RunState state{.steps_done = step,
                  .attempts = attempts_ + 1,
@@ -148,7 +149,7 @@ double TrainRun::held_out_loss() {
   const auto batch = static_cast<std::uint64_t>(options_.shape.batch);
   const std::uint64_t sequences = std::min(text_->held_out_count(), kEvaluationSequencesMax);
   const auto ranks = static_cast<std::uint64_t>(place_.data_ranks());
-  // Dealt out to the ranks in turn, to each as many.
+  // Batches are dealt out to the ranks in turn, the same number to each.
   const std::uint64_t turns = (std::max<std::uint64_t>(1, sequences / batch) + ranks - 1) / ranks;
   std::vector<gpt::Batch> batches;
   for (std::uint64_t turn = 0; turn < turns; ++turn) {
@@ -165,8 +166,8 @@ void TrainRun::note_best(std::uint64_t step, double loss) {
 void TrainRun::show(const StepRecord& record) {
   if (record.skipped) {
     console_.line(
-        fmt::format("step {}/{} skipped: its gradients overflow at loss scale {}; the "
-                    "next attempt has {}",
+        fmt::format("step {}/{} was skipped: its gradients overflow at loss scale {}; the next "
+                    "attempt has loss scale {}",
                     record.step, options_.steps, *record.loss_scale, scaler_->scale()));
     return;
   }
@@ -238,18 +239,20 @@ void TrainRun::finish_json(const RunReport& report) {
   json_->finish(total);
 }
 
-/// A report that could not be written ends no run, but its last word is not 0.
+/// Returns whether all reports were written. A report that could not be written does not end the
+/// run, but its exit code is not 0.
 bool TrainRun::reports_are_whole() {
   const bool trace = !runtime_->trace || runtime_->trace->flush();
   return trace && (!json_ || json_->whole()) && console_.whole();
 }
 
-/// Durable first: a target for checkpoints may take longer than whoever ends this process waits.
+/// Makes the steps durable before it waits for a checkpoint, because a save may take longer than a
+/// scheduler waits before it kills this process.
 void TrainRun::finish_interrupted() {
   engine_->make_durable();
   console_.line(
-      fmt::format("interrupted: generation {} of {} steps is durable in {}; the same command goes "
-                  "on from there",
+      fmt::format("the run was interrupted: generation {} of {} steps is durable in {}; the same "
+                  "command goes on from there",
                   engine_->durable_generation(), options_.steps, options_.store));
   finish_saves();
   engine_->make_durable();
@@ -269,14 +272,14 @@ void TrainRun::finish_done() {
       make_report(facts(), log_, CounterSnapshot::of(runtime_->metrics) - at_first_step_);
   report.finish_s = durable - begin;
   report.held_out_loss = held_out_loss();
-  engine_->make_durable();  // nothing that other ranks wait for is left under way
+  engine_->make_durable();  // leaves nothing under way that other ranks wait for
   report.durable_generation = engine_->durable_generation();
   for (const std::string& line : table(report)) console_.line(line);
   if (options_.per_rank && ranks_->count() > 1)
     for (const std::string& line : rank_table(report)) console_.line(line);
   console_.line(
-      fmt::format("generation {0} is durable in {1}: more --steps go on from there, and `ziggurat "
-                  "sample --store {1}` lets the model write",
+      fmt::format("generation {0} is durable in {1}; give more --steps to go on from there, or let "
+                  "the model write with `ziggurat sample --store {1}`",
                   report.durable_generation, options_.store));
   finish_json(report);
   ranks_->part();
@@ -302,7 +305,8 @@ int TrainRun::run() {
     json_ = std::make_unique<JsonReport>(options_.json_path, run);
   }
   on_interrupt(OnInterrupt::kFinish);
-  // The step that a run stands at was evaluated after its state had been stored.
+  // The state of the last step was stored before the step was evaluated, so its held-out loss is
+  // measured again.
   const std::uint64_t stands_at = engine_->generation();
   if (options_.checkpoint.keep_best && options_.eval_every > 0 && stands_at > 0 &&
       stands_at % options_.eval_every == 0 && (!best_ || best_->step != stands_at)) {
@@ -336,7 +340,8 @@ std::optional<std::string> TrainRun::safe() const {
 bool TrainRun::hangs() const noexcept {
   try {
     if (!engine_) return false;
-    if (!engine_->saves_hang()) engine_->finish_saves();  // known, it was waited for
+    // A save that is known to hang was waited for before.
+    if (!engine_->saves_hang()) engine_->finish_saves();
     return engine_->saves_hang();
   } catch (const std::exception&) {
     return false;
@@ -345,7 +350,8 @@ bool TrainRun::hangs() const noexcept {
 
 int train(const TrainOptions& options) {
   struct Ending {
-    /// The process ends soon, and with it what a target that hangs would hold for good.
+    /// Does not destroy a run whose save hangs, because that would wait for good. The process ends
+    /// soon anyway.
     ~Ending() {
       if (run->hangs()) static_cast<void>(run.release());
     }
@@ -357,11 +363,11 @@ int train(const TrainOptions& options) {
     return run.run();
   } catch (const Error& error) {
     std::vector<std::string> lines = advice(error, options, run.threads(), run.strategy());
-    if (!lines.empty()) lines.insert(lines.begin(), "what helps most, in order:");
+    if (!lines.empty()) lines.insert(lines.begin(), "these changes help, the most helpful first:");
     if (dynamic_cast<const StoreLost*>(&error) != nullptr && options.checkpoint.directory.empty()) {
       lines.emplace_back(
-          "where the run wrote checkpoints, the same command with their --checkpoint-dir goes on "
-          "from the newest that verifies, and keeps what is left of the store");
+          "if the run wrote checkpoints, the same command with their --checkpoint-dir goes on from "
+          "the newest one that verifies, and keeps the files of the lost store");
     }
     if (const std::optional<std::string> safe = run.safe()) lines.push_back(*safe);
     throw AdvisedError(error, std::move(lines));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/train_begin.cc: what a run of `ziggurat train` goes on from: its store, a
+// integrations/cli/train_begin.cc: finds what a run of `ziggurat train` goes on from: its store, a
 // checkpoint, weights, or initial values.
 #include <fmt/format.h>
 
@@ -18,7 +18,8 @@
 namespace ziggurat::cli {
 namespace {
 
-/// What a manifest's "best_metric" says; older ones may say nothing.
+/// Returns the best step in a manifest's "best_metric"; none if the manifest is older and does not
+/// have it.
 std::optional<BestStep> best_of(const StateContent& content) {
   const auto found = content.resume.find("best_metric");
   if (found == content.resume.end()) return std::nullopt;
@@ -29,12 +30,12 @@ std::optional<BestStep> best_of(const StateContent& content) {
   return BestStep{best["step"].get<std::uint64_t>(), best["value"].get<double>()};
 }
 
-/// Makes the folder, and a file in it that is gone again: what fails at the first save otherwise,
-/// hours later. One that another process saves in just now is as it should be.
+/// Makes the folder and, for a moment, a file in it, so that a failure shows now and not at the
+/// first save, hours later. A folder in which another process is just saving is no failure.
 void try_folder(Runtime& runtime, const std::string& folder) {
   std::error_code failure;
   std::filesystem::create_directories(folder, failure);
-  if (failure) throw system_error(failure.value(), "cannot make it");
+  if (failure) throw system_error(failure.value(), "the directory cannot be made");
   runtime.reactor.block_on([](Runtime& its, const std::string& in) -> Task<> {
     const auto io = its.io_engine(its.reactor, in);
     io->close(io->open(in, {.writable = true, .direct = false, .unnamed = true}));
@@ -49,7 +50,8 @@ void try_folder(Runtime& runtime, const std::string& folder) {
 
 }  // namespace
 
-/// Before the engine: a run whose checkpoints have no place to go ends here.
+/// Opens the folder of checkpoints before the engine, so that a run that cannot save checkpoints
+/// ends at once.
 void TrainRun::open_checkpoints() {
   const std::string& folder = options_.checkpoint.directory;
   if (folder.empty()) return;
@@ -64,8 +66,8 @@ void TrainRun::open_checkpoints() {
   }
   if (const std::string why = ranks_->all(own).front().data(); !why.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--checkpoint-dir {}: no checkpoint can be saved there: {}; give a "
-                            "directory that can be written, or none",
+                fmt::format("no checkpoint can be saved in --checkpoint-dir {}: {}; give a "
+                            "directory that can be written, or leave --checkpoint-dir out",
                             folder, why));
   }
   const NewestCheckpoint::Differs differs = [this](const CheckpointFacts& its) {
@@ -74,8 +76,8 @@ void TrainRun::open_checkpoints() {
   checkpoints_ = std::make_unique<NewestCheckpoint>(*runtime_, *ranks_, console_, folder, differs);
 }
 
-/// From the store, or a newer checkpoint of its line; where that is lost, from the newest
-/// checkpoint of its line that verifies.
+/// Opens the engine from the store, or from a newer checkpoint of its line of history. If the store
+/// is lost, opens it from the newest checkpoint of that line that verifies.
 void TrainRun::open_engine() {
   open_checkpoints();
   const auto here = static_cast<std::uint8_t>(store_exists(options_.engine.store));
@@ -101,7 +103,8 @@ void TrainRun::open_engine() {
   if (checkpoints_) checkpoints_->say_others(engine_->line());
 }
 
-/// There is no store, or it does not count.
+/// Opens the engine without the state of a store: from --load, from the newest checkpoint, or with
+/// initial values.
 void TrainRun::begin_engine() {
   const CheckpointOptions& from = options_.checkpoint;
   if (!from.load.empty()) {
@@ -115,8 +118,8 @@ void TrainRun::begin_engine() {
   if (goes_on && checkpoints_) {
     if (const auto newest = checkpoints_->newest({})) {
       console_.line(
-          fmt::format("there is no store in {}: going on from {}, the newest checkpoint "
-                      "that verifies (--resume never begins anew)",
+          fmt::format("there is no store in {}, so the run goes on from {}, the newest checkpoint "
+                      "that verifies (--resume never begins a new run)",
                       options_.store, newest->directory));
       return begin_from(newest->directory, {.continues_line = newest->continues_line});
     }
@@ -131,8 +134,8 @@ void TrainRun::begin_from(const std::string& path, const LoadOptions& options) {
   if (const SafetensorsSource* weights = files.weights(); weights != nullptr) {
     if (!weights_only) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("--load {}: it has weights and no optimizer state: give "
-                              "--load-weights too, and training begins at step 0",
+                  fmt::format("--load {} has weights but no optimizer state; give --load-weights "
+                              "too to begin training at step 0",
                               path));
     }
     if (!weights->config().empty())
@@ -150,7 +153,8 @@ void TrainRun::begin_from(const std::string& path, const LoadOptions& options) {
       Engine::open(gpt::make_spec(model_), config, *runtime_, *device_, files.source(), options);
 }
 
-/// A run that ends where it began has that step in its folder already.
+/// Remembers that the folder of checkpoints has the loaded step already, in case the run ends where
+/// it began.
 void TrainRun::note_loaded(const StateSource& source) {
   const std::filesystem::path folder = std::filesystem::path(source.place()).parent_path();
   std::error_code ignored;
@@ -159,8 +163,9 @@ void TrainRun::note_loaded(const StateSource& source) {
   }
 }
 
-/// With the optimizer's state in memory a store is as old as the last time that it was stored; and
-/// one that lost its newest step stands before it.
+/// Goes on from a checkpoint that is newer than the store, if there is one. With the optimizer's
+/// state in memory, a store is as old as the last time that it was written; and a store may have
+/// lost its newest step.
 void TrainRun::go_on_from_newer() {
   if (!checkpoints_) return;
   const StateLine line = engine_->line();
@@ -168,17 +173,17 @@ void TrainRun::go_on_from_newer() {
   const auto newer = checkpoints_->newer(line, step);
   if (!newer) return;
   console_.line(
-      fmt::format("the store {} stands at step {}: going on from {}, a newer state of "
-                  "the same line of history ({})",
+      fmt::format("the store {} is at step {}, so the run goes on from {}, a newer state of the "
+                  "same line of history ({})",
                   options_.store, step, newer->directory, short_text(line.id)));
-  engine_->make_durable();  // its ranks may part
+  engine_->make_durable();  // after this the ranks may part
   ranks_->part();
   engine_.reset();
   replaces_store_ = true;
   begin_from(newer->directory, {.continues_line = newer->continues_line});
 }
 
-/// Every rank comes here. Nothing of the lost store is given up: see lost_store.h.
+/// Replaces a lost store, and keeps all of its files (see lost_store.h). Every rank must call it.
 void TrainRun::replace_lost_store(const StoreLost& lost) {
   const std::vector<StoreDirectory>& store = options_.engine.store;
   console_.line(fmt::format("the store {} is lost: {}", options_.store, lost.what()));
@@ -193,8 +198,8 @@ void TrainRun::replace_lost_store(const StoreLost& lost) {
   keep_lost(store, number);
   ranks_->part();  // all is kept
   console_.line(fmt::format(
-      "  what is left of it is kept in {} of its {}; a new one takes its place, and goes on from "
-      "{}, the newest checkpoint that verifies",
+      "  the files of the lost store are kept in {} of its {}; a new store takes its place and "
+      "goes on from {}, the newest checkpoint that verifies",
       lost_folder(number), store.size() == 1 ? "directory" : "directories", newest->directory));
   replaces_store_ = true;
   begin_from(newest->directory, {.continues_line = newest->continues_line});
@@ -202,7 +207,7 @@ void TrainRun::replace_lost_store(const StoreLost& lost) {
   leave_lost(store, number);
 }
 
-/// What the first rank that can read it says.
+/// Returns the line of history from the first rank that can read it; none if no rank can.
 std::optional<StateLine> TrainRun::line_of_all(const std::optional<StateLine>& own) {
   struct Said {
     std::uint8_t known = 0;
@@ -232,17 +237,18 @@ void TrainRun::require_same_run(const StateContent& content, const std::string& 
       run_difference(content.run_identity, content.layout.ranks, content.layout.tensor_parallel);
   if (difference.empty()) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: {}; give the same, or begin a new run with its weights (--load "
-                          "--load-weights)",
+              fmt::format("{}: {}; give the settings of the saved run, or begin a new run with its "
+                          "weights (--load and --load-weights)",
                           from, difference));
 }
 
-/// The same data in the same order: how many ranks share a step's sequences does not matter, how
-/// many sequences it has does. Empty: it is the same run.
+/// Returns how a saved run differs from this one; empty if both train on the same data in the same
+/// order. The number of sequences in a step matters; the number of ranks that share them does not.
 std::string TrainRun::run_difference(const std::string& identity, int all_ranks,
                                      int tensor_parallel) const {
   if (!RunIdentity::is_one(identity))
-    return fmt::format("the state belongs to another trainer: its identity is '{}'", identity);
+    return fmt::format(
+        "the state belongs to another trainer, because the identity of its run is '{}'", identity);
   const RunIdentity saved = RunIdentity::parse(identity);
   const auto sequences = [](std::int64_t batch, std::int64_t accumulate, int ranks) {
     return batch * accumulate * ranks;
@@ -252,16 +258,17 @@ std::string TrainRun::run_difference(const std::string& identity, int all_ranks,
   const std::int64_t now =
       sequences(options_.shape.batch, options_.shape.accumulate, place_.data_ranks());
   if (saved.data_hash != text_->hash())
-    return fmt::format("it was trained on other data than {}", options_.data);
+    return fmt::format("the saved run was trained on other data than {}", options_.data);
   if (saved.seed != options_.seed)
-    return fmt::format("its seed is {}, but this run's is {}", saved.seed, options_.seed);
+    return fmt::format("the seed of the saved run is {}, but this run's is {}", saved.seed,
+                       options_.seed);
   if (saved.context != options_.shape.context)
-    return fmt::format("its context is {}, but this run's is {}", saved.context,
+    return fmt::format("the context of the saved run is {}, but this run's is {}", saved.context,
                        options_.shape.context);
   if (saved.batch != options_.shape.batch || before != now)
     return fmt::format(
-        "a step of it had {} sequences (batch {} x accumulate {} x {} ranks), but one of this run "
-        "has {} (batch {})",
+        "a step of the saved run had {} sequences (batch {} x accumulate {} x {} ranks), but a "
+        "step of this run has {} (batch {})",
         before, saved.batch, saved.accumulate, ranks, now, options_.shape.batch);
   return {};
 }

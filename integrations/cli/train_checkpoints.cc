@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/train_checkpoints.cc: when a run saves, what it says of itself in a checkpoint,
-// and what became of each.
+// integrations/cli/train_checkpoints.cc: decides when a run saves, describes the run in its
+// checkpoints, and reports how each save ended.
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -12,7 +12,7 @@
 
 namespace ziggurat::cli {
 
-/// By steps every rank says the same; by time rank 0 alone.
+/// Returns whether a checkpoint is due: by steps, alike on all ranks; by time, on rank 0 only.
 bool TrainRun::save_due(std::uint64_t step) const {
   const CheckpointOptions& options = options_.checkpoint;
   if (options.every > 0 && step % options.every == 0) return true;
@@ -54,7 +54,8 @@ CheckpointRequest TrainRun::checkpoint_request(const RunState& state) const {
       {"consumed_samples", json(samples).dump()},
       {"consumed_tokens", json(samples * context).dump()},
       {"data_cursor", json{{"attempts", state.attempts}, {"samples", samples}}.dump()},
-      // No generator has a state: batches and noise are functions of the seed and the step.
+      // No random generator has a state, because batches and noise are functions of the seed and
+      // the step.
       {"rng", json{{"seed", options_.seed}, {"step", state.steps_done}}.dump()},
       {"best_metric", best.dump()},
       {"data", json(data).dump()},
@@ -63,7 +64,8 @@ CheckpointRequest TrainRun::checkpoint_request(const RunState& state) const {
   return request;
 }
 
-/// What is due while the save before it is under way is saved with the first step after that.
+/// Notes whether the engine began the save that it was asked for. A checkpoint that is due while an
+/// earlier save is under way is saved with the first step after that save.
 void TrainRun::note_save(bool asked, const StepResult& result, std::uint64_t step) {
   if (!asked || result.skipped) return;
   if (!result.saves) {
@@ -81,7 +83,7 @@ void TrainRun::note_save(bool asked, const StepResult& result, std::uint64_t ste
   saved_at_s_ = now_s();
 }
 
-/// Each once: what lies in the folder lies there at every save.
+/// Prints each note once, because every save finds the same files in the folder.
 void TrainRun::say_notes(const SaveOutcome& save) {
   for (const std::string& note : save.notes) {
     if (notes_said_.insert(note).second) console_.line("  " + note);
@@ -96,7 +98,7 @@ void TrainRun::report_saves(bool goes_on) {
     if (save.failure) {
       console_.line(fmt::format("the checkpoint of step {} failed{}: {}", save.step,
                                 goes_on ? ", and training goes on" : "", save.failure->what()));
-      // Another process had the folder: the end of the run tries once more.
+      // Another process was saving in the folder, so the end of the run tries once more.
       if (save.failure->native() == EWOULDBLOCK && saved_step_ == save.step) saved_step_.reset();
       continue;
     }
@@ -107,7 +109,8 @@ void TrainRun::report_saves(bool goes_on) {
   }
 }
 
-/// At the end of a run: its last step is saved too.
+/// Waits for the save under way at the end of a run, and then saves the last step if it is not
+/// saved.
 void TrainRun::finish_saves() {
   engine_->finish_saves();
   report_saves(/*goes_on=*/false);
@@ -116,7 +119,8 @@ void TrainRun::finish_saves() {
     engine_->save_checkpoint(checkpoint_request(state_now()));
     last_save_failed_ = false;
   } catch (const Error& error) {
-    last_save_failed_ = error.native() != EEXIST;  // a run that had ended already made it then
+    // EEXIST means that an earlier run has saved this step.
+    last_save_failed_ = error.native() != EEXIST;
     if (last_save_failed_) {
       console_.line(
           fmt::format("the checkpoint of step {} failed: {}", engine_->generation(), error.what()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/train_open.cc: what a run of `ziggurat train` needs: data, ranks, device; and
-// what is said of it before the first step.
+// integrations/cli/train_open.cc: opens what a run of `ziggurat train` needs (data, ranks, device),
+// and prints what the run will do before its first step.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -32,21 +32,21 @@ void TrainRun::open() {
   if (options_.loss_scale.config) scaler_.emplace(*options_.loss_scale.config);
   if (engine_->resumed()) resume();
   if (scaler_) {
-    console_.line(fmt::format("  loss scale {}{}", scaler_->scale(),
-                              scaler_->dynamic() ? " for now: it is dynamic" : ""));
+    console_.line(fmt::format("  the loss scale is {}{}", scaler_->scale(),
+                              scaler_->dynamic() ? " for now, because it is dynamic" : ""));
   }
   trainer_ = std::make_unique<gpt::Trainer>(*engine_, *device_, *runtime_->workers, model_,
                                             options_.shape, tensor_ranks_.get());
 }
 
-/// This rank's runtime, and the others, if a launcher made us one of several.
+/// Makes this rank's runtime, and connects it to the other ranks if a launcher started several.
 void TrainRun::connect() {
   RankOptions world = rank_options();
   if (options_.collectives != Collectives::kAuto) world.collectives = options_.collectives;
   if (options_.nproc > 1 && world.world_size != options_.nproc) {
     throw UsageError(
-        fmt::format("--nproc {}: {} says that there are {} ranks: give the same number, or leave "
-                    "--nproc out under a launcher",
+        fmt::format("--nproc {} is wrong: {} says that there are {} ranks; give the same number, "
+                    "or leave --nproc out under a launcher",
                     options_.nproc, world.source, world.world_size));
   }
   std::string trace_path = options_.trace_path;
@@ -92,8 +92,9 @@ EngineConfig TrainRun::engine_config() {
   return config;
 }
 
-/// Several directories share a new store in proportion to their drives' speed, where it is known;
-/// each drive is given as much at once as it was measured to need.
+/// Returns the store's directories with what the machine profile knows of their drives. Several
+/// directories share a new store in proportion to the speed of their drives, and each drive gets as
+/// many bytes at once as it was measured to need.
 std::vector<StoreDirectory> TrainRun::measured_store() {
   std::vector<StoreDirectory> store = options_.engine.store;
   const MachineProfile profile = read_default_profile().value_or(MachineProfile{});
@@ -101,29 +102,30 @@ std::vector<StoreDirectory> TrainRun::measured_store() {
   profiled_nvme_bytes_per_s_ = profiled_bytes_per_s(store, profile);
   if (!known && store.size() > 1)
     console_.line(
-        "  a new store is shared equally by its directories: their speeds are not in the machine "
-        "profile (`ziggurat bench io --path DIR --path DIR2` measures them)");
+        "  a new store is shared equally by its directories, because the machine profile does not "
+        "have the speeds of all of them (`ziggurat bench io --path DIR --path DIR2` measures "
+        "them)");
   return store;
 }
 
 void TrainRun::announce() {
   const ModelSpec spec = gpt::make_spec(model_.whole());
-  console_.line(fmt::format("{}: {:.1f} M parameters in {}, {} of training state; {} of text in {}",
-                            spec.name, static_cast<double>(spec.count()) / 1e6,
-                            to_string(spec.dtype), format_bytes(training_state_bytes(options_)),
-                            format_bytes(text_->size_bytes()), options_.data));
+  console_.line(fmt::format(
+      "{} has {:.1f} M parameters in {} and {} of training state; it learns from {} of text in {}",
+      spec.name, static_cast<double>(spec.count()) / 1e6, to_string(spec.dtype),
+      format_bytes(training_state_bytes(options_)), format_bytes(text_->size_bytes()),
+      options_.data));
   if (place_.tensor_ranks() > 1) {
-    console_.line(fmt::format(
-        "  {} data-parallel x {} tensor-parallel ranks{}, ZeRO stage {}, each with these budgets; "
-        "{} micro-batches of a step for each part's rank",
-        place_.data_ranks(), place_.tensor_ranks(),
-        options_.shape.sequence_parallel ? " (sequence too)" : "", strategy_.zero_stage,
-        options_.shape.accumulate));
-  } else if (ranks_->count() > 1) {
     console_.line(
-        fmt::format("  {} ranks in ZeRO stage {}, each with these budgets and {} "
-                    "micro-batches of a step",
-                    ranks_->count(), strategy_.zero_stage, options_.shape.accumulate));
+        fmt::format("  {} data-parallel x {} tensor-parallel ranks{}, ZeRO stage {}: each rank has "
+                    "these budgets and takes part in {} micro-batches of a step",
+                    place_.data_ranks(), place_.tensor_ranks(),
+                    options_.shape.sequence_parallel ? " (with sequence parallelism)" : "",
+                    strategy_.zero_stage, options_.shape.accumulate));
+  } else if (ranks_->count() > 1) {
+    console_.line(fmt::format(
+        "  {} ranks in ZeRO stage {} have these budgets each, and {} micro-batches of a step",
+        ranks_->count(), strategy_.zero_stage, options_.shape.accumulate));
     console_.line("  ranks talk through " + runtime_->ranks->description());
   }
   console_.line(
@@ -132,7 +134,7 @@ void TrainRun::announce() {
                   format_bytes(options_.engine.host_budget_bytes), threads(), simd_target()));
   const bool fresh = options_.engine.resume == EngineConfig::Resume::kNever ||
                      !store_exists(options_.engine.store);
-  if (!fresh) return;  // the rest of the steps are known once the store is open
+  if (!fresh) return;  // what the other steps write is known once the store is open
   const WritePlan plan = writes();
   console_.line(fmt::format(
       "  the run will write {} to {}: {} to make the store, {} in each of {} steps{}; {}",
@@ -150,8 +152,8 @@ void TrainRun::resume() {
       throw Error(
           ErrorCode::kDataLoss,
           fmt::format(
-              "--store {}: generation {} carries the trainer's state of another step, {}: restore "
-              "the store from a copy or a checkpoint, or start anew with --resume never",
+              "--store {}: generation {} holds the trainer's state of another step, {}; restore "
+              "the store from a copy or a checkpoint, or begin a new run with --resume never",
               options_.store, generation, before.steps_done));
     }
     attempts_ = before.attempts;
@@ -164,8 +166,8 @@ void TrainRun::resume() {
   const WritePlan plan = writes();
   const std::uint64_t left = options_.steps - std::min(options_.steps, generation);
   console_.line(fmt::format(
-      "resumed at step {} of {}; the rest will write {}; {}", generation, options_.steps,
-      gigabytes(plan.per_step_bytes * left + (left > 0 ? plan.at_end_bytes : 0)),
+      "the run resumed at step {} of {}; the remaining steps will write {}; {}", generation,
+      options_.steps, gigabytes(plan.per_step_bytes * left + (left > 0 ? plan.at_end_bytes : 0)),
       free_space(options_.engine.store)));
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/train_options.cc: the run's table, and what settings must be together.
+// integrations/cli/train_options.cc: the table of a run's settings, and the check that they fit
+// together.
 #include "integrations/cli/train_options.h"
 
 #include <fmt/format.h>
@@ -23,7 +24,7 @@ constexpr IntegerRange kPieces{.min = 1, .max = 65'536};
 constexpr std::array<std::string_view, 2> kCheckpointings{"block", "off"};
 constexpr std::array<std::string_view, 4> kCollectives{"auto", "tcp", "mpi", "nccl"};
 
-/// As it was named, where it has a name.
+/// Returns the name of the model, or its shape if it has no name.
 std::string model_text(const gpt::ModelConfig& model) {
   for (const char* name : {"gpt2-small", "gpt2-medium"}) {
     if (to_string(gpt::parse_model(name)) == to_string(model)) return name;
@@ -61,11 +62,12 @@ Table run_table() {
                 .at_resume = AtResume::kFixed}),
       In::text("store", &T::store,
                {.values = "DIR[,DIR..]",
-                .help = "folder of the training state (required); several, on different drives, "
-                        "share it",
+                .help = "folder of the training state (required); several folders, on different "
+                        "drives, share the state",
                 .at_resume = AtResume::kSilent}),
       In::integer("steps", &T::steps, {.min = 1, .max = 1'000'000'000},
-                  {.values = "N", .help = "steps in total; a resumed run makes the rest"}),
+                  {.values = "N",
+                   .help = "number of steps in total; a resumed run makes the remaining ones"}),
       In::integer(
           "batch", [](auto& o) -> auto& { return o.shape.batch; }, kPieces,
           {.values = "B", .help = "sequences in a micro-batch", .at_resume = AtResume::kFixed}),
@@ -79,13 +81,13 @@ Table run_table() {
                   {.values = "S",
                    .help = "seed of the initial values and the batches",
                    .at_resume = AtResume::kFixed}),
-      In::integer(
-          "eval_every", &T::eval_every, {},
-          {.values = "N", .help = "measure held-out loss every N steps; 0: only at the end"}),
+      In::integer("eval_every", &T::eval_every, {},
+                  {.values = "N",
+                   .help = "measure held-out loss every N steps; 0 measures it only at the end"}),
       In::word("activation_checkpointing", [](auto& o) -> auto& { return o.shape.checkpointing; },
                kCheckpointings,
                {.values = "block|off",
-                .help = "block: keep each block's input only; off: keep everything"}),
+                .help = "block keeps only the input of each block; off keeps all activations"}),
   };
 }
 
@@ -95,21 +97,21 @@ Table machine_table() {
           "device_memory", &T::device_bytes, kMiB,
           {.values = "SIZE", .help = "budget of device memory", .among_ranks = AmongRanks::kOwn}),
       In::integer("threads", &T::threads, {.min = 0, .max = 1024},
-                  {.values = "N", .help = "number of workers; 0: one for each physical core"}),
+                  {.values = "N", .help = "number of workers; 0 means one for each physical core"}),
       In::integer("nproc", &T::nproc, {.min = 1, .max = 1024},
                   {.values = "N",
-                   .help = "ranks on this machine, each with these budgets, a slice of the state "
-                           "and --accumulate micro-batches of its own; started here unless a "
-                           "launcher did",
+                   .help = "number of ranks on this machine, each with these budgets, a slice of "
+                           "the state and --accumulate micro-batches of its own; this command "
+                           "starts them unless a launcher did",
                    .at_resume = AtResume::kFixed}),
       In::truth("sp", kSwitch, [](auto& o) -> auto& { return o.shape.sequence_parallel; },
                 {.help = "sequence parallelism: tensor-parallel ranks also divide the rows between "
                          "layers"}),
       In::word("collectives", &T::collectives, kCollectives,
                {.values = "auto|tcp|mpi|nccl",
-                .help = "how ranks exchange data. auto: each other's memory within a machine, else "
-                        "sockets; tcp: sockets; mpi: the MPI whose mpirun or srun started them; "
-                        "nccl: GPUs, by NCCL"}),
+                .help = "how ranks exchange data: auto reads each other's memory within a machine "
+                        "and uses sockets between machines; tcp uses sockets; mpi uses the MPI "
+                        "whose mpirun or srun started the ranks; nccl uses NCCL between GPUs"}),
   };
 }
 
@@ -121,7 +123,7 @@ Table output_table() {
                 .at_resume = AtResume::kSilent}),
       In::text("json", &T::json_path,
                {.values = "FILE",
-                .help = "write the figures of every step and of the whole run",
+                .help = "write the figures of every step and of the whole run to FILE as JSON",
                 .at_resume = AtResume::kSilent}),
       In::truth("per_rank", kSwitch, &T::per_rank,
                 {.help = "print a line for each rank in the table at the end",
@@ -132,13 +134,15 @@ Table output_table() {
   };
 }
 
-/// As far as they are known: a launcher may have started others.
+/// Checks the strategy for the ranks that --nproc starts. A launcher may have started another
+/// number of ranks, for which the strategy is checked later.
 void check_strategy(const Settings& settings, const TrainOptions& options) {
   if (options.nproc > 1) {
     if (options.nproc % options.engine.tensor_parallel != 0) {
-      throw UsageError(fmt::format("{} does not divide {}: {} would be left over",
-                                   settings.described("tp"), settings.described("nproc"),
-                                   options.nproc % options.engine.tensor_parallel));
+      throw UsageError(fmt::format(
+          "{} does not divide {}, because {} would be left over; choose another number of ranks",
+          settings.described("tp"), settings.described("nproc"),
+          options.nproc % options.engine.tensor_parallel));
     }
     try {
       static_cast<void>(strategy_of(options.engine, options.nproc));
@@ -150,24 +154,27 @@ void check_strategy(const Settings& settings, const TrainOptions& options) {
   if (bits != 4 && bits != 8 && bits != 16)
     throw UsageError(settings.described("quantized_gradients") + ": give 4 or 8");
   if (options.engine.ranks_per_node > 0 && !options.engine.quantization.any()) {
-    throw UsageError(fmt::format("{} is for --quantized-weights and --quantized-gradients",
-                                 settings.described("ranks_per_node")));
+    throw UsageError(
+        fmt::format("{} has no effect without --quantized-weights or --quantized-gradients; give "
+                    "one of them too",
+                    settings.described("ranks_per_node")));
   }
 }
 
-/// As many as are known before they have met.
+/// Returns the number of data-parallel ranks, as far as it is known before the ranks are connected.
 int data_ranks(const TrainOptions& options) {
   const int ranks = std::max(options.nproc, rank_options().world_size);
   return std::max(1, ranks / options.engine.tensor_parallel);
 }
 
-/// How many ranks there are is known once they have met; then it must divide them.
+/// Checks that tensor-parallel ranks can divide the model and the rows. Whether they divide the
+/// ranks of the run is checked once the ranks are connected.
 void check_tensor_parallel(const Settings& settings, const TrainOptions& options) {
   const int ranks = options.engine.tensor_parallel;
   read_with(settings, "tp",
             [&](const std::string&) { gpt::require_divisible(options.model, ranks); });
   if (!options.shape.sequence_parallel) return;
-  if (ranks == 1) throw UsageError("--sp divides rows among tensor-parallel ranks: give --tp too");
+  if (ranks == 1) throw UsageError("--sp divides rows among tensor-parallel ranks; give --tp too");
   const std::int64_t rows = options.shape.rows();
   if (rows % ranks != 0) {
     throw UsageError(fmt::format(
@@ -179,8 +186,9 @@ void check_tensor_parallel(const Settings& settings, const TrainOptions& options
 
 void check_model(const Settings& settings, const TrainOptions& options) {
   if (options.shape.context > options.model.context_max) {
-    throw UsageError(fmt::format("{} is longer than the model's {} positions: give at most that",
-                                 settings.described("context"), options.model.context_max));
+    throw UsageError(
+        fmt::format("{} is longer than the model's {} positions; give at most that many",
+                    settings.described("context"), options.model.context_max));
   }
   read_with(settings, "state_format", [&](const std::string&) {
     require_compatible(options.engine.optimizer.state.format,
@@ -218,8 +226,8 @@ std::span<const Setting> train_settings() {
 }
 
 TrainOptions read_train_options(const Settings& settings) {
-  settings.required("data", "a text file or a folder of them");
-  settings.required("store", "the folder where the training state is, or shall be");
+  settings.required("data", "a text file or a folder of text files");
+  settings.required("store", "the folder where the training state is or will be");
   TrainOptions options = read_run_options(settings);
   options.engine.store = parse_store(options.store);
   return options;

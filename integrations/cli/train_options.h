@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/train_options.h: the settings of `ziggurat train`: what a run is, beside the
-// engine's own.
+// integrations/cli/train_options.h: the settings of `ziggurat train`: those of a run, and the
+// engine's.
 #pragma once
 
 #include <cstdint>
@@ -21,51 +21,53 @@
 
 namespace ziggurat::cli {
 
-/// Defaults are the demo's: GPT-2 small in budgets far too small for it.
+/// The settings of a run. The defaults are those of the demo: GPT-2 small in budgets far too small
+/// for it.
 struct TrainOptions {
   TrainOptions() { engine.host_budget_bytes = 384 * kMiB; }
 
-  /// What the engine is opened with, but for what only the run knows: its part of the layers, what
-  /// the trainer takes of the device, the run's identity.
+  /// The engine's settings. The run adds what only it knows: this rank's part of the layers, the
+  /// device memory that the trainer takes, and the run's identity.
   EngineConfig engine;
 
-  gpt::ModelConfig model;  ///< whole: which part is this rank's is not known yet
+  gpt::ModelConfig model;  ///< the whole model, since this rank's part is not known yet
   std::string data;
-  std::string store;         ///< as given, for messages; engine.store has its directories
-  std::uint64_t steps = 60;  ///< total; a resumed run does the rest
+  std::string store;         ///< the text as given, for messages; engine.store has its directories
+  std::uint64_t steps = 60;  ///< steps in total; a resumed run makes the remaining ones
   gpt::RunShape shape;
   ScheduleOptions schedule;
   LossScaleOptions loss_scale;
   CheckpointOptions checkpoint;
 
-  std::uint64_t eval_every = 0;  ///< 0: at the end only
+  std::uint64_t eval_every = 0;  ///< 0 if only at the end
   std::uint64_t seed = 1;
   std::uint64_t device_bytes = 160 * kMiB;
-  std::size_t threads = 0;                       ///< 0: one per physical core
-  int nproc = 1;                                 ///< ranks that this machine runs
-  Collectives collectives = Collectives::kAuto;  ///< and what ZIGGURAT_RANKS says
+  std::size_t threads = 0;                       ///< 0 for one per physical core
+  int nproc = 1;                                 ///< number of ranks that this machine runs
+  Collectives collectives = Collectives::kAuto;  ///< kAuto leaves it to ZIGGURAT_RANKS
 
   std::string trace_path;
   std::string json_path;
   bool print_loss_bits = false;
-  bool per_rank = false;  ///< in the table at the end
+  bool per_rank = false;  ///< print a line for each rank at the end
 };
 
-/// The run's settings and the engine's, in the order of the help.
+/// Returns the settings of the run and of the engine, in the order of the help.
 std::span<const SettingOf<TrainOptions>> train_table();
-/// Their names alone.
+/// Returns the settings of train_table() without the struct that they are written into.
 std::span<const Setting> train_settings();
 
-/// Reads and checks every setting. Errors: UsageError. Asks nothing of the world.
+/// Reads and checks every setting, without opening any file. Errors: UsageError.
 TrainOptions read_train_options(const Settings& settings);
-/// The same, also without data and a store.
+/// Reads and checks the settings of a run that may have neither data nor a store. Errors:
+/// UsageError.
 TrainOptions read_run_options(const Settings& settings);
-/// What was given and changes nothing: keys of the file, and settings that mean nothing on so few
-/// ranks or with state placed so.
+/// Returns notes on what was given but changes nothing: keys of the file, and settings that have no
+/// effect with this number of ranks or this placement.
 std::vector<std::string> notes_of(const Settings& settings, const TrainOptions& options);
 
-/// What may change when a run goes on, by flag, as text: a change is reported. `threads` are those
-/// it has.
+/// Returns the settings that may change when a run is resumed, as text by flag, so that a change
+/// can be reported. `threads` is the number of workers that the run has.
 std::map<std::string, std::string> changeable_settings(const TrainOptions& options,
                                                        std::size_t threads);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/train_ranks.cc: small reductions on a communicator of their own.
+// integrations/cli/train_ranks.cc: makes small reductions, on a communicator of its own.
 #include "integrations/cli/train_ranks.h"
 
 #include <numeric>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/train_ranks.h: what the ranks of a command tell each other beside the engine:
-// the loss of all, and when to stop. Called from the trainer's thread by every rank alike; blocks.
+// integrations/cli/train_ranks.h: what the ranks of a command tell each other beside the engine,
+// such as the mean loss and when to stop. Every rank makes the same calls from its trainer's
+// thread; they block.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace ziggurat::cli {
 
 class TrainRanks {
  public:
-  /// `runtime.ranks` are connected.
+  /// Makes a communicator of all ranks. `runtime.ranks` must be connected.
   explicit TrainRanks(Runtime& runtime);
   ~TrainRanks();
   TrainRanks(const TrainRanks&) = delete;
@@ -24,28 +25,29 @@ class TrainRanks {
 
   int rank() const noexcept { return rank_; }
   int count() const noexcept { return count_; }
-  /// Whose lines are the run's.
+  /// Returns whether this rank prints the lines of the run.
   bool first() const noexcept { return rank_ == 0; }
 
   struct Shared {
-    double loss = 0;           ///< mean over the ranks
+    double loss = 0;           ///< mean loss over the ranks
     bool interrupted = false;  ///< some rank was asked to end
     bool save = false;         ///< some rank was asked for a checkpoint
   };
-  /// Shares what one step found. The time counts as waiting for ranks.
+  /// Shares what this rank found in one step. The time counts as waiting for ranks.
   Shared share(const Shared& own);
   double mean(double value);
-  /// Every rank has come here: none of them needs another any more.
+  /// Waits until every rank has called it. After that no rank needs another one any more.
   void part();
 
-  /// All ranks talk on it, for whoever calls on the reactor in the same order on each.
+  /// Returns the communicator of all ranks. It must be used on the reactor, in the same order on
+  /// each rank.
   Communicator& channel() noexcept { return *channel_; }
 
-  /// What this rank has sent since the ranks were connected.
+  /// Returns what this rank has sent since the ranks were connected.
   Traffic traffic();
-  /// By rank: the longest that any rank has waited for it, in seconds.
+  /// Returns for each rank the longest time that any rank has waited for it, in seconds.
   std::vector<double> waited_for();
-  /// Every rank's `own`, by rank.
+  /// Returns the `own` of every rank, in the order of the ranks.
   template <class T>
   std::vector<T> all(const T& own) {
     static_assert(std::is_trivially_copyable_v<T>);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/train_run.h: one run of `ziggurat train`, on one rank. Private to train.cc, its
-// steps and reports, train_open.cc, what they need, train_begin.cc and train_checkpoints.cc.
+// integrations/cli/train_run.h: one run of `ziggurat train`, on one rank. Private to train.cc (its
+// steps and reports), train_open.cc (what they need), train_begin.cc and train_checkpoints.cc.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@
 
 namespace ziggurat::cli {
 
-/// Seconds of a clock that only goes forward.
+/// Returns the seconds of a clock that only goes forward.
 inline double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -47,11 +47,13 @@ class TrainRun {
   std::size_t threads() const noexcept {
     return runtime_ ? runtime_->workers->threads() : std::max<std::size_t>(1, options_.threads);
   }
-  /// How the ranks divide the work, known once they are connected.
+  /// Returns how the ranks divide the work, which is known once they are connected.
   const Strategy& strategy() const noexcept { return strategy_; }
-  /// What is durable, for the end of an error message.
+  /// Returns a text on what is durable, for the end of an error message; none if the engine is not
+  /// open.
   std::optional<std::string> safe() const;
-  /// Waits for the save under way, whose target may hang: who destroys this would wait for that.
+  /// Waits for the save under way and returns whether its target hangs. Destroying this object
+  /// would then wait for good.
   bool hangs() const noexcept;
 
  private:
@@ -97,7 +99,7 @@ class TrainRun {
   void finish_done();
   RunFacts facts();
   RankFigures own_figures(const RunFacts& facts);
-  /// What all ranks write together.
+  /// Returns the bytes that all ranks write together.
   WritePlan writes() const {
     return write_plan(options_, strategy_) * static_cast<std::uint64_t>(ranks_->count());
   }
@@ -113,28 +115,28 @@ class TrainRun {
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<TrainRanks> ranks_;
   Place place_;
-  gpt::ModelConfig model_;  // this rank's part of it
+  gpt::ModelConfig model_;  // this rank's part of the model
   std::unique_ptr<gpt::TensorRanks> tensor_ranks_;
   std::unique_ptr<HostDevice> device_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<gpt::Trainer> trainer_;
-  double profiled_nvme_bytes_per_s_ = 0;  // of the store's drives together
+  double profiled_nvme_bytes_per_s_ = 0;  // the speed of the store's drives together
   std::unique_ptr<JsonReport> json_;
   ChangeableSettings settings_;
   std::optional<LossScaler> scaler_;
-  std::uint64_t attempts_ = 0;               // at steps, skipped ones included: the data cursor
-  bool replaces_store_ = false;              // the store that is there is lost, and kept, or older
+  std::uint64_t attempts_ = 0;               // at steps, including skipped ones; the data cursor
+  bool replaces_store_ = false;              // the run replaces a store that is lost or older
   bool interrupted_ = false;                 // some rank was asked to end
-  std::vector<SaveOutcome> saves_;           // that ended, for --json
-  double open_s_ = 0;                        // what opening the engine took
-  bool save_waits_ = false;                  // a checkpoint is due that was not begun
+  std::vector<SaveOutcome> saves_;           // the saves that ended, for --json
+  double open_s_ = 0;                        // the time that opening the engine took
+  bool save_waits_ = false;                  // a checkpoint is due but was not begun
   bool wait_was_said_ = false;               // of it
-  std::optional<std::uint64_t> saved_step_;  // of which a checkpoint was begun last
-  double saved_at_s_ = now_s();   // when the last checkpoint was begun, by this rank's clock
+  std::optional<std::uint64_t> saved_step_;  // the step whose checkpoint was begun last
+  double saved_at_s_ = now_s();   // time when the last checkpoint was begun, by this rank's clock
   std::optional<BestStep> best_;  // by held-out loss
   bool last_save_failed_ = false;
-  std::set<std::string> notes_said_;               // of what saves left in the folder
-  std::unique_ptr<NewestCheckpoint> checkpoints_;  // where there is a folder for them
+  std::set<std::string> notes_said_;               // the notes on what saves left in the folder
+  std::unique_ptr<NewestCheckpoint> checkpoints_;  // null if there is no folder for checkpoints
   StepLog log_;
   CounterSnapshot at_first_step_;
 };

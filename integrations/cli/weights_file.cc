@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/weights_file.cc: masters, a slice at a time.
+// integrations/cli/weights_file.cc: writes the masters of a state, a slice at a time.
 #include "integrations/cli/weights_file.h"
 
 #include <utility>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/weights_file.h: the parameters of a state, whatever holds it, as one safetensors
-// file.
+// integrations/cli/weights_file.h: writes the parameters of a state, from whatever source, as one
+// safetensors file.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ namespace ziggurat::cli {
 
 struct WeightsFile {
   std::string path;
-  std::optional<DType> dtype;  ///< none: weights alone as they are, a run's masters in fp32
+  /// The type to write. None keeps the types of weights alone, and writes a run's masters in fp32.
+  std::optional<DType> dtype;
   bool overwrite = false;
   std::map<std::string, std::string> metadata{{"format", "pt"}};
 };
@@ -25,8 +26,8 @@ struct WrittenWeights {
   std::uint64_t parameters = 0;
   std::uint64_t size_bytes = 0;
 };
-/// Tensor by tensor, in the order of `from`. Errors: SafetensorsWriter's and the source's; no file
-/// is there then that was not before.
+/// Writes tensor by tensor, in the order of `from`. Errors: those of SafetensorsWriter and of the
+/// source; no new file is left then.
 WrittenWeights write_weights(Runtime& runtime, StateSource& from, const WeightsFile& file,
                              Console& console);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/config_json.cc: a file's keys by name; what belongs together is worked out
-// in translation.h.
+// integrations/deepspeed/config_json.cc: finds each key of a file by its name. Keys that belong
+// together are completed in translation.h.
 #include "integrations/deepspeed/config_json.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ using nlohmann::json;
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-/// Walks over a file's sections and hands on each key.
+/// Walks over a file's sections and passes each key on to the translation.
 class Reader {
  public:
   Reader(const std::string& file, const ConfigContext& context)
@@ -47,13 +47,15 @@ class Reader {
   }
 
  private:
-  /// A key of DeepSpeed's at the top; "aio" alone is a part of a machine profile too.
+  /// Returns whether a key at the top is one of DeepSpeed's. "aio" alone does not tell, because a
+  /// machine profile has it too.
   bool is_deepspeeds(const std::string& key, const json& value) const {
     if (key == "aio") return false;
     return keys_.is_section(key, value.is_object()) || keys_.find(key) != nullptr;
   }
 
-  /// Ours; or, in a file of DeepSpeed's, one that DeepSpeed would read over too.
+  /// Takes a key that is ours, or notes a key in a file of DeepSpeed's that DeepSpeed would ignore
+  /// too.
   void read_own(const std::string& key, const json& value, bool theirs) {
     std::vector<std::string> names;
     for (const std::string& name : context_.names) names.push_back(dashed(name));
@@ -61,12 +63,11 @@ class Reader {
     const std::string meant = closest(dashed(key), names);
     if (context_.script && !known && !meant.empty()) {
       refuse(
-          fmt::format("{}: \"{}\" is a key neither of DeepSpeed's nor of ours; did you mean "
-                      "\"{}\"?",
+          fmt::format("{}: neither DeepSpeed nor Ziggurat has the key \"{}\"; did you mean \"{}\"?",
                       file_, key, underscored(meant)));
     }
     if (!theirs || known || !meant.empty()) return translation_.add(underscored(key), value, key);
-    translation_.note(key, "changes nothing, here or in DeepSpeed: it is a key of neither");
+    translation_.note(key, "changes nothing: neither Ziggurat nor DeepSpeed has this key");
   }
 
   void read_section(const std::string& path, const json& section) {
@@ -92,7 +93,7 @@ class Reader {
     const std::string path = section + "." + key;
     if (DeepSpeedKeys::is_lenient(section))
       return translation_.note(
-          path, "changes nothing, here or in DeepSpeed: it knows no such key" + hint);
+          path, "changes nothing: neither Ziggurat nor DeepSpeed knows this key" + hint);
     refuse(fmt::format("{}: \"{}\" is not a key that DeepSpeed knows{}", file_, path, hint));
   }
 

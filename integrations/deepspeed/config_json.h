@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/config_json.h: a run's settings from JSON: one flat object by our names,
-// DeepSpeed's config by its own, or both in one file.
+// integrations/deepspeed/config_json.h: reads a run's settings from JSON: a flat object with our
+// names, a config of DeepSpeed's with its names, or both in one file.
 //
-//   {"steps": 100, "placement": "all=host"}                         ours: the settings' names
-//   {"zero_optimization": {"stage": 3}, "fp16": {"enabled": true}}  DeepSpeed 0.19.8's
+//   {"steps": 100, "placement": "all=host"}                         our names of settings
+//   {"zero_optimization": {"stage": 3}, "fp16": {"enabled": true}}  DeepSpeed 0.19.8's names
 //
-// A file with a key of DeepSpeed's means what it means to DeepSpeed: a key that is absent has
-// DeepSpeed's default, the three batch sizes are completed and judged as it does, and what it
-// refuses is refused. What is not built and would change a result is refused; a key that changes
-// nothing here is named in a note. "auto" leaves a setting to its flag or our default, and a note
-// says so; null is as if the key were absent.
+// A file with a key of DeepSpeed's means what it means to DeepSpeed: an absent key has DeepSpeed's
+// default, the three batch sizes are completed and checked in DeepSpeed's way, and what DeepSpeed
+// refuses is refused. A key that is not supported and would change a result is refused; a key that
+// changes nothing is named in a note. "auto" leaves a setting to its flag or our default, and a
+// note says so; null has the effect of an absent key.
 //
-// A script of its own that trains (ConfigContext::script) has no flags: it honours some keys
-// itself, which are handed to it, its model's parameters stay whole, and "auto" is DeepSpeed's
-// default where DeepSpeed drops it, and refused elsewhere.
+// A training script (ConfigContext::script) has no flags. Some keys are handed to the script, which
+// honours them itself. The parameters of its model stay whole. "auto" stands for DeepSpeed's
+// default where DeepSpeed drops it, and is refused elsewhere.
 //
-// Comments (//, /* */ and #) and trailing commas are read over, as in Hjson. Input may be hostile:
-// limits on depth, no key twice.
+// Comments (//, /* */ and #) and trailing commas are ignored, as in Hjson. The input may be
+// hostile, so its depth is limited and no key may be there twice.
 #pragma once
 
 #include <functional>
@@ -30,36 +30,37 @@ namespace ziggurat {
 
 struct ConfigSetting {
   std::string name;      ///< ours: "zero_stage"
-  nlohmann::json value;  ///< as the flat object would have it
-  std::string path;      ///< where it was, or would be: "zero_optimization.stage"
-  bool assumed = false;  ///< DeepSpeed's default: the file does not say it
+  nlohmann::json value;  ///< the value that a flat object would have
+  std::string path;      ///< the path of its key: "zero_optimization.stage"
+  bool assumed = false;  ///< DeepSpeed's default, because the file lacks the key
 };
 
 struct ConfigFile {
   std::vector<ConfigSetting> settings;  ///< each name once
-  /// For a script: every key that it honours itself, by DeepSpeed's path without stage3_.
+  /// For a script: the keys that it honours itself, by DeepSpeed's path without stage3_.
   std::vector<ConfigSetting> handed;
   nlohmann::json given;  ///< for a script: the whole file
-  /// Keys that change nothing here, and why.
+  /// Notes on keys that change nothing, with the reason.
   std::vector<std::string> notes;
 };
 
-/// What the reader of a file knows besides.
+/// What the reader must know in addition to the file.
 struct ConfigContext {
-  /// A setting's text where a flag gave it: flags win over the file.
+  /// Returns the text of a setting if a flag gave it. Flags win over the file.
   std::function<std::optional<std::string>(std::string_view name)> flag;
-  /// And where none did: our default.
+  /// Returns our default for a setting.
   std::function<std::string(std::string_view name)> fallback;
-  /// The settings there are.
+  /// The names of all settings.
   std::vector<std::string> names;
-  /// Ranks of the job that a launcher has started; 1: as the settings say.
+  /// The number of ranks that a launcher has started; 1 if the settings decide it.
   int launched_ranks = 1;
-  /// A script of its own trains on as many ranks, with a model of its own.
+  /// True if a training script with a model of its own reads the file.
   bool script = false;
 };
 
-/// `file` is what messages call the text. Keys that are not DeepSpeed's are given as they are: the
-/// caller knows its own. Errors: kInvalidArgument naming the key by its path.
+/// Reads the text of a file, which messages call `file`. Keys that are not DeepSpeed's are returned
+/// as they are, because the caller knows its own settings. Errors: kInvalidArgument naming the key
+/// by its path.
 ConfigFile read_config(std::string_view text, const std::string& file,
                        const ConfigContext& context = {});
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/deepspeed_defaults.cc: what DeepSpeed takes for a key that is absent.
+// integrations/deepspeed/deepspeed_defaults.cc: the values that DeepSpeed uses for absent keys.
 #include "integrations/deepspeed/deepspeed_keys.h"
 
 namespace ziggurat {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/deepspeed_keys.cc: the tables.
+// integrations/deepspeed/deepspeed_keys.cc: the tables of DeepSpeed's keys.
 #include "integrations/deepspeed/deepspeed_keys.h"
 
 #include <algorithm>
@@ -10,16 +10,17 @@ namespace {
 
 using enum DeepSpeedKey::Use;
 
-constexpr std::string_view kOwnWay = "changes nothing: it is always done so";
+constexpr std::string_view kOwnWay = "changes nothing: Ziggurat always does this in its own way";
 constexpr std::string_view kBudgets =
-    "changes nothing: buffers come out of `host_memory` and `device_memory`";
+    "changes nothing: `host_memory` and `device_memory` decide how large buffers are";
 constexpr std::string_view kReports =
-    "changes nothing: see the run's own lines, `json` and `trace`";
-constexpr std::string_view kNotBuilt = "it is not built; leave it out";
-constexpr std::string_view kNoSuchState =
-    "choose how state is kept with `state_format` in place of it";
-constexpr std::string_view kChanges = "it would change what is trained, and is not built";
-constexpr std::string_view kBlocks = "changes nothing: `activation_checkpointing` is block or off";
+    "changes nothing: the run reports in its own lines, `json` and `trace`";
+constexpr std::string_view kNotBuilt = "this value is not supported; leave the key out";
+constexpr std::string_view kNoSuchState = "choose how state is kept with `state_format` instead";
+constexpr std::string_view kChanges =
+    "this value would change what is trained and is not supported; leave the key out";
+constexpr std::string_view kBlocks =
+    "changes nothing: `activation_checkpointing` can only be block or off";
 
 constexpr std::string_view kDivided =
     "changes nothing: `tp` divides every layer in one way, in the model's own type";
@@ -31,7 +32,7 @@ constexpr DeepSpeedKey kTop[] = {
     {"gradient_clipping", kAs, "clip"},
     {"communication_data_type", kSumType, "reduce_dtype"},
     {"seq_parallel_communication_data_type", kNoted, "",
-     "changes nothing: it is for sequence parallelism across attention heads"},
+     "changes nothing: sequence parallelism across attention heads is not supported"},
     {"tensor_parallel.autotp_size", kUnlessOne, "tp"},
     {"tensor_parallel.tp_overlap_comm", kNoted, "", kOwnWay},
     {"tensor_parallel.dtype", kNoted, "", kDivided},
@@ -64,47 +65,50 @@ constexpr DeepSpeedKey kTop[] = {
     {"csv_monitor", kNoted, "", kReports},
     {"flops_profiler", kNoted, "", kReports},
     {"comms_logger", kNoted, "", kReports},
-    {"autotuning", kNoted, "", "changes nothing: `ziggurat plan` says what fits"},
-    {"hybrid_engine", kNoted, "", "changes nothing: it is for generation between steps"},
-    {"pipeline", kNoted, "", "changes nothing: there is one stage of layers"},
-    {"compile", kNoted, "", "changes nothing: nothing here is compiled at run time"},
+    {"autotuning", kNoted, "", "changes nothing: `ziggurat plan` shows what fits"},
+    {"hybrid_engine", kNoted, "", "changes nothing: generation between steps is not supported"},
+    {"pipeline", kNoted, "", "changes nothing: all layers are in one pipeline stage"},
+    {"compile", kNoted, "", "changes nothing: the model is not compiled at run time"},
     {"checkpoint", kNoted, "", "changes nothing: every finished step is durable in the store"},
     {"datastates_ckpt", kNoted, "", "changes nothing: every finished step is durable in the store"},
     {"prescale_gradients", kOnlyAs, "false", kNotBuilt},
     {"gradient_predivide_factor", kOnlyAs, "1", kNotBuilt},
     {"gradient_allreduce_op", kOnlyAs, "\"mean\"", kNotBuilt},
     {"data_efficiency", kOnlyAs, "{\"enabled\": false}", kChanges},
-    {"torch_autocast.enabled", kOnlyAs, "false", "choose the type with `dtype` in place of it"},
+    {"torch_autocast.enabled", kOnlyAs, "false", "choose the type with `dtype` instead"},
     {"torch_autocast.dtype", kNoted, "", kOwnWay},
     {"torch_autocast.lower_precision_safe_modules", kNoted, "", kOwnWay},
-    {"data_types.grad_accum_dtype", kOnlyAs, "\"fp32\"", "gradients are summed in fp32"},
+    {"data_types.grad_accum_dtype", kOnlyAs, "\"fp32\"",
+     "gradients are always summed in fp32; leave the key out"},
     {"data_types.param_dtype", kParamType},
-    {"data_types.buffer_dtype", kOnlyAs, "null", "buffers keep the type that they have"},
+    {"data_types.buffer_dtype", kOnlyAs, "null",
+     "buffers keep the type that they have; leave the key out"},
     {"data_types.keep_in_fp32_modules", kOnlyAs, "\"auto\"",
-     "buffers keep the type that they have"},
+     "buffers keep the type that they have; leave the key out"},
     {"sequence_parallel_size", kOnlyAs, "1", kNotBuilt},
     {"use_data_before_expert_parallelism", kNoted, "",
-     "changes nothing: it is for experts on ranks of their own"},
-    {"allgather_size", kNoted, "", "changes nothing: parameters are gathered a unit at a time"},
+     "changes nothing: experts on ranks of their own are not supported"},
+    {"allgather_size", kNoted, "", "changes nothing: parameters are gathered one unit at a time"},
     {"expert_parallel", kOnlyAs, "{\"enabled\": false}", kNotBuilt},
     {"weight_quantization", kOnlyAs, "null", kChanges},
 };
 
-constexpr std::string_view kGone = "DeepSpeed has removed it and refuses it; leave it out";
+constexpr std::string_view kGone = "DeepSpeed has removed this key and refuses it; leave it out";
 constexpr DeepSpeedKey kRemovedKeys[] = {
     {"nebula", kRemoved, "", kGone},
     {"compression_training", kRemoved, "", kGone},
-    {"amp", kRemoved, "", "DeepSpeed has removed it and refuses it; give fp16 or bf16"},
+    {"amp", kRemoved, "", "DeepSpeed has removed this key and refuses it; give fp16 or bf16"},
     {"quantize_training", kRemoved, "", kGone},
     {"sparse_gradients", kRemoved, "", kGone},
     {"eigenvalue", kRemoved, "", kGone},
     {"sparse_attention", kRemoved, "", kGone},
-    {"elasticity", kRemoved, "", "DeepSpeed has removed it and refuses it; give the batch sizes"},
+    {"elasticity", kRemoved, "",
+     "DeepSpeed has removed this key and refuses it; give the batch sizes"},
     {"graph_harvesting", kRemoved, "", kGone},
     {"curriculum_learning", kRemoved, "", kGone},
     {"progressive_layer_drop", kRemoved, "", kGone},
     {"zero_optimization.mics_shard_size", kRemoved, "",
-     "DeepSpeed has removed it and refuses it; give `strategy=hybrid` and `shard_group`"},
+     "DeepSpeed has removed this key and refuses it; give `strategy=hybrid` and `shard_group`"},
     {"zero_optimization.mics_hierarchical_params_gather", kRemoved, "", kGone},
     {"zero_optimization.zeropp_loco_param", kRemoved, "", kGone},
 };
@@ -117,7 +121,7 @@ constexpr DeepSpeedKey kZero[] = {
     {"zero_optimization.max_reuse_distance", kAs, "max_reuse_distance"},
     {"zero_optimization.param_persistence_threshold", kAs, "param_persistence_threshold"},
     {"zero_optimization.model_persistence_threshold", kNoted, "",
-     "changes nothing: `device_memory` limits what stays"},
+     "changes nothing: `device_memory` limits which parameters stay on the device"},
     {"zero_optimization.zero_hpz_partition_size", kUnlessOne, "hpz"},
     {"zero_optimization.zero_quantized_weights", kWhereTrue, "quantized_weights", "true"},
     {"zero_optimization.zero_quantized_gradients", kWhereTrue, "quantized_gradients", "4"},
@@ -135,15 +139,15 @@ constexpr DeepSpeedKey kZero[] = {
     {"zero_optimization.parameter_alignment", kNoted, "", kOwnWay},
     {"zero_optimization.allgather_partitions", kNoted, "", kOwnWay},
     {"zero_optimization.allgather_bucket_size", kNoted, "",
-     "changes nothing: parameters are gathered a unit at a time"},
+     "changes nothing: parameters are gathered one unit at a time"},
     {"zero_optimization.allgather_sequential", kNoted, "",
-     "changes nothing: parameters are gathered a unit at a time"},
+     "changes nothing: parameters are gathered one unit at a time"},
     {"zero_optimization.use_all_reduce_for_fetch_params", kNoted, "",
-     "changes nothing: parameters are gathered a unit at a time"},
+     "changes nothing: parameters are gathered one unit at a time"},
     {"zero_optimization.module_granularity_threshold", kNoted, "",
-     "changes nothing: parameters are gathered a unit at a time"},
+     "changes nothing: parameters are gathered one unit at a time"},
     {"zero_optimization.leaf_module", kNoted, "",
-     "changes nothing: parameters are gathered a unit at a time"},
+     "changes nothing: parameters are gathered one unit at a time"},
     {"zero_optimization.load_from_fp32_weights", kNoted, "", kOwnWay},
     {"zero_optimization.ignore_unused_parameters", kNoted, "", kOwnWay},
     {"zero_optimization.legacy_stage1", kNoted, "", kOwnWay},
@@ -154,7 +158,7 @@ constexpr DeepSpeedKey kZero[] = {
     {"zero_optimization.enable_sanity_checks", kNoted, "", kOwnWay},
     {"zero_optimization.save_muon_momentum_buffer_in_memory", kNoted, "", kOwnWay},
     {"zero_optimization.sub_group_size", kNoted, "",
-     "changes nothing: chunks are as large as `host_memory` lets twelve of them be"},
+     "changes nothing: chunks are as large as possible while `host_memory` holds twelve of them"},
     {"zero_optimization.gather_16bit_weights_on_model_save", kNoted, "",
      "changes nothing: `ziggurat export` writes weights"},
     {"zero_optimization.gather_fp16_weights_on_model_save", kNoted, "",
@@ -179,12 +183,12 @@ constexpr DeepSpeedKey kOffloadKeys[] = {
     {"zero_optimization.offload_optimizer.ratio", kOnlyAs, "1", kNotBuilt},
     {"zero_optimization.offload_optimizer.super_offload", kNoted, "", kOwnWay},
     {"zero_optimization.offload_optimizer.cpuadam_cores_perc", kNoted, "",
-     "changes nothing: `threads` says how many cores work"},
+     "changes nothing: `threads` sets how many cores work"},
 };
 
 constexpr DeepSpeedKey kTypes[] = {
     {"fp16.enabled", kEnabled, "dtype"},
-    {"fp16.auto_cast", kNoted, "", "changes nothing: the model is in fp16"},
+    {"fp16.auto_cast", kNoted, "", "changes nothing: the whole model is in fp16"},
     {"fp16.loss_scale", kAs, "loss_scale"},
     {"fp16.initial_scale_power", kAs, "initial_scale_power"},
     {"fp16.loss_scale_window", kAs, "loss_scale_window"},
@@ -219,7 +223,7 @@ constexpr DeepSpeedKey kOptimizerKeys[] = {
     {"optimizer.params.dampening", kOnlyAs, "0", kNotBuilt},
     {"optimizer.params.lr_decay", kOnlyAs, "0", kNotBuilt},
     {"optimizer.params.initial_accumulator_value", kOnlyAs, "0", kNotBuilt},
-    // Read with the optimizer's type.
+    // This key is read together with the optimizer's type.
     {"optimizer.params.adam_w_mode", kNoted, "", ""},
     {"optimizer.params.torch_adam", kNoted, "", kOwnWay},
     {"optimizer.params.foreach", kNoted, "", kOwnWay},
@@ -227,7 +231,7 @@ constexpr DeepSpeedKey kOptimizerKeys[] = {
     {"optimizer.params.set_grad_none", kNoted, "", kOwnWay},
     {"optimizer.params.fp32_optimizer_states", kOnlyAs, "true", kNoSuchState},
     {"optimizer.params.max_grad_norm", kRemoved, "",
-     "DeepSpeed refuses it; give \"gradient_clipping\""},
+     "DeepSpeed refuses this key; give \"gradient_clipping\" instead"},
 };
 
 constexpr DeepSpeedKey kActivations[] = {
@@ -265,18 +269,22 @@ constexpr DeepSpeedKey kScheduler[] = {
     {"scheduler.params.lr_range_test_step_rate", kAs, "lr_range_test_step_rate"},
     {"scheduler.params.lr_range_test_staircase", kAs, "lr_range_test_staircase"},
     {"scheduler.params.last_batch_iteration", kOnlyAs, "-1",
-     "a resumed run goes on by itself; leave it out"},
+     "a resumed run goes on from its last step by itself; leave the key out"},
 };
 
 constexpr DeepSpeedKey kAio[] = {
-    {"aio.block_size", kNoted, "", "changes nothing: `ziggurat bench io` finds it (`tune`)"},
-    {"aio.queue_depth", kNoted, "", "changes nothing: `ziggurat bench io` finds it (`tune`)"},
+    {"aio.block_size", kNoted, "",
+     "changes nothing: `ziggurat bench io` finds the best value (`tune`)"},
+    {"aio.queue_depth", kNoted, "",
+     "changes nothing: `ziggurat bench io` finds the best value (`tune`)"},
     {"aio.intra_op_parallelism", kNoted, "",
-     "changes nothing: `ziggurat bench io` finds it (`tune`)"},
-    {"aio.thread_count", kNoted, "", "changes nothing: `ziggurat bench io` finds it (`tune`)"},
+     "changes nothing: `ziggurat bench io` finds the best value (`tune`)"},
+    {"aio.thread_count", kNoted, "",
+     "changes nothing: `ziggurat bench io` finds the best value (`tune`)"},
     {"aio.single_submit", kNoted, "", kOwnWay},
     {"aio.overlap_events", kNoted, "", kOwnWay},
-    {"aio.use_gds", kNoted, "", "changes nothing: there is no path from drive to GPU yet"},
+    {"aio.use_gds", kNoted, "",
+     "changes nothing: transfers from drive to GPU are not supported yet"},
 };
 
 constexpr std::string_view kSections[] = {
@@ -307,7 +315,7 @@ constexpr std::string_view kLenient[] = {"activation_checkpointing",
                                          "scheduler",
                                          "torch_autocast"};
 
-/// `visit(key)` for each, until it says true.
+/// Calls `visit` for each key until it returns true.
 template <class Visit>
 void each_key(bool script, const Visit& visit) {
   const auto in = [&](const auto& table) { return std::ranges::any_of(table, visit); };

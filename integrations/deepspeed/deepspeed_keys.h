@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/deepspeed_keys.h: which keys of DeepSpeed 0.19.8's config mean what here,
-// and what it takes for one that is absent. Tables: one for all, and one of what is different where
-// a script of its own trains (ConfigContext::script). Private to config_json.cc.
+// integrations/deepspeed/deepspeed_keys.h: tables of what the keys of DeepSpeed 0.19.8's config
+// mean to Ziggurat, and of the values that DeepSpeed uses for absent keys. One table is for all
+// files; another one has what is different for a training script (ConfigContext::script). Private
+// to config_json.cc.
 #pragma once
 
 #include <cstdint>
@@ -14,33 +15,33 @@ namespace ziggurat {
 
 struct DeepSpeedKey {
   enum class Use : std::uint8_t {
-    kAs,         ///< `ours`, with the same value; with `text`: and a note
-    kUnlessOne,  ///< the same, but that 0 and 1 mean none there
-    kWhereTrue,  ///< true: `ours` with the value `text` (JSON); false: nothing
-    kNoted,      ///< nothing; `text` says why
-    kOnlyAs,     ///< the value `ours` (JSON; or one of a list) is fine, another would change
-                 ///< results: `text`
-    kRemoved,    ///< DeepSpeed refuses it, whatever its value: `text` says what to do
-    // Handed to the script's side, which honours it: `ours` is DeepSpeed's default (JSON). With
-    // `text`: and a note where it says something else.
+    kAs,         ///< sets `ours` to the same value; `text`, if any, is a note
+    kUnlessOne,  ///< sets `ours` to the same value, unless it is 0 or 1
+    kWhereTrue,  ///< sets `ours` to the JSON value `text` if it is true
+    kNoted,      ///< changes nothing; `text` says why
+    kOnlyAs,     ///< may only have the JSON value `ours`, or one of a list, since others would
+                 ///< change results; `text` says why
+    kRemoved,    ///< DeepSpeed refuses it with any value; `text` says what to do
+    // The next four are handed to the script, which honours them. `ours` is DeepSpeed's default
+    // (JSON), and `text`, if any, is a note for another value.
     kSwitch,  ///< true or false
     kWhole,   ///< a whole number
     kNumber,
     kText,
-    // The rest is worked out together, by its path.
+    // The next ones are completed together with other keys, by their path.
     kBatch,      ///< one of the three batch sizes
     kOptimizer,  ///< an optimizer's name
     kRate,       ///< the optimizer's rate, which some schedules replace
     kMomentum,   ///< sgd's
     kSchedule,   ///< a schedule's name
-    kPeakRate,   ///< the rate after a warm-up, which HF calls the optimizer's
-    kDevice,     ///< where a class of state is
-    kNvmePath,   ///< where that is on NVMe
-    kOffload,    ///< older for a device "cpu"
-    kSumType,    ///< what gradients travel as
+    kPeakRate,   ///< the rate after a warm-up, which HF fills with the optimizer's
+    kDevice,     ///< the tier of a class of state
+    kNvmePath,   ///< the directory of a class of state on NVMe
+    kOffload,    ///< an older key for the device "cpu"
+    kSumType,    ///< the type in which gradients are exchanged
     kEnabled,    ///< a type's switch
-    kParamType,  ///< the type again: another is refused
-    kInBf16,     ///< what of the state is in bf16: all of it, or none
+    kParamType,  ///< the model's type again; another one is refused
+    kInBf16,     ///< whether a part of the state is in bf16: all parts, or none
   };
   std::string_view path;
   Use use;
@@ -48,9 +49,10 @@ struct DeepSpeedKey {
   std::string_view text{};
 };
 
-/// Where a script of its own trains: what it honours itself, and what is otherwise there.
+/// Returns the keys that differ for a training script: those that it honours itself, and those with
+/// another meaning.
 std::span<const DeepSpeedKey> deepspeed_script_keys();
-/// Its sections beside those of all.
+/// Returns the sections that only a training script has.
 std::span<const std::string_view> deepspeed_script_sections();
 
 struct DeepSpeedDefault {
@@ -58,29 +60,30 @@ struct DeepSpeedDefault {
   std::string_view ours;
   std::string_view json;
 };
-/// What a config means that says nothing of them.
+/// Returns the defaults of the keys that a config may lack.
 std::span<const DeepSpeedDefault> deepspeed_defaults();
-/// The same for the optimizer that the config has, by our name.
+/// Returns the defaults of the keys of an optimizer, which is named by our name.
 std::span<const DeepSpeedDefault> deepspeed_optimizer_defaults(std::string_view optimizer);
-/// The same for an fp16 model's loss scale.
+/// Returns the defaults of the keys of an fp16 model's loss scale.
 std::span<const DeepSpeedDefault> deepspeed_loss_scale_defaults();
 
-/// The tables as one, for the command or for a script.
+/// Searches the tables as one, for the command or for a training script.
 class DeepSpeedKeys {
  public:
   explicit DeepSpeedKeys(bool script) : script_(script) {}
 
-  /// By path: "zero_optimization.stage". Every stage3_x is x too, as in DeepSpeed. nullptr:
-  /// unknown.
+  /// Finds a key by its path: "zero_optimization.stage". As in DeepSpeed, stage3_x is another name
+  /// of x. Returns nullptr for an unknown key.
   const DeepSpeedKey* find(std::string_view path) const;
-  /// "zero_optimization", "zero_optimization.offload_param", ..; "optimizer" only as an object, for
-  /// a flat file has one too.
+  /// Returns whether a path is a section, such as "zero_optimization.offload_param". "optimizer" is
+  /// one only if it is an object, because a flat file has a setting of this name too.
   bool is_section(std::string_view path, bool is_object) const;
-  /// DeepSpeed reads over unknown keys there.
+  /// Returns whether DeepSpeed ignores unknown keys in this section.
   static bool is_lenient(std::string_view section);
-  /// DeepSpeed takes its default for "auto" there; elsewhere it fails of it.
+  /// Returns whether DeepSpeed uses its default for "auto" at this path. Elsewhere DeepSpeed fails
+  /// because of "auto".
   static bool drops_auto(std::string_view path);
-  /// The keys of a section, without it.
+  /// Returns the keys of a section, without its path.
   std::vector<std::string> in(std::string_view section) const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/deepspeed_script_keys.cc: the keys that mean something else where a script
-// of its own trains: what the script's side honours, and what is otherwise said of the rest.
+// integrations/deepspeed/deepspeed_script_keys.cc: the keys that mean something else to a training
+// script: those that it honours itself, and those with another note.
 #include "integrations/deepspeed/deepspeed_keys.h"
 
 namespace ziggurat {
@@ -10,30 +10,32 @@ using enum DeepSpeedKey::Use;
 
 constexpr std::string_view kWholeParams =
     "changes nothing: parameters stay whole on the device for now";
-constexpr std::string_view kBudgets = "changes nothing: buffers come out of `host_memory`";
-constexpr std::string_view kNotMeasured = "changes nothing: it is not measured here";
-constexpr std::string_view kScripts = "changes nothing: the script does it itself";
-constexpr std::string_view kAlways = "changes nothing: it is always done so";
+constexpr std::string_view kBudgets =
+    "changes nothing: `host_memory` decides how large buffers are";
+constexpr std::string_view kNotMeasured = "changes nothing: Ziggurat does not measure this";
+constexpr std::string_view kScripts = "changes nothing: the script does this itself";
+constexpr std::string_view kAlways = "changes nothing: Ziggurat always does this in its own way";
 constexpr std::string_view kExact =
     "changes nothing: gradients are not quantized, which is more exact than asked";
 constexpr std::string_view kRecomputed =
-    "changes nothing: checkpointed activations are made again, as torch.utils.checkpoint does";
+    "changes nothing: checkpointed activations are computed again, as by torch.utils.checkpoint";
 constexpr std::string_view kOwnIo =
-    "changes nothing: the engine's own I/O finds it; `ziggurat bench io` shows what the drive "
-    "gives";
-constexpr std::string_view kSavedSo = "changes nothing: checkpoints are written in one way";
+    "changes nothing: the engine's own I/O finds the best value; `ziggurat bench io` shows how "
+    "fast the drive is";
+constexpr std::string_view kSavedSo =
+    "changes nothing: checkpoints are always written in the same way";
 constexpr std::string_view kAsWhole =
-    "changes nothing: every gradient is exchanged as one, cut where the engine cuts it";
+    "changes nothing: every gradient is exchanged as a whole, in pieces that the engine chooses";
 
 constexpr DeepSpeedKey kScript[] = {
-    // What the script's side honours.
+    // The next keys are handed to the script, which honours them itself.
     {"steps_per_print", kNumber, "null"},
     {"wall_clock_breakdown", kSwitch, "false"},
     {"memory_breakdown", kSwitch, "false"},
     {"dump_state", kSwitch, "false"},
     {"dataloader_drop_last", kSwitch, "false"},
     {"flops_profiler.enabled", kSwitch, "false",
-     "is as `wall_clock_breakdown`: true; operations are not counted"},
+     "has the effect of `wall_clock_breakdown`: true; operations are not counted"},
     {"tensorboard.enabled", kSwitch, "false"},
     {"tensorboard.output_path", kText, "\"\""},
     {"tensorboard.job_name", kText, "\"DeepSpeedJobName\""},
@@ -57,27 +59,29 @@ constexpr DeepSpeedKey kScript[] = {
     {"optimizer.params.lr_decay", kNumber, "0"},
     {"optimizer.params.initial_accumulator_value", kNumber, "0"},
     {"zero_optimization.offload_param.pin_memory", kSwitch, "true",
-     "changes nothing: copies of what is on an accelerator are always pinned"},
+     "changes nothing: host copies of accelerator memory are always pinned"},
     {"zero_optimization.offload_optimizer.pin_memory", kSwitch, "true",
-     "changes nothing: copies of what is on an accelerator are always pinned"},
+     "changes nothing: host copies of accelerator memory are always pinned"},
     {"aio.block_size", kWhole, "1048576", kOwnIo},
     {"aio.queue_depth", kWhole, "8", kOwnIo},
     {"aio.intra_op_parallelism", kWhole, "1", kOwnIo},
     {"aio.single_submit", kSwitch, "false", kOwnIo},
     {"aio.overlap_events", kSwitch, "true", kOwnIo},
     {"aio.use_gds", kSwitch, "false",
-     "changes nothing: there is no path from drive to GPU yet, and state is updated on the CPU"},
+     "changes nothing: transfers from drive to GPU are not supported yet, and state is updated on "
+     "the CPU"},
     {"scheduler.params.last_batch_iteration", kWhole, "-1"},
-    // What is said otherwise.
+    // The next keys have another meaning or another note for a script.
     {"bf16.bf16_master_weights_and_grads", kInBf16, "state_format"},
     {"bf16.bf16_optimizer_states", kInBf16, "state_format"},
     {"zero_optimization.mics_shard_size", kRemoved, "",
-     "DeepSpeed has removed it and refuses it; leave it out"},
+     "DeepSpeed has removed this key and refuses it; leave it out"},
     {"zero_optimization.elastic_checkpoint", kNoted, "", kSavedSo},
     {"optimizer.params.capturable", kNoted, "", kAlways},
-    {"optimizer.params.differentiable", kOnlyAs, "false", "it is not built; leave it out"},
+    {"optimizer.params.differentiable", kOnlyAs, "false",
+     "this value is not supported; leave the key out"},
     {"aio.thread_count", kNoted, "",
-     "changes nothing, here or in DeepSpeed, which reads `intra_op_parallelism`"},
+     "changes nothing, as in DeepSpeed, which reads `intra_op_parallelism` instead"},
     {"log_level", kNoted, "", kScripts},
     {"timers", kNoted, "", kNotMeasured},
     {"vocabulary_size", kNoted, "", kNotMeasured},
@@ -88,20 +92,20 @@ constexpr DeepSpeedKey kScript[] = {
     {"flops_profiler.top_modules", kNoted, "", kNotMeasured},
     {"flops_profiler.detailed", kNoted, "", kNotMeasured},
     {"flops_profiler.output_file", kNoted, "", kNotMeasured},
-    {"comet", kNoted, "",
-     "changes nothing: there are `tensorboard`, `csv_monitor` and `wandb` in place of it"},
-    {"pipeline", kNoted, "", "changes nothing: the model is one stage"},
+    {"comet", kNoted, "", "changes nothing: use `tensorboard`, `csv_monitor` or `wandb` instead"},
+    {"pipeline", kNoted, "", "changes nothing: the model is one pipeline stage"},
     {"compile", kNoted, "", "changes nothing: call torch.compile() in the script"},
     {"datastates_ckpt", kNoted, "", kSavedSo},
-    {"checkpoint.load_universal", kOnlyAs, "false", "such checkpoints are not read yet"},
+    {"checkpoint.load_universal", kOnlyAs, "false",
+     "universal checkpoints cannot be read yet; leave the key out"},
     {"checkpoint.parallel_write.pipeline_stage", kNoted, "", kSavedSo},
     {"checkpoint.checkpoint_serialization", kNoted, "", kSavedSo},
     {"checkpoint.writer", kNoted, "", kSavedSo},
     {"allgather_size", kNoted, "", kWholeParams},
     {"tensor_parallel.autotp_size", kOnlyAs, "[0, 1]",
-     "layers are not divided in a script's model; leave it out"},
+     "the layers of a script's model cannot be divided; leave the key out"},
     {"torch_autocast.lower_precision_safe_modules", kNoted, "",
-     "changes nothing: `communication_data_type` says what gradients travel as"},
+     "changes nothing: `communication_data_type` sets the type in which gradients are exchanged"},
     {"zero_optimization.reduce_bucket_size", kAs, "reduce_bucket_size", kAsWhole},
     {"zero_optimization.prefetch_bucket_size", kAs, "prefetch_bucket_size", kWholeParams},
     {"zero_optimization.max_live_parameters", kAs, "max_live_parameters", kWholeParams},
@@ -131,7 +135,7 @@ constexpr DeepSpeedKey kScript[] = {
     {"zero_optimization.offload_param.max_in_cpu", kNoted, "", kWholeParams},
     {"zero_optimization.offload_optimizer.buffer_count", kNoted, "", kBudgets},
     {"zero_optimization.offload_optimizer.ratio", kNoted, "",
-     "changes nothing: all of the state is off the device"},
+     "changes nothing: all optimizer state is off the device"},
     {"zero_optimization.offload_optimizer.super_offload", kNoted, "", kAlways},
     {"activation_checkpointing.partition_activations", kNoted, "", kRecomputed},
     {"activation_checkpointing.cpu_checkpointing", kNoted, "", kRecomputed},

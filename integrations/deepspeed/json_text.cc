@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/json_text.cc: what is beyond JSON is blanked; the rest is parsed within
+// integrations/deepspeed/json_text.cc: blanks out what is not JSON, and parses the rest within
 // limits.
 #include "integrations/deepspeed/json_text.h"
 
@@ -23,7 +23,7 @@ constexpr int kDepthMax = 6;
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-/// Where a string that begins at `at` ends: behind its quote.
+/// Returns where the string that begins at `at` ends, behind its closing quote.
 std::size_t end_of_string(std::string_view text, std::size_t at) {
   for (++at; at < text.size(); ++at) {
     if (text[at] == '\\')
@@ -34,7 +34,7 @@ std::size_t end_of_string(std::string_view text, std::size_t at) {
   return text.size();
 }
 
-/// Where a comment that begins at `at` ends; `at` itself if none does.
+/// Returns where the comment that begins at `at` ends; `at` itself if none begins there.
 std::size_t end_of_comment(std::string_view text, std::size_t at) {
   const std::string_view rest = text.substr(at);
   std::size_t length = 0;
@@ -45,7 +45,8 @@ std::size_t end_of_comment(std::string_view text, std::size_t at) {
   return at + length;
 }
 
-/// A number that JSON has not, which is written over; 0 if there is none.
+/// Returns the length of the number at the beginning of `rest` if JSON does not have it (Infinity,
+/// NaN); otherwise 0.
 std::size_t not_finite(std::string_view rest) {
   static constexpr std::array<std::string_view, 3> kWords{"-Infinity", "Infinity", "NaN"};
   for (const std::string_view word : kWords) {
@@ -54,9 +55,9 @@ std::size_t not_finite(std::string_view rest) {
   return 0;
 }
 
-/// The same text in JSON.
+/// Returns the text as strict JSON.
 std::string strict(std::string text) {
-  std::size_t comma = std::string::npos;  // the last, if nothing has followed it
+  std::size_t comma = std::string::npos;  // the last comma, if nothing has followed it
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t behind = end_of_comment(text, at);
     if (behind > at) {
@@ -90,7 +91,7 @@ std::string strict(std::string text) {
 }  // namespace
 
 json parse_json_text(std::string_view text, const std::string& file) {
-  std::vector<std::set<std::string>> open;  // keys of the objects that are open
+  std::vector<std::set<std::string>> open;  // keys of the objects that are open now
   const auto callback = [&](int depth, json::parse_event_t event, json& parsed) {
     if (depth > kDepthMax)
       refuse(fmt::format("{} is nested deeper than {} levels", file, kDepthMax));
@@ -103,7 +104,7 @@ json parse_json_text(std::string_view text, const std::string& file) {
   try {
     return json::parse(strict(std::string(text)), callback);
   } catch (const json::parse_error& error) {
-    refuse(fmt::format("{} is not JSON: wrong at byte {}", file, error.byte));
+    refuse(fmt::format("{} is not JSON: the error is at byte {}", file, error.byte));
   } catch (const json::exception&) {
     refuse(fmt::format("{} has a number that is too large", file));
   }

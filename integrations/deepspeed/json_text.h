@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/json_text.h: JSON as people write it into settings files. Private to
+// integrations/deepspeed/json_text.h: reads JSON as people write it into settings files. Private to
 // config_json.cc.
 #pragma once
 
@@ -9,9 +9,9 @@
 
 namespace ziggurat {
 
-/// Reads over comments (//, /* */, #) and trailing commas; Infinity and NaN are null. `file` is
-/// what messages call the text. Errors: kInvalidArgument for what is no JSON, is nested deeper than
-/// any config, or has a key twice.
+/// Parses a text, which messages call `file`. Ignores comments (//, /* */, #) and trailing commas,
+/// and makes Infinity and NaN null. Errors: kInvalidArgument for a text that is not JSON, is nested
+/// deeper than any config, or has a key twice.
 nlohmann::json parse_json_text(std::string_view text, const std::string& file);
 
 }  // namespace ziggurat

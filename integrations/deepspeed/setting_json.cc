@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/setting_json.cc: one JSON value, by the kind of its setting.
+// integrations/deepspeed/setting_json.cc: reads one JSON value by the kind of its setting.
 #include "integrations/deepspeed/setting_json.h"
 
 #include <utility>
@@ -10,7 +10,8 @@ namespace {
 
 using nlohmann::json;
 
-/// [{"params": "h.*", "eps": 1e-6}] as "h.*:eps=1e-06"; nothing for anything else.
+/// Returns groups like [{"params": "h.*", "eps": 1e-6}] as the text "h.*:eps=1e-06", and a string
+/// as it is; none for anything else.
 std::optional<std::string> groups_as_text(const json& groups) {
   if (groups.is_string()) return groups.get<std::string>();
   if (!groups.is_array()) return std::nullopt;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/translation.cc: one key at a time.
+// integrations/deepspeed/translation.cc: translates one key at a time.
 #include "integrations/deepspeed/translation.h"
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@ using nlohmann::json;
 
 std::string short_text(const json& value) { return value.dump().substr(0, 60); }
 
-/// 5e8 is a whole number in DeepSpeed's files.
+/// Returns a number without a fraction as a whole number, because DeepSpeed's files may write 5e8.
 json as_whole(const json& value) {
   if (!value.is_number_float()) return value;
   const double number = value.get<double>();
@@ -26,7 +26,8 @@ json as_whole(const json& value) {
   return static_cast<std::int64_t>(number);
 }
 
-/// The one value, or one of a list; {"enabled": false} is whatever is not enabled.
+/// Returns whether `value` is the allowed one, or one of an allowed list. {"enabled": false} allows
+/// every section that is not enabled.
 bool allows(const json& fine, const json& value) {
   if (fine.is_object()) return value.is_object() && value.value("enabled", json(false)) == false;
   if (!fine.is_array()) return value == fine;
@@ -48,7 +49,7 @@ bool Translation::truth(const std::string& path, const json& value) const {
   return value.get<bool>();
 }
 
-/// As a flag says, or the file by our name, or our default.
+/// Returns the value that a flag gives, or that the file gives by our name, or our default.
 std::string Translation::in_force(std::string_view name) const {
   if (context_.flag) {
     if (const auto text = context_.flag(name)) return *text;
@@ -73,7 +74,8 @@ const ConfigSetting* Translation::given(std::string_view name) const {
 
 void Translation::add(const std::string& name, const json& value, const std::string& path) {
   if (const ConfigSetting* other = given(name)) {
-    refuse(other->path, fmt::format("and \"{}\" are one setting: give one of them", path));
+    refuse(other->path,
+           fmt::format("and \"{}\" are the same setting; give only one of them", path));
   }
   result_.settings.push_back({name, value, path});
 }
@@ -91,27 +93,27 @@ void Translation::assume_all(std::span<const DeepSpeedDefault> defaults) {
   for (const auto& [path, ours, text] : defaults) assume(ours, json::parse(text), path);
 }
 
-/// "auto" is for a trainer to fill in, and here that is the flag or our default.
+/// Leaves an "auto" to its flag or our default, because it is for the trainer to fill in.
 void Translation::leave_to_flag(const DeepSpeedKey& key, const std::string& path) {
   autos_.emplace(path);
   if (key.ours.empty() || !autos_.emplace(key.ours).second) return;
   const bool flag = context_.flag && context_.flag(key.ours);
   const std::string value = in_force(key.ours);
   note(path,
-       fmt::format("is \"auto\": `{}` is {}, {}", key.ours, value.empty() ? "left out" : value,
+       fmt::format("is \"auto\", so `{}` is {}, {}", key.ours, value.empty() ? "left out" : value,
                    flag ? "as its flag says" : "our default"));
 }
 
-/// In a script "auto" was to be filled in before: DeepSpeed drops it in some sections, and fails of
-/// it elsewhere.
+/// Handles an "auto" that a script was to fill in before. DeepSpeed drops it in some sections and
+/// fails because of it elsewhere.
 void Translation::leave_to_default(const DeepSpeedKey& key, const std::string& path) {
   if (key.use == DeepSpeedKey::Use::kNoted) return note(path, key.text);
   if (DeepSpeedKeys::drops_auto(path))
-    return note(path, "is \"auto\", which is DeepSpeed's default where nobody fills it in");
+    return note(path, "is \"auto\" and was not filled in, so it has DeepSpeed's default");
   refuse(path, "is \"auto\": give a value, or fill it in first, as Transformers and Accelerate do");
 }
 
-/// A value for the script's side, of its key's type.
+/// Hands a value to the script, after checking that it has the type of its key.
 void Translation::hand(const DeepSpeedKey& key, const std::string& path, const json& value) {
   using enum DeepSpeedKey::Use;
   const json whole = as_whole(value);
@@ -130,7 +132,7 @@ void Translation::take(const DeepSpeedKey& key, const std::string& path, const j
   if (key.use == kOnlyAs && allows(json::parse(key.ours), as_whole(value))) return;
   if (value == "auto") {
     if (context_.script) return leave_to_default(key, path);
-    // These follow from others where they can.
+    // A batch size and a peak rate follow from other keys if they can.
     if (key.use != kBatch && key.use != kPeakRate) return leave_to_flag(key, path);
     autos_.emplace(path);
     return;
@@ -178,7 +180,7 @@ void Translation::leave_out(const std::string& name, std::string_view why) {
   });
 }
 
-/// What stands in a section that DeepSpeed does not use.
+/// Leaves out all keys of a section that DeepSpeed does not use, with a note on each.
 void Translation::leave_out_section(std::string_view prefix, std::string_view why) {
   std::erase_if(result_.settings, [&](const ConfigSetting& setting) {
     if (!setting.path.starts_with(prefix)) return false;
@@ -197,7 +199,7 @@ void Translation::take_offload(const std::string& section, const std::string& de
   if (device != "none" && device != "cpu" && device != "nvme")
     refuse(path, fmt::format("is {}: give none, cpu or nvme", short_text(device)));
   if (!kept_.emplace(section, At{device, path}).second) {
-    refuse(path, fmt::format("and \"{}\" are one setting: give one of them",
+    refuse(path, fmt::format("and \"{}\" are the same setting; give only one of them",
                              kept_.find(section)->second.path));
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/translation.h: DeepSpeed's keys as our settings, each taken as it comes
-// and completed when all are known. Private to config_json.cc.
+// integrations/deepspeed/translation.h: translates DeepSpeed's keys to our settings. Each key is
+// taken as it comes, and the settings are completed when all keys are known. Private to
+// config_json.cc.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +18,10 @@
 
 namespace ziggurat {
 
-/// A string without its quotes, else the value's JSON; in small letters.
+/// Returns a string without its quotes, or the JSON of any other value, in lower case.
 std::string lowered(const nlohmann::json& value);
-/// Ours for DeepSpeed's other words for types: "torch.float16", "half".
+/// Returns our name of a type that DeepSpeed also calls by other names, such as "torch.float16" or
+/// "half".
 std::string type_name(std::string text);
 
 class Translation {
@@ -27,15 +29,16 @@ class Translation {
   Translation(const std::string& file, const ConfigContext& context)
       : file_(file), context_(context) {}
 
-  /// A setting of ours. Errors: kInvalidArgument if it was given already.
+  /// Adds a setting of ours. Errors: kInvalidArgument if it was given already.
   void add(const std::string& name, const nlohmann::json& value, const std::string& path);
-  /// A key that changes nothing.
+  /// Adds a note on a key that changes nothing.
   void note(const std::string& path, std::string_view why);
-  /// A key of DeepSpeed's. Errors: kInvalidArgument, naming it.
+  /// Takes a key of DeepSpeed's. Errors: kInvalidArgument naming the key.
   void take(const DeepSpeedKey& key, const std::string& path, const nlohmann::json& value);
-  /// After the last key: what several decide together, and DeepSpeed's defaults.
+  /// Adds what several keys decide together, and DeepSpeed's defaults. Must be called after the
+  /// last key.
   void complete();
-  /// The same where a script of its own trains.
+  /// Does the work of complete() for a training script.
   void complete_for_script();
   ConfigFile result() { return std::move(result_); }
 
@@ -82,10 +85,10 @@ class Translation {
   const std::string& file_;
   const ConfigContext& context_;
   ConfigFile result_;
-  /// Keys whose meaning depends on others', by path without stage3_ and the like.
+  /// Keys whose meaning depends on other keys, by their path without prefixes like stage3_.
   std::map<std::string, At, std::less<>> kept_;
-  std::set<std::string, std::less<>> autos_;     ///< names of ours that are "auto", and paths
-  std::vector<std::string> enabled_, disabled_;  ///< paths of the types' switches
+  std::set<std::string, std::less<>> autos_;  ///< our names and paths of settings that are "auto"
+  std::vector<std::string> enabled_, disabled_;  ///< paths of the switches of types
 };
 
 }  // namespace ziggurat

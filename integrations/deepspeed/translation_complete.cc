@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/translation_complete.cc: what several keys decide together, as DeepSpeed
-// 0.19.8 does: runtime/config.py for the batch sizes, runtime/engine.py for the optimizer and its
-// schedule.
+// integrations/deepspeed/translation_complete.cc: completes what several keys decide together, as
+// DeepSpeed 0.19.8 does in runtime/config.py (batch sizes) and runtime/engine.py (optimizer and
+// schedule).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,8 +21,8 @@ constexpr const char* kTrain = "train_batch_size";
 constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
 constexpr const char* kAccumulation = "gradient_accumulation_steps";
 
-/// Ours; "" for one that there is not. DeepSpeed's Adam decouples weight decay unless told
-/// otherwise.
+/// Returns our name of an optimizer; empty for an unknown one. DeepSpeed's Adam decouples weight
+/// decay unless the config says otherwise.
 std::string optimizer_name(const std::string& type, bool decoupled) {
   struct Name {
     std::string_view theirs, ours;
@@ -66,7 +66,8 @@ std::int64_t Translation::data_ranks() const {
   return std::max<std::int64_t>(1, ranks / std::max<std::int64_t>(1, number_in_force("tp")));
 }
 
-/// The three batch sizes: two give the third, one leaves accumulation at 1, and all must agree.
+/// Completes the three batch sizes. Two of them give the third, a single one leaves accumulation at
+/// 1, and all must agree.
 void Translation::set_batches() {
   const std::int64_t ranks = data_ranks();
   const auto read = [&](const char* path, const char* ours) -> std::optional<std::int64_t> {
@@ -74,7 +75,8 @@ void Translation::set_batches() {
     const auto kept = kept_.find(path);
     const ConfigSetting* own = *ours != '\0' ? given(ours) : nullptr;
     if (kept != kept_.end() && own != nullptr)
-      refuse(path, fmt::format("and \"{}\" are one setting: give one of them", own->path));
+      refuse(path,
+             fmt::format("and \"{}\" are the same setting; give only one of them", own->path));
     if (by_flag || own != nullptr) return number_in_force(ours);
     if (kept == kept_.end()) return std::nullopt;
     if (!kept->second.value.is_number_integer() || kept->second.value.get<std::int64_t>() < 1)
@@ -86,7 +88,7 @@ void Translation::set_batches() {
   std::optional<std::int64_t> accumulation = read(kAccumulation, "accumulate");
   if (!train && !micro) {
     if (!autos_.contains(kTrain) && !autos_.contains(kMicro))
-      refuse(kMicro, fmt::format("is missing: DeepSpeed needs it or \"{}\"", kTrain));
+      refuse(kMicro, fmt::format("is missing: DeepSpeed needs either this key or \"{}\"", kTrain));
     micro = number_in_force("batch");
     if (!accumulation && autos_.contains(kAccumulation))
       accumulation = number_in_force("accumulate");
@@ -99,8 +101,8 @@ void Translation::set_batches() {
   if (!accumulation) accumulation = 1;
   if (train && (*micro < 1 || *accumulation < 1 || *train != *micro * *accumulation * ranks)) {
     refuse(kTrain,
-           fmt::format("is {}: it must be micro-batch x accumulation x data-parallel "
-                       "ranks, and {} x {} x {} is {}",
+           fmt::format("is {}, but must be micro-batch x accumulation x data-parallel ranks, and "
+                       "{} x {} x {} is {}",
                        *train, *micro, *accumulation, ranks, *micro * *accumulation * ranks));
   }
   const auto set = [&](const char* ours, const char* path, std::int64_t value) {
@@ -108,7 +110,7 @@ void Translation::set_batches() {
     if (kept_.contains(path))
       add(ours, value, path);
     else if (train)
-      add(ours, value, kTrain);  // it follows
+      add(ours, value, kTrain);  // it follows from the batch of a step
     else
       result_.settings.push_back({ours, value, path, /*assumed=*/true});
   };
@@ -116,12 +118,14 @@ void Translation::set_batches() {
   set("accumulate", kAccumulation, *accumulation);
 }
 
-/// Without one the trainer's own is used, here as there.
+/// Translates the optimizer. Without one the trainer's own is used, as in DeepSpeed.
 void Translation::set_optimizer() {
   const auto type = kept_.find("optimizer.type");
   if (type == kept_.end()) {
     if (given("optimizer") == nullptr && !autos_.contains("optimizer") && !context_.script)
-      note("optimizer", "is missing: it and its settings are as the flags say, or our defaults");
+      note(
+          "optimizer",
+          "is missing, so the optimizer and its settings come from the flags or from our defaults");
     return leave_out_section("optimizer.params.", "changes nothing: \"optimizer.type\" is missing");
   }
   const auto decoupled = kept_.find("optimizer.params.adam_w_mode");
@@ -129,20 +133,20 @@ void Translation::set_optimizer() {
   const std::string name = optimizer_name(lowered(type->second.value), is_decoupled);
   if (name.empty()) {
     refuse("optimizer.type",
-           fmt::format("is {}: there are Adam, AdamW, Lion, Adagrad and SGD (and DeepSpeed's CPU "
-                       "and fused ones of them)",
+           fmt::format("is {}, but only Adam, AdamW, Lion, Adagrad and SGD are supported (and "
+                       "DeepSpeed's CPU and fused versions of them)",
                        type->second.value.dump().substr(0, 60)));
   }
   add("optimizer", name, type->second.path);
   if (const auto momentum = kept_.find("optimizer.params.momentum"); momentum != kept_.end()) {
-    if (name != "sgd") refuse(momentum->second.path, "is for SGD: give betas");
+    if (name != "sgd") refuse(momentum->second.path, "is only for SGD; give betas instead");
     add("betas", json::array({momentum->second.value, 0.999}), momentum->second.path);
   }
   add_optimizer_defaults(name);
 }
 
 void Translation::add_optimizer_defaults(const std::string& name) {
-  // PyTorch's own AdamW decays unless told otherwise.
+  // PyTorch's own AdamW has a weight decay of 0.01 unless the config says otherwise.
   const auto torch = kept_.find("optimizer.params.torch_adam");
   if (torch != kept_.end() && torch->second.value == true && name == "adamw")
     assume("weight_decay", 0.01, "optimizer.params.weight_decay");
@@ -152,7 +156,7 @@ void Translation::add_optimizer_defaults(const std::string& name) {
   }
 }
 
-/// A schedule takes the optimizer's rate, or replaces it.
+/// Translates the schedule, which takes the optimizer's rate or replaces it.
 void Translation::set_schedule() {
   if (!kept_.contains("scheduler.type"))
     leave_out_section("scheduler.params.", "changes nothing: \"scheduler.type\" is missing");
@@ -167,7 +171,7 @@ void Translation::set_schedule() {
     if (needs_total && given("total_num_steps") == nullptr && !autos_.contains("total_num_steps"))
       refuse("scheduler.params.total_num_steps", fmt::format("is missing: {} needs it", name));
   } else if (optimizer && given("schedule") == nullptr) {
-    // The rate stays what it is.
+    // Without a schedule the rate stays the same.
     assume("schedule", "constant", "scheduler.type");
     assume("warmup", 0, "scheduler.type");
   }
@@ -186,14 +190,13 @@ void Translation::set_schedule() {
   if (rate == kept_.end()) return;
   if (replaced)
     note(rate->second.path,
-         fmt::format("changes nothing, here or in DeepSpeed: {} has rates of its "
-                     "own",
-                     name));
+         fmt::format("changes nothing: {} has rates of its own, as in DeepSpeed", name));
   else
     add("lr", rate->second.value, rate->second.path);
 }
 
-/// What is not offloaded is on the device; gradients go where the optimizer is updated.
+/// Translates the placement. What is not offloaded is on the device, and gradients are where the
+/// optimizer is updated.
 void Translation::set_placement() {
   const auto tier = [&](const char* section) -> std::string {
     const auto kept = kept_.find(section);
@@ -211,7 +214,8 @@ void Translation::set_placement() {
   assume("placement", placement, "zero_optimization.offload_param");
 }
 
-/// One folder has all that is on NVMe.
+/// Translates the paths of offloaded state to `store`, because one folder has everything that is on
+/// NVMe.
 void Translation::set_store() {
   const bool by_flag = context_.flag && context_.flag("store");
   for (const char* section : {"offload_optimizer", "offload_param"}) {
@@ -220,15 +224,16 @@ void Translation::set_store() {
     const auto device = kept_.find(section);
     const ConfigSetting* store = given("store");
     if (device == kept_.end() || device->second.value != "nvme")
-      note(path->second.path, "changes nothing: nothing of it is on NVMe");
+      note(path->second.path, "changes nothing: no state of this kind is on NVMe");
     else if (by_flag || (store != nullptr && store->value != path->second.value))
-      note(path->second.path, "changes nothing: all that is on NVMe is where `store` says");
+      note(path->second.path, "changes nothing: everything on NVMe is in the folder of `store`");
     else if (store == nullptr)
       add("store", path->second.value, path->second.path);
   }
 }
 
-/// ZeRO++ is for stage 3, and a second cut for more ranks than it has.
+/// Leaves out what ZeRO++ cannot do in this run. It needs stage 3 and several ranks, and a
+/// secondary partition needs more ranks than it spans.
 void Translation::set_exchanges() {
   constexpr std::array kNames{"quantized_weights", "quantized_gradients", "hpz"};
   const auto all = [&](const char* why) {
@@ -237,18 +242,20 @@ void Translation::set_exchanges() {
   const ConfigSetting* stage = given("zero_stage");
   const bool by_flag = context_.flag && context_.flag("zero_stage");
   if ((stage == nullptr && !by_flag) || number_in_force("zero_stage") != 3) {
-    all("changes nothing: it is for stage 3");
+    all("changes nothing: it has an effect only in stage 3");
   } else if (data_ranks() == 1) {
     all("changes nothing: there is one rank");
   } else if (given("hpz") != nullptr && number_in_force("hpz") >= data_ranks()) {
-    leave_out("hpz", "changes nothing: there are no more ranks than that");
+    leave_out("hpz", "changes nothing: there are not more ranks than this value");
   }
 }
 
 void Translation::set_types() {
   const bool by_flag = context_.flag && context_.flag("dtype");
   if (enabled_.size() > 1) {
-    refuse(enabled_[0], fmt::format("and \"{}\" are both true: a model has one type", enabled_[1]));
+    refuse(enabled_[0],
+           fmt::format("and \"{}\" are both true, but a model has one type; enable one of them",
+                       enabled_[1]));
   }
   const bool fp16 = !enabled_.empty() && enabled_[0].starts_with("fp16");
   const bool scaled =
@@ -262,7 +269,7 @@ void Translation::set_types() {
   check_param_type();
   if (const auto sums = kept_.find("communication_data_type"); sums != kept_.end()) {
     if (given("quantized_gradients") != nullptr)
-      note(sums->second.path, "changes nothing: gradients travel in 4 bits");
+      note(sums->second.path, "changes nothing: gradients are exchanged in 4 bits");
     else if (const std::string name = lowered(sums->second.value); !is_type(name))
       refuse(sums->second.path, fmt::format("is {}: give fp32, bf16 or fp16", name));
     else
@@ -270,7 +277,7 @@ void Translation::set_types() {
   }
   if (scaled && context_.script) return assume_all(deepspeed_loss_scale_defaults());
   if (scaled) return;
-  // A loss scale is fp16's; DeepSpeed reads it and does nothing with it elsewhere.
+  // Only fp16 has a loss scale; DeepSpeed reads these keys and does nothing with them elsewhere.
   std::erase_if(result_.settings, [&](const ConfigSetting& setting) {
     if (!setting.path.starts_with("fp16.") || setting.name == "dtype") return false;
     note(setting.path, "is for fp16, which is not enabled");
@@ -278,7 +285,7 @@ void Translation::set_types() {
   });
 }
 
-/// DeepSpeed refuses another type than the one that is enabled.
+/// Refuses another type than the one that is enabled, as DeepSpeed does.
 void Translation::check_param_type() {
   const auto wanted = kept_.find("data_types.param_dtype");
   if (wanted == kept_.end()) return;

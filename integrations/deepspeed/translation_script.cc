@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/translation_script.cc: what several keys decide together where a script of
-// its own trains: where its state is, and what DeepSpeed would have it honour.
+// integrations/deepspeed/translation_script.cc: completes what several keys decide together for a
+// training script: where its state is, and what it must honour as in DeepSpeed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ using nlohmann::json;
 
 struct Schedule {
   std::string_view name;
-  std::array<std::string_view, 2> needs;  ///< parameters without a default
+  std::array<std::string_view, 2> needs;  ///< the parameters that have no default
 };
 constexpr std::array kSchedules{
     Schedule{"LRRangeTest", {}}, Schedule{"OneCycle", {"cycle_min_lr", "cycle_max_lr"}},
@@ -43,8 +43,8 @@ void Translation::complete_for_script() {
   hand_defaults();
 }
 
-/// The script's side makes it from the file's own values; what no schedule can do without is
-/// refused.
+/// Checks the schedule, which the script makes from the file's own values. Refuses an unknown
+/// schedule, and one that lacks a parameter without a default.
 void Translation::check_script_schedule() {
   const auto type = kept_.find("scheduler.type");
   if (type == kept_.end())
@@ -54,9 +54,10 @@ void Translation::check_script_schedule() {
   const auto* found = std::ranges::find(kSchedules, name, &Schedule::name);
   if (found == kSchedules.end()) {
     refuse(type->second.path,
-           fmt::format("is {}: there are LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR and "
-                       "WarmupCosineLR; give another one to initialize() as lr_scheduler",
-                       type->second.value.dump()));
+           fmt::format(
+               "is {}, but only LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR and WarmupCosineLR "
+               "are supported; give another schedule to initialize() as lr_scheduler",
+               type->second.value.dump()));
   }
   add("schedule", name, type->second.path);
   for (const std::string_view needed : found->needs) {
@@ -68,7 +69,7 @@ void Translation::check_script_schedule() {
     add("warmup_max_lr", peak->second.value, peak->second.path);
 }
 
-/// State is never on the device: in host memory, or in a directory on NVMe.
+/// Places the state in host memory, or in a directory on NVMe. It is never on the device.
 void Translation::set_script_placement() {
   for (const std::string section : {"offload_optimizer", "offload_param"}) {
     const std::string prefix = "zero_optimization." + section;
@@ -76,11 +77,11 @@ void Translation::set_script_placement() {
     const auto path = kept_.find(prefix + ".nvme_path");
     const bool on_nvme = device != kept_.end() && device->second.value == "nvme";
     if (path != kept_.end() && !path->second.value.is_string())
-      refuse(path->second.path, "must be a string: a directory");
+      refuse(path->second.path, "must be a string that names a directory");
     if (path != kept_.end() && section == "offload_param")
       note(path->second.path, "changes nothing: parameters stay whole on the device for now");
     else if (path != kept_.end() && !on_nvme)
-      note(path->second.path, "changes nothing: nothing of it is on NVMe");
+      note(path->second.path, "changes nothing: no state of this kind is on NVMe");
     const auto handed = [&](const char* key, const auto& found) {
       result_.handed.push_back({prefix + key, found == kept_.end() ? json() : found->second.value,
                                 prefix + key, found == kept_.end()});
@@ -91,18 +92,19 @@ void Translation::set_script_placement() {
   const auto device = kept_.find("offload_optimizer");
   if (device == kept_.end() || device->second.value == "none") {
     if (given("placement") == nullptr)
-      note(kOptimizerDevice, "is not cpu or nvme: optimizer state is in host memory all the same");
+      note(kOptimizerDevice,
+           "is neither cpu nor nvme, but optimizer state is in host memory all the same");
     return assume("placement", "host", kOptimizerDevice);
   }
   if (device->second.value == "cpu") return add("placement", "host", device->second.path);
   const auto path = kept_.find("zero_optimization.offload_optimizer.nvme_path");
   if (path == kept_.end() || path->second.value == "")
     refuse("zero_optimization.offload_optimizer.nvme_path",
-           "is missing, although the device is nvme: give a directory on it");
+           "is missing, although the device is nvme; give a directory on NVMe");
   add("placement", "nvme:" + path->second.value.get<std::string>(), device->second.path);
 }
 
-/// One line for all that a config asks of parameters.
+/// Adds one note on everything that a config asks of parameters.
 void Translation::note_whole_params() {
   const ConfigSetting* stage = given("zero_stage");
   const auto device = kept_.find("offload_param");
@@ -118,7 +120,8 @@ void Translation::note_whole_params() {
                          third ? "3" : device->second.value.get<std::string>(), also));
 }
 
-/// Masters and moments both in bf16 are a format of ours; one without the other is none.
+/// Translates bf16 masters and moments. Both together are a format of ours; one without the other
+/// is refused.
 void Translation::set_state_format() {
   const char* const kMasters = "bf16.bf16_master_weights_and_grads";
   const char* const kMoments = "bf16.bf16_optimizer_states";
@@ -129,9 +132,11 @@ void Translation::set_state_format() {
   const bool masters = asked(kMasters);
   const bool moments = asked(kMoments);
   if (masters != moments) {
-    refuse(masters ? kMasters : kMoments,
-           fmt::format("is true, but \"{}\" is not: give both, or neither and `state_format`",
-                       masters ? kMoments : kMasters));
+    refuse(
+        masters ? kMasters : kMoments,
+        fmt::format(
+            "is true, but \"{}\" is not; give both, or give neither and choose with `state_format`",
+            masters ? kMoments : kMasters));
   }
   if (!masters) return;
   const ConfigSetting* dtype = given("dtype");
@@ -139,16 +144,18 @@ void Translation::set_state_format() {
   if (dtype->value != "bf16" || stage == nullptr || stage->value == 0)
     refuse(kMasters, "is true, but needs \"bf16.enabled\" and a stage from 1, as in DeepSpeed");
   add("state_format", "bf16", kMasters);
-  note(kMasters, "is true: state is in bf16; gradients are summed, and state updated, in fp32");
+  note(kMasters,
+       "is true: state is kept in bf16, but gradients are summed and state is updated in fp32");
 }
 
-/// What DeepSpeed's own checks refuse; those of a dynamic scale only where there is one.
+/// Refuses what DeepSpeed's own checks refuse. The checks of a dynamic scale apply only if the
+/// scale is dynamic.
 void Translation::check_loss_scale() {
   const ConfigSetting* scale = given("loss_scale");
   if (scale == nullptr) return;
   if (!scale->value.is_number() || scale->value < 0)
-    refuse(scale->path,
-           fmt::format("is {}: give a number from 0; 0 is a dynamic scale", scale->value.dump()));
+    refuse(scale->path, fmt::format("is {}: give a number from 0; 0 means a dynamic scale",
+                                    scale->value.dump()));
   for (const char* name :
        {"initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"}) {
     const ConfigSetting* setting = given(name);
@@ -172,7 +179,8 @@ void Translation::check_tag_validation() {
   }
 }
 
-/// fp16 would need a loss scale of its own, and without a type PyTorch takes fp16 on a GPU.
+/// Refuses autocast to any type but bf16: fp16 would need a loss scale of its own, and without a
+/// type PyTorch takes fp16 on a GPU.
 void Translation::check_autocast() {
   json enabled = false;
   json dtype;
@@ -182,11 +190,11 @@ void Translation::check_autocast() {
   }
   if (enabled == true && type_name(lowered(dtype)) != "bf16") {
     refuse("torch_autocast.dtype",
-           fmt::format("is {}: give bfloat16, or enable fp16 in place of it", dtype.dump()));
+           fmt::format("is {}: give bfloat16, or enable fp16 instead of autocast", dtype.dump()));
   }
 }
 
-/// What the file says nothing of has DeepSpeed's default.
+/// Hands DeepSpeed's default to the script for each key that the file lacks.
 void Translation::hand_defaults() {
   using enum DeepSpeedKey::Use;
   for (const DeepSpeedKey& key : deepspeed_script_keys()) {

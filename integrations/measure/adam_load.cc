@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/adam_load.cc: one chain of jobs a worker, each chain over records of its
-// own.
+// integrations/measure/adam_load.cc: runs one chain of jobs per worker, each chain over records of
+// its own.
 #include "integrations/measure/adam_load.h"
 
 #include <cstring>
@@ -11,8 +11,8 @@
 namespace ziggurat::measure {
 namespace {
 
-constexpr std::size_t kElements = 256 * 1024;  // 3.5 MiB a record with its gradient and parameter
-constexpr std::size_t kRecordsPerChain = 12;   // more than the caches hold
+constexpr std::size_t kElements = 256 * 1024;  // 4 MiB per record with its gradient and parameter
+constexpr std::size_t kRecordsPerChain = 12;   // more records than the caches hold
 constexpr std::size_t kRecordBytes = kElements * (3 * sizeof(float) + 2 * sizeof(bf16));
 
 std::uint32_t bits(std::uint64_t seed, std::uint64_t index) {
@@ -21,7 +21,7 @@ std::uint32_t bits(std::uint64_t seed, std::uint64_t index) {
   return static_cast<std::uint32_t>(x >> 32);
 }
 
-/// In [-0.5, 0.5).
+/// Returns a value in [-0.5, 0.5).
 float centred(std::uint32_t random) {
   return static_cast<float>(static_cast<std::int32_t>(random)) * 0x1p-32F;
 }
@@ -94,7 +94,7 @@ void AdamLoad::run_one(std::size_t chain) {
   if (stopping_) {
     const std::lock_guard lock(mutex_);
     --running_;
-    ended_.notify_all();  // under the lock: stop() may be the last to see this object
+    ended_.notify_all();  // under the lock: this object may be gone once stop() returns
     return;
   }
   const Nanoseconds begun = thread_cpu();

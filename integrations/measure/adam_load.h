@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/adam_load.h: AdamW over records in memory, on every worker, until stopped:
-// the load that transfers must live beside in training, and how fast it is then.
+// integrations/measure/adam_load.h: runs AdamW over records in memory, on every worker, until it is
+// stopped. It is the load beside which transfers run in training, and its own speed is measured
+// too.
 #pragma once
 
 #include <atomic>
@@ -15,13 +16,16 @@
 
 namespace ziggurat::measure {
 
-/// Host memory that AdamW moves for a parameter: 4 + 4 + 4 + 2 read and as much written.
+/// The bytes of host memory that AdamW moves per parameter: it reads 4 + 4 + 4 + 2 and writes as
+/// many.
 inline constexpr std::uint64_t kAdamBytes = 28;
 
-/// The step every update here makes: ordinary settings, past bias correction's first steps.
+/// Returns the step that every update of this load makes: ordinary settings, past the first steps
+/// of bias correction.
 OptimizerStep bench_step() noexcept;
 
-/// Values as training has them: no NaN, no denormal, none of which would be updated at speed.
+/// Fills a record with values as in training. There is no NaN and no denormal, because these are
+/// not updated at full speed.
 void make_record(std::span<std::byte> record, std::uint64_t seed);
 void make_gradients(std::span<bf16> gradients, std::uint64_t seed);
 
@@ -32,7 +36,7 @@ class AdamLoad {
   AdamLoad(const AdamLoad&) = delete;
 
   void start();
-  void stop();  ///< returns when no job runs
+  void stop();  ///< returns once no job runs
 
   std::uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
   Nanoseconds cpu() const noexcept { return Nanoseconds(cpu_ns_.load(std::memory_order_relaxed)); }
@@ -48,7 +52,7 @@ class AdamLoad {
   WorkerPool& workers_;
   const OptimizerStep step_;
   HostMapping memory_;
-  std::vector<std::size_t> turn_;  // by chain; a chain's jobs follow each other
+  std::vector<std::size_t> turn_;  // by chain; the jobs of a chain follow each other
   std::atomic<std::uint64_t> bytes_{0};
   std::atomic<std::int64_t> cpu_ns_{0};
   std::atomic<bool> stopping_{false};

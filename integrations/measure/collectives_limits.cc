@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/collectives_limits.cc: plain sockets, plain messages, plain copies.
+// integrations/measure/collectives_limits.cc: measures plain sockets, plain messages and plain
+// copies.
 #include "integrations/measure/collectives_limits.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ namespace ziggurat::measure {
 namespace {
 
 constexpr std::size_t kPiece = wire::kChunkBytes;
-constexpr std::size_t kPieces = 1024;  // that a rank sends
+constexpr std::size_t kPieces = 1024;  // the pieces that a rank sends
 constexpr std::size_t kCopyBytes = 256 * kMiB;
 constexpr int kRounds = 3;
 
@@ -32,7 +33,7 @@ double gb_per_s(std::size_t bytes, double seconds) {
   return static_cast<double>(bytes) / seconds / 1e9;
 }
 
-/// As asio would stop at 64 KiB a system call.
+/// Asks asio for a whole piece at once, because it would otherwise stop at 64 KiB per system call.
 std::size_t whole(const boost::system::error_code& error, std::size_t) {
   return error ? 0 : kPiece;
 }
@@ -86,7 +87,7 @@ void exchange_on_threads(const std::vector<TcpSocket*>& peers, std::size_t piece
   for (std::thread& thread : threads) thread.join();
 }
 
-/// Counts what comes; the last piece ends the wait.
+/// Counts the pieces that arrive. The last piece ends the wait.
 class Counter final : public MpiListener {
  public:
   explicit Counter(std::size_t pieces) : left_(pieces) {}
@@ -102,7 +103,7 @@ class Counter final : public MpiListener {
   std::size_t left_;
 };
 
-/// One message after the other to `to`, each when the one before is on its way.
+/// Sends `left` messages to `to`, one after the other, each once the one before is on its way.
 void send_messages(MpiLink& link, int to, int tag, const MpiMessage& message, std::size_t left) {
   if (left == 0) return;
   link.send(to, tag, message,
@@ -166,7 +167,7 @@ double copy_limit(const std::function<void()>& meet) {
   std::vector<std::byte> from(kCopyBytes);
   std::vector<std::byte> to(kCopyBytes);
   double best = 0;
-  for (int i = 0; i <= kRounds; ++i) {  // the first one touches the memory
+  for (int i = 0; i <= kRounds; ++i) {  // the first round only touches the memory
     meet();
     const Nanoseconds start = monotonic_now();
     std::memcpy(to.data(), from.data(), to.size());

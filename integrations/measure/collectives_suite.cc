@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/collectives_suite.cc: limits first, then every operation and size.
+// integrations/measure/collectives_suite.cc: measures the limits first, and then every operation
+// and size.
 #include "integrations/measure/collectives_suite.h"
 
 #include <fmt/format.h>
@@ -29,7 +30,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// What figures stand beside.
+/// The limit with which figures are compared.
 struct Limit {
   std::string of;
   double exchange = 0;  // GB/s
@@ -53,7 +54,7 @@ class Bench {
  private:
   using Call = std::function<Task<>(Communicator&)>;
 
-  /// Made on the reactor, all ranks at once.
+  /// Makes a call on the reactor and waits until it is done. All ranks must make it at once.
   void await(const Call& call) {
     const auto wrapped = [&]() -> Task<> {
       Task<> task = call(*communicator_);
@@ -76,14 +77,14 @@ class Bench {
   std::vector<std::byte> in_, out_;
   std::unique_ptr<Communicator> communicator_;
   std::optional<SocketLimits> sockets_;
-  std::shared_ptr<MpiLink> mpi_;  // from its limit to the end
+  std::shared_ptr<MpiLink> mpi_;  // open from the measurement of its limit to the end
   Limit limit_;
   std::vector<CollectivesRow> rows_;
 };
 
 double Bench::timed(const Call& call) {
   std::vector<double> seconds;
-  for (int i = 0; i <= options_.rounds; ++i) {  // the first one touches the memory
+  for (int i = 0; i <= options_.rounds; ++i) {  // the first round only touches the memory
     await([](Communicator& c) { return c.barrier(); });
     const Nanoseconds start = monotonic_now();
     await(call);
@@ -102,7 +103,7 @@ void Bench::measure(const std::string& operation, std::size_t bytes, double shar
                    limit, limit_.of});
 }
 
-/// With all ranks: of what this back-end sends through.
+/// Measures the limit of what this back end sends through. All ranks must call it.
 Limit Bench::limit_of(Collectives back_end) {
   if (back_end == Collectives::kTcp) {
     if (!sockets_) sockets_ = socket_limits(reactor_, ranks_);
@@ -154,7 +155,7 @@ void Bench::measure_all(std::size_t bytes) {
 
 void Bench::measure_back_end(Collectives back_end) {
   ranks_.collectives = back_end;
-  // Where sockets are measured plain, nobody else uses them then.
+  // Plain sockets are measured before the ranks connect, so that nothing else uses the sockets.
   if (back_end == Collectives::kTcp) limit_ = limit_of(back_end);
   communicator_ = connect_ranks(reactor_, workers_, ranks_);
   if (back_end != Collectives::kTcp) limit_ = limit_of(back_end);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/collectives_suite.h: how fast ranks exchange, beside what plain sockets and
-// plain copies give the same ranks in the same run.
+// integrations/measure/collectives_suite.h: measures how fast ranks exchange data, and what plain
+// sockets and plain copies reach between the same ranks in the same run.
 //
-// Bus bandwidth is what each rank must send, over the time: of n bytes on N ranks (N - 1) / N n for
-// all_gather and reduce_scatter (n the whole), twice that for all_reduce, n for send. Its limits:
-// plain sockets or messages, every rank to every other at once (send: one way), and all ranks
-// copying n bytes each at once (collectives_limits.h).
+// Bus bandwidth is the number of bytes that each rank must send, divided by the time. For n bytes
+// on N ranks that number is (N - 1) / N n for all_gather, reduce_scatter and all_to_all, where n is
+// the whole, twice that for all_reduce, and n for send. Its limit is what plain sockets or messages
+// reach when every rank sends to every other at once (one way for send), or what all ranks reach
+// when they copy memory at once (collectives_limits.h).
 #pragma once
 
 #include <cstddef>
@@ -25,24 +26,25 @@ struct CollectivesBenchOptions {
 };
 
 struct CollectivesRow {
-  std::string transport;  ///< "memory" (Collectives::kAuto), "tcp", "mpi", "nccl"
+  std::string transport;  ///< the back end: "memory" (Collectives::kAuto), "tcp", "mpi" or "nccl"
   std::string operation;
   std::size_t bytes = 0;
-  double seconds = 0;  ///< median of the rounds
+  double seconds = 0;  ///< median time of the rounds
   double bus_gb_per_s = 0;
   double limit_gb_per_s = 0;
-  std::string limit;  ///< of what
+  std::string limit;  ///< what the limit was measured with: "socket", "message" or "copy"
 };
 
-/// On every rank; rows are rank 0's. Errors: connect_ranks', and kDataLoss for a wrong sum.
+/// Measures all back ends. Every rank must call it, and the rows of rank 0 count. Errors: those of
+/// connect_ranks(), and kDataLoss for a wrong sum.
 std::vector<CollectivesRow> run_collectives_bench(Reactor& reactor, WorkerPool& workers,
                                                   RankOptions ranks,
                                                   const CollectivesBenchOptions& options);
 
-/// Every row's figures, for --json.
+/// Returns the figures of every row, for --json.
 nlohmann::json collectives_json(const std::vector<CollectivesRow>& rows);
 
-/// A heading, then a line a row.
+/// Returns a heading, and then a line for each row.
 std::vector<std::string> collectives_table(const std::vector<CollectivesRow>& rows);
 
 }  // namespace ziggurat::measure

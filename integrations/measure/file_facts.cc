@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/file_facts.cc: ioctls and mincore; every answer may be "unknown".
+// integrations/measure/file_facts.cc: asks the kernel by ioctls and mincore. Every answer may be
+// "unknown".
 #include "integrations/measure/file_facts.h"
 
 #include <fcntl.h>
@@ -28,7 +29,7 @@ namespace ziggurat::measure {
 namespace {
 
 constexpr std::size_t kExtentsAtOnce = 256;
-constexpr std::uint64_t kWindowBytes = kGiB;  // mapped at a time for mincore
+constexpr std::uint64_t kWindowBytes = kGiB;  // mapped at once for mincore
 
 struct FiemapBuffer {
   alignas(fiemap)
@@ -41,7 +42,7 @@ struct FiemapBuffer {
   }
 };
 
-/// False if the filesystem has no such call.
+/// Adds up the extents by FIEMAP. Returns false if the filesystem does not have that call.
 bool walk_extents(int fd, std::uint64_t size_bytes, ExtentFacts& facts) {
   std::uint64_t mapped = 0;
   std::uint64_t at = 0;
@@ -85,7 +86,8 @@ void walk_holes(int fd, std::uint64_t size_bytes, ExtentFacts& facts) {
   }
 }
 
-/// To whoever neither owns nor may write a file, mincore calls every page resident (Linux 5.2).
+/// Returns whether mincore tells the truth about the file. For a user who neither owns the file nor
+/// may write it, mincore calls every page resident (since Linux 5.2).
 bool may_see_residency(int fd) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) return false;
@@ -164,10 +166,11 @@ DriveFacts drive_facts(const std::string& path) {
 
 std::uint64_t size_of(int fd, const std::string& path) {
   struct stat status {};
-  if (::fstat(fd, &status) != 0) throw system_error(errno, "fstat " + path);
+  if (::fstat(fd, &status) != 0) throw system_error(errno, "cannot fstat " + path);
   if (!S_ISBLK(status.st_mode)) return static_cast<std::uint64_t>(status.st_size);
   std::uint64_t size = 0;
-  if (::ioctl(fd, BLKGETSIZE64, &size) != 0) throw system_error(errno, "size of " + path);
+  if (::ioctl(fd, BLKGETSIZE64, &size) != 0)
+    throw system_error(errno, "cannot get the size of " + path);
   return size;
 }
 

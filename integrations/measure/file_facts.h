@@ -10,22 +10,24 @@
 
 namespace ziggurat::measure {
 
-/// Extents of [0, size_bytes) (FIEMAP; where the filesystem has none, holes alone by SEEK_HOLE).
+/// Returns what is known of the extents of [0, size_bytes). It comes from FIEMAP; on a filesystem
+/// without FIEMAP only holes are known, from SEEK_HOLE.
 ExtentFacts extent_facts(int fd, std::uint64_t size_bytes);
 
-/// Errors: none; what cannot be learnt says so.
+/// Returns what is known of the file in the page cache. Throws nothing; what cannot be found out is
+/// marked as unknown.
 CacheFacts cache_facts(int fd, std::uint64_t size_bytes);
 
 struct DriveFacts {
-  std::string device;  ///< "/dev/nvme0n1p2"; empty: none that the kernel names
+  std::string device;  ///< such as "/dev/nvme0n1p2"; empty if the kernel does not name it
   std::string filesystem;
-  std::string model;             ///< empty: the drive does not say
-  std::uint64_t size_bytes = 0;  ///< of the filesystem (or raw device)
+  std::string model;             ///< empty if the drive does not tell it
+  std::uint64_t size_bytes = 0;  ///< size of the filesystem (or raw device)
   std::uint64_t free_bytes = 0;
 };
 DriveFacts drive_facts(const std::string& path);
 
-/// Bytes of an open file or block device. Errors: errno's, naming `path`.
+/// Returns the size of an open file or block device in bytes. Errors: system errors naming `path`.
 std::uint64_t size_of(int fd, const std::string& path);
 
 }  // namespace ziggurat::measure

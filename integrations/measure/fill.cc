@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/fill.cc: a counter through a 64-bit finalizer; a stamp of 32 bytes a page.
+// integrations/measure/fill.cc: makes the bits of a page from a counter, by a 64-bit finalizer, and
+// stamps each page with 32 bytes.
 #include "integrations/measure/fill.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace ziggurat::measure {
 namespace {
 
 constexpr std::size_t kWords = kPageBytes / sizeof(std::uint64_t);
-constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15U;  // odd, so that counters never meet
+constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15U;  // odd, so that no two counters are the same
 
 struct Stamp {
   std::uint64_t file_seed;
@@ -25,7 +26,8 @@ struct Stamp {
 constexpr std::size_t kStampWords = sizeof(Stamp) / sizeof(std::uint64_t);
 static_assert(sizeof(Stamp) == 32);
 
-// Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators": the output function.
+// Returns the output function of Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
+// generators".
 constexpr std::uint64_t mixed(std::uint64_t x) noexcept {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
@@ -69,7 +71,8 @@ double entropy_bits(std::span<const std::byte> page) {
   return bits;
 }
 
-// Random words never repeat in a page; a pattern does, whatever the entropy of its bytes.
+// Returns whether many words of the page repeat. Random words do not repeat within a page, but a
+// pattern does, whatever the entropy of its bytes.
 bool words_repeat(std::span<const std::byte> page) {
   std::array<std::uint64_t, kWords> words;
   std::memcpy(words.data(), page.data(), kPageBytes);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/fio.cc: a child with its output in pipes; its JSON.
+// integrations/measure/fio.cc: runs fio as a child, reads its output from a pipe, and parses its
+// JSON.
 #include "integrations/measure/fio.h"
 
 #include <fcntl.h>
@@ -27,7 +28,7 @@ constexpr int kExecFailed = 127;
 
 struct ChildOutput {
   int status = 0;
-  std::string text;  // standard output, then standard error's
+  std::string text;  // standard output and standard error
 };
 
 std::string read_all(int fd) {
@@ -36,7 +37,7 @@ std::string read_all(int fd) {
   for (;;) {
     const ssize_t count = ::read(fd, part.data(), part.size());
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw system_error(errno, "read fio's output");
+    if (count < 0) throw system_error(errno, "cannot read fio's output");
     if (count == 0) return text;
     text.append(part.data(), static_cast<std::size_t>(count));
   }
@@ -60,20 +61,20 @@ std::vector<std::string> environment_with(const std::string& addition) {
   return all;
 }
 
-/// Output and errors in one stream. The child is killed when this thread ends: a benchmark that
-/// was interrupted leaves nobody writing.
+/// Runs a program, with its output and its errors in one stream. The child is killed when this
+/// thread ends, so that an interrupted benchmark leaves no process that writes.
 ChildOutput run_child(std::vector<std::string> words, const std::string& variable) {
   std::vector<std::string> variables = environment_with(variable);
   const std::vector<char*> argv = pointers(words);
   const std::vector<char*> envp = pointers(variables);
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw system_error(errno, "pipe for fio");
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw system_error(errno, "cannot make a pipe for fio");
   const UniqueFd from_child(ends[0]);
   UniqueFd to_us(ends[1]);
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
-  if (child < 0) throw system_error(errno, "fork for fio");
-  if (child == 0) {  // only what a child of a process with threads may call
+  if (child < 0) throw system_error(errno, "cannot start a process for fio");
+  if (child == 0) {  // the child of a process with threads may call only a few functions
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(kExecFailed);
     const int nothing = ::open("/dev/null", O_RDONLY);
@@ -87,7 +88,7 @@ ChildOutput run_child(std::vector<std::string> words, const std::string& variabl
   ChildOutput output;
   output.text = read_all(from_child.get());
   while (::waitpid(child, &output.status, 0) < 0) {
-    if (errno != EINTR) throw system_error(errno, "wait for fio");
+    if (errno != EINTR) throw system_error(errno, "cannot wait for fio");
   }
   return output;
 }
@@ -115,7 +116,7 @@ std::vector<std::string> arguments(const FioJob& job, const char* memory) {
       "--fixedbufs=1",
       "--registerfiles=1",
       fmt::format("--iomem={}", memory),
-      "--scramble_buffers=0",  // its writes need not be looked at
+      "--scramble_buffers=0",  // nobody reads what fio writes
       "--time_based=1",
       fmt::format("--runtime={}ms", static_cast<std::int64_t>(job.seconds * 1000)),
       "--thread=1",
@@ -126,14 +127,15 @@ std::vector<std::string> arguments(const FioJob& job, const char* memory) {
 }
 
 Error not_fio(const std::string& text) {
-  return {ErrorCode::kUnavailable, fmt::format("fio did not do its part: {}", text.substr(0, 300))};
+  return {ErrorCode::kUnavailable,
+          fmt::format("fio failed or gave no figures: {}", text.substr(0, 300))};
 }
 
 }  // namespace
 
 FioFigure parse_fio(const std::string& text, const FioJob& job) {
   using nlohmann::json;
-  // Warnings may stand before the object.
+  // fio may print warnings before the JSON object.
   const auto begin = text.find('{');
   const json parsed =
       json::parse(begin == std::string::npos ? text : text.substr(begin), nullptr, false);
@@ -193,7 +195,7 @@ FioFigure Fio::run(const FioJob& job) const {
 
 std::string Fio::how() const {
   return fmt::format(
-      "{}: io_uring, direct, registered file, fixed buffers in {}", version_,
+      "{} uses io_uring, direct I/O, a registered file and fixed buffers in {}", version_,
       memory_ == Memory::kHuge
           ? "2 MiB huge pages (mmaphuge)"
           : "transparent huge pages (malloc under "

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/fio.h: the same work by fio, on the same file, at fio's fair best: io_uring,
-// fixed buffers and files, direct, blocks of our size in huge pages.
+// integrations/measure/fio.h: does the same work with fio, on the same file and in fio's fastest
+// fair way: io_uring, fixed buffers and files, direct I/O, and blocks of our size in huge pages.
 //
-// fio's default buffers are 4 KiB pages, which understate a drive by up to 2.5 times: beating those
-// proves nothing. Where the administrator reserved no huge pages, fio gets transparent ones through
-// its C library (GLIBC_TUNABLES); how() says which.
+// fio's default buffers are 4 KiB pages, which understate a drive by up to 2.5 times, so that being
+// faster than fio would prove nothing. Where the administrator reserved no huge pages, fio gets
+// transparent ones through its C library (GLIBC_TUNABLES); how() says which it has.
 #pragma once
 
 #include <cstdint>
@@ -37,15 +37,17 @@ struct FioJob {
 
 class Fio {
  public:
-  /// fio as installed, tried once on `probe` for the memory it can have; nullopt if there is none
-  /// or it cannot read the file, with the reason in `why`.
+  /// Finds the installed fio, and runs `probe` once to find out which memory it can have. None if
+  /// there is no fio or it cannot read the file; `why` then has the reason.
   static std::optional<Fio> find(const FioJob& probe, std::string& why);
 
-  /// Runs the job in a child that dies with us. Errors: kUnavailable with fio's own words.
+  /// Runs the job in a child that ends with this process. Errors: kUnavailable with the words of
+  /// fio.
   FioFigure run(const FioJob& job) const;
 
   const std::string& version() const noexcept { return version_; }
-  /// "io_uring, direct, registered file, fixed buffers in 2 MiB huge pages".
+  /// Returns how fio does its work, such as "fio-3.33 uses io_uring, direct I/O, a registered file
+  /// and fixed buffers in 2 MiB huge pages (mmaphuge)".
   std::string how() const;
 
  private:
@@ -54,7 +56,7 @@ class Fio {
   Memory memory_ = Memory::kHuge;
 };
 
-/// What fio's JSON says. Errors: kUnavailable if it is not what fio writes.
+/// Reads the figures in fio's JSON. Errors: kUnavailable if the text is not what fio writes.
 FioFigure parse_fio(const std::string& json, const FioJob& job);
 
 }  // namespace ziggurat::measure

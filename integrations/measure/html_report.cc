@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/html_report.cc: what it means first, then the figures, then the plots.
+// integrations/measure/html_report.cc: writes what the figures mean, then the figures, then the
+// plots.
 #include "integrations/measure/html_report.h"
 
 #include <fmt/format.h>
@@ -14,7 +15,7 @@
 namespace ziggurat::measure {
 namespace {
 
-// Braces are doubled nowhere: this is no format string.
+// Braces are not doubled, because this is not a format string.
 constexpr std::string_view kStyle = R"css(
 :root { --page: #ffffff; --panel: #f6f8fa; --ink: #16191d; --muted: #525c68; --grid: #dce1e7;
   --accent: #1f6cb5; --strong: #0d3d6e; --mark: #b3261e; --refused: #a1160d;
@@ -109,7 +110,8 @@ std::string plots(const SetResult& set) {
       "<h2>Bandwidth over time, and latency</h2>\n"
       "<p class=\"muted\">The median round of each row. Dashed: its mean.</p>\n";
   for (const Row& row : set.rows) {
-    if (refused(row.flags())) continue;  // a curve convinces, whatever stands beside it
+    // A curve convinces a reader in spite of the doubts beside it.
+    if (refused(row.flags())) continue;
     out += fmt::format(
         "<h3>{}: {:.2f} GB/s <span class=\"about\">{}</span></h3>\n<div class=\"pair\">\n",
         escaped(to_string(row.workload)), row.gb_per_s(), escaped(about(row.workload)));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/html_report.h: the page of --report: one file, nothing fetched, nothing
-// scripted, light or dark as the reader's system is. Well-formed XML, so that tests can parse it.
+// integrations/measure/html_report.h: makes the page of --report. It is one file that fetches
+// nothing, runs no script, and is light or dark like the reader's system. It is well-formed XML, so
+// that tests can parse it.
 #pragma once
 
 #include <string>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/latency.cc: bucket i begins at 2^(i / 32) microseconds.
+// integrations/measure/latency.cc: puts latencies into buckets, of which bucket i begins at 2^(i /
+// 32) microseconds.
 #include "integrations/measure/latency.h"
 
 #include <algorithm>

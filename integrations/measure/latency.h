@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/latency.h: latencies by logarithmic buckets, 32 an octave (3 % wide), from a
-// microsecond to a minute.
+// integrations/measure/latency.h: counts latencies in logarithmic buckets, 32 per octave (about 2 %
+// wide), from a microsecond to a minute.
 #pragma once
 
 #include <array>
@@ -20,8 +20,8 @@ class Latencies {
 
   std::uint64_t count() const noexcept { return count_; }
   double max_us() const noexcept { return max_us_; }
-  /// Upper edge of the bucket that holds the share `quantile` (0.5, 0.99, ...), never above the
-  /// largest seen; 0 if nothing was added.
+  /// Returns the upper edge of the bucket that holds the share `quantile` (0.5, 0.99, ...), but
+  /// never more than the largest latency seen; 0 if nothing was added.
   double quantile_us(double quantile) const noexcept;
 
   struct Bucket {
@@ -29,7 +29,7 @@ class Latencies {
     double to_us;
     std::uint64_t count;
   };
-  /// Those that hold something, in order.
+  /// Returns the buckets that are not empty, in order.
   std::vector<Bucket> buckets() const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/measurement.cc: clocks, and bytes by tenths of a second.
+// integrations/measure/measurement.cc: reads clocks, and adds up bytes by tenths of a second.
 #include "integrations/measure/measurement.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/optimizer_ceiling.cc: a run of each stream in turn, in registers.
+// integrations/measure/optimizer_ceiling.cc: walks through the streams, a run of each in turn, in
+// registers.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "integrations/measure/optimizer_ceiling.cc"
 #include <hwy/cache_control.h>
@@ -20,7 +21,8 @@ using W = hn::Vec<Words>;
 
 constexpr std::size_t kLineBytes = 64;
 
-/// Four registers a turn, so that the loop itself costs nothing beside the lines it moves.
+/// Calls `body` for four registers per turn, so that the loop itself costs nothing beside the lines
+/// that it moves.
 template <class Body>
 HWY_INLINE void for_each_register(std::size_t bytes, const Body& body) {
   const std::size_t step = hn::Lanes(Words());
@@ -106,7 +108,8 @@ namespace ziggurat::measure {
 HWY_EXPORT(ceiling);
 
 void run_ceiling(const CeilingShape& shape, const CeilingWalk& walk, std::size_t elements) {
-  // A compiler that knew the zero would not write, and one that knew the sum unused would not read.
+  // A compiler that knew that this is zero would not write, and one that knew that the sum is not
+  // used would not read.
   static volatile std::uint32_t zero = 0;
   static std::atomic<std::uint32_t> sums{0};
   sums += HWY_DYNAMIC_DISPATCH(ceiling)(shape, walk, elements, zero);

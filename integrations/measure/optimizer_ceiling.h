@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/optimizer_ceiling.h: what memory gives a pass of an optimizer's shape that
-// computes next to nothing: the same streams at the same places, read, written or both as the
-// optimizer does.
+// integrations/measure/optimizer_ceiling.h: measures how fast memory is for a pass that has an
+// optimizer's shape but computes next to nothing. It reads and writes the same streams at the same
+// places as the optimizer.
 //
-// No single loop is the fastest on every machine: how long a run of each stream it takes, whether
-// it asks for lines ahead and whether it stores past the cache decide as much as the memory does.
-// The limit is the fastest of several, each measured often.
+// No single loop is the fastest on every machine. The length of the run that a loop takes of each
+// stream, whether it asks for lines ahead, and whether it stores past the cache decide as much as
+// the memory does. So the limit is the fastest of several loops, each measured often.
 #pragma once
 
 #include <array>
@@ -15,7 +15,8 @@
 
 namespace ziggurat::measure {
 
-/// `element_bytes` of each element; 0: not there. Whole cache lines from a line's beginning.
+/// A stream of whole cache lines, which begins at a line and has `element_bytes` for each element;
+/// 0 if there is no such stream.
 struct CeilingStream {
   std::byte* data = nullptr;
   std::size_t element_bytes = 0;
@@ -23,14 +24,14 @@ struct CeilingStream {
 struct CeilingShape {
   std::array<CeilingStream, 4> in_place{};  ///< read and written
   CeilingStream read{};                     ///< the gradient
-  CeilingStream written{};                  ///< the parameter, stored past the cache
+  CeilingStream written{};                  ///< the parameter, which is stored past the cache
 };
 
-/// One way through the streams.
+/// Describes one way of walking through the streams.
 struct CeilingWalk {
-  std::size_t run_elements;  ///< of a stream, before the next stream's turn
-  std::size_t ahead_bytes;   ///< lines are asked for so far ahead; 0: left to the hardware
-  bool past_cache;           ///< what is updated in place, too
+  std::size_t run_elements;  ///< elements of a stream before the next stream has its turn
+  std::size_t ahead_bytes;   ///< how far ahead lines are asked for; 0 if the hardware does it
+  bool past_cache;           ///< whether what is updated in place is stored past the cache too
 };
 inline constexpr std::array<CeilingWalk, 6> kCeilingWalks{{{64, 0, false},
                                                            {256, 0, false},
@@ -39,8 +40,8 @@ inline constexpr std::array<CeilingWalk, 6> kCeilingWalks{{{64, 0, false},
                                                            {256, 1024, false},
                                                            {256, 0, true}}};
 
-/// Reads and writes all of `elements` elements (whole runs of the walk) at the widest instruction
-/// set of this CPU, and leaves what is updated in place as it was.
+/// Reads and writes all of `elements` elements (whole runs of the walk) with the widest instruction
+/// set of this CPU. What is updated in place keeps its values.
 void run_ceiling(const CeilingShape& shape, const CeilingWalk& walk, std::size_t elements);
 
 }  // namespace ziggurat::measure

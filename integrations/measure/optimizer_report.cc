@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/optimizer_report.cc: the rows of `bench optimizer`, for people and for
-// programs.
+// integrations/measure/optimizer_report.cc: writes the rows of `bench optimizer` as a table and as
+// JSON.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -13,7 +13,8 @@ namespace ziggurat::measure {
 std::vector<std::string> optimizer_table(const OptimizerBenchResult& result) {
   std::vector<std::string> lines;
   lines.push_back(fmt::format(
-      "{} of {} M parameters, bf16 gradients and parameters, in {}; medians of {} rounds",
+      "{} updates {} M parameters, with bf16 gradients and parameters, in {}; figures are medians "
+      "of {} rounds",
       to_string(result.optimizer), result.params / 1'000'000, result.page_kind, result.rounds));
   lines.push_back(fmt::format("{:<14} {:>8} {:>8} {:>10} {:>7} {:>10} {:>7} {:>8} {:>6} {:>6}",
                               "format", "B/param", "B moved", "ISA", "threads", "Mparam/s", "GB/s",
@@ -27,8 +28,8 @@ std::vector<std::string> optimizer_table(const OptimizerBenchResult& result) {
                     row.ceiling_gb_per_s(result.params), row.share(), row.best_share()));
   }
   lines.push_back(fmt::format(
-      "ceiling: the fastest of {} passes over the same bytes in the same streams, best of all "
-      "rounds; best: the share of the kernel's fastest round",
+      "ceiling is the fastest of {} passes over the same bytes in the same streams, in the best of "
+      "all rounds; best is the share that the kernel's fastest round reached",
       kCeilingWalks.size()));
   return lines;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/optimizer_suite.cc: memory cut into records, dealt out to threads in one
-// piece each.
+// integrations/measure/optimizer_suite.cc: cuts memory into records, of which each thread gets one
+// piece.
 #include "integrations/measure/optimizer_suite.h"
 
 #include <fmt/format.h>
@@ -28,7 +28,7 @@
 namespace ziggurat::measure {
 namespace {
 
-constexpr std::uint64_t kTilesPerRecord = 32;  // the engine's 6 MiB of fp32 AdamW
+constexpr std::uint64_t kTilesPerRecord = 32;  // as in the engine: 6 MiB of fp32 AdamW
 constexpr std::uint64_t kRecordElements = kTilesPerRecord * kTileElements;
 constexpr std::uint64_t kParamsDefault = 100'000'000;
 constexpr std::size_t kHalfBytes = sizeof(bf16);
@@ -42,7 +42,7 @@ std::uint64_t free_memory_bytes() {
   return std::min(machine, group.limit_bytes - std::min(group.limit_bytes, group.usage_bytes));
 }
 
-/// Bytes of a record, its gradient and its parameter.
+/// Returns the bytes of a record with its gradient and its parameter.
 std::uint64_t item_bytes(OptimizerKind kind, StateFormat format) {
   return record_format(kind, format).record_bytes(kTilesPerRecord) +
          2 * kHalfBytes * kRecordElements;
@@ -59,14 +59,14 @@ std::uint64_t choose_params(const OptimizerBenchOptions& options) {
   if (records * largest > free_bytes || records == 0) {
     throw Error(
         ErrorCode::kResourceExhausted,
-        fmt::format("the state of {} parameters takes {} of memory, and {} are free; at most "
+        fmt::format("the state of {} parameters takes {} of memory, but only {} are free; at most "
                     "{} parameters fit",
                     wanted, format_bytes(records * largest), format_bytes(free_bytes), 2 * fit));
   }
   return records * kRecordElements;
 }
 
-/// With the rounding of a new store.
+/// Returns a step with the rounding that a new store has.
 OptimizerStep step_of(OptimizerKind kind, StateFormat format) {
   const Rounding of_state = rounds_state(format) ? Rounding::kStochastic : Rounding::kNearest;
   return OptimizerStep::make({.kind = kind,
@@ -80,7 +80,7 @@ OptimizerStep step_of(OptimizerKind kind, StateFormat format) {
                               .t = 1000});
 }
 
-/// Records one after the other, then gradients, then parameters.
+/// Holds all records one after the other, and then the gradient and the parameter of each record.
 class Memory {
  public:
   Memory(OptimizerKind kind, StateFormat format, std::uint64_t params)
@@ -95,7 +95,7 @@ class Memory {
   std::size_t records() const { return records_; }
   const std::string& page_kind() const { return mapping_.page_kind(); }
 
-  /// A state some steps old, of values as training has them.
+  /// Makes a state that is some steps old, with values as in training.
   void fill(std::size_t index) {
     std::vector<float> masters(kRecordElements);
     std::minstd_rand random(static_cast<std::uint32_t>(index + 1));
@@ -120,7 +120,7 @@ class Memory {
     const auto segments = shape_.segments();
     for (std::size_t i = 0; i < segments.size() && streams < shape.in_place.size(); ++i) {
       const std::size_t element_bytes = segments[i].tile_bytes / kTileElements;
-      if (element_bytes == 0) continue;  // scales: under a hundredth of the traffic
+      if (element_bytes == 0) continue;  // scales are under a hundredth of the traffic
       shape.in_place[streams++] = {record(index).data() + shape_.offset(i, kTilesPerRecord),
                                    element_bytes};
     }
@@ -146,7 +146,8 @@ class Memory {
 
  private:
   static constexpr std::uint64_t half_bytes() { return kHalfBytes * kRecordElements; }
-  /// The gradient read, and the parameter written where it has an array of its own.
+  /// Returns the bytes per parameter of the gradient, which is read, and of the parameter, which is
+  /// written if it has an array of its own.
   std::size_t beside_bytes() const { return (holds_param(format_) ? 1 : 2) * kHalfBytes; }
 
   std::span<std::byte> record(std::size_t index) const {
@@ -169,7 +170,7 @@ class Memory {
   HostMapping mapping_;
 };
 
-/// Restores the choice of target when it goes.
+/// Forces a SIMD target, and restores the former choice when it is destroyed.
 class ForcedTarget {
  public:
   explicit ForcedTarget(std::string_view name) : before_(simd_target()) { force_simd_target(name); }
@@ -189,13 +190,15 @@ void require_specification(OptimizerKind kind, StateFormat format) {
     want.fill(0);
   }
   if (!std::ranges::equal(got.everything(), want.everything())) {
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("{} in {} on {} does not give the specification's bits: not measured",
-                            to_string(kind), to_string(format), target));
+    throw Error(
+        ErrorCode::kDataLoss,
+        fmt::format("{} in {} on {} does not give the specification's bits, so it is not measured",
+                    to_string(kind), to_string(format), target));
   }
 }
 
-/// Thread i takes the i-th of even pieces.
+/// Returns the seconds that `threads` threads take for `action` on all records. Each thread takes
+/// an equal piece of them.
 double seconds_of(std::size_t threads, std::size_t records, WorkerPool& workers,
                   const std::function<void(std::size_t)>& action) {
   const auto start = std::chrono::steady_clock::now();
@@ -219,7 +222,7 @@ OptimizerRow measure(Memory& memory, std::size_t threads, std::uint32_t rounds,
   row.record_bytes = memory.record_bytes_per_param();
   row.moved_bytes = memory.moved_bytes();
   const std::function<void(std::size_t)> kernel = [&](std::size_t i) { memory.update(i); };
-  // What the ceiling leaves out (scales) it is charged for, at its own speed.
+  // The ceiling leaves out the scales, so their bytes are charged at its own speed.
   const double charge = memory.moved_bytes() / memory.ceiling_bytes();
   const auto ceiling_seconds = [&] {
     double best = std::numeric_limits<double>::max();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/prefetch.cc: lanes read blocks in order of unit; one coroutine consumes.
+// integrations/measure/prefetch.cc: lanes read blocks in the order of units, and one coroutine
+// consumes the units.
 #include "integrations/measure/prefetch.h"
 
 #include <algorithm>
@@ -53,13 +54,14 @@ class Prefetch {
     try {
       while (!over_) co_await read_next(lane, buffer);
     } catch (...) {
-      over_ = true;  // nobody may wait for what will not come
+      over_ = true;  // nothing may wait for a unit that will not come
       wake();
       throw;
     }
   }
 
-  // Blocks of a unit go to the targets in turn.
+  // Reads the next block of the lane's target. The blocks of a unit are spread over the targets in
+  // turn.
   Task<> read_next(std::size_t lane, const Lease& buffer) {
     const std::size_t which = lane % targets_.size();
     Target& target = *targets_[which];
@@ -127,7 +129,7 @@ class Prefetch {
     co_await woken.wait();
   }
 
-  /// What the buffers hold at the end is what was read last.
+  /// Checks the blocks that were read last, which the buffers hold at the end.
   SampleFacts last_blocks(const std::vector<Lease>& buffers) const {
     SampleFacts sample;
     for (std::size_t lane = 0; lane < buffers.size(); ++lane) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/prefetch.h: units of a model that must be there when the one before has been
-// computed: what share comes too late, and by how much.
+// integrations/measure/prefetch.h: reads the units of a model, each of which must be there when the
+// one before has been computed, and measures how many come too late and by how much.
 //
-// The consumer is a clock: a unit takes unit_bytes / pace to compute. As in training, at most two
-// units are read ahead of the one in use. A unit that is late stalls the consumer, and everything
-// after it is due that much later.
+// The consumer is a clock on which a unit takes unit_bytes / pace to compute. As in training, at
+// most two units are read ahead of the one in use. A late unit stalls the consumer, and every later
+// unit is due that much later.
 #pragma once
 
 #include "integrations/measure/streams.h"
@@ -19,7 +19,7 @@ struct PrefetchPlan {
   std::uint64_t unit_bytes = 0;
   double pace_gb_per_s = 0;
 };
-/// Our own files want Content::kPages.
+/// Runs the plan. Files of our own must hold Content::kPages.
 Measurement run_prefetch(const Bench& bench, Targets targets, const PrefetchPlan& plan);
 
 }  // namespace ziggurat::measure

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/result.cc: names, medians, and what follows from a row.
+// integrations/measure/result.cc: names the workloads, and calculates medians and what follows from
+// a row.
 #include "integrations/measure/result.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 namespace ziggurat::measure {
 namespace {
 
-constexpr double kStepBytes = 24;  // a parameter: 12 read, 12 written
+constexpr double kStepBytes = 24;  // per parameter: 12 are read and 12 are written
 
 template <class Get>
 double median_over(const std::vector<Measurement>& rounds, const Get& get) {
@@ -75,16 +76,20 @@ std::string about(Workload workload) {
   switch (workload) {
     case Workload::kRead: return "parameters streamed in, sequentially";
     case Workload::kWrite: return "a checkpoint's burst, sequentially";
-    case Workload::kMix: return "half reads, half writes, both sequential";
+    case Workload::kMix:
+      return "half of the transfers read and half of them write, both sequentially";
     case Workload::kSweep:
-      return "optimizer records read from one slot and written to the other, no compute";
+      return "optimizer records are read from one slot and written to the other, without compute";
     case Workload::kSweepAdam:
-      return "the same with AdamW and both checksums of each record on the workers";
-    case Workload::kPrefetch: return "units of the model that must be there in time";
-    case Workload::kReadBesideAdam: return "reads while AdamW keeps all workers busy in memory";
-    case Workload::kWriteBesideAdam: return "writes while AdamW keeps all workers busy in memory";
+      return "optimizer records are also updated by AdamW, with both checksums, on the workers";
+    case Workload::kPrefetch:
+      return "units of the model are read, each of which must be there in time";
+    case Workload::kReadBesideAdam:
+      return "the drive is read while AdamW keeps all workers busy in memory";
+    case Workload::kWriteBesideAdam:
+      return "the drive is written while AdamW keeps all workers busy in memory";
     case Workload::kPrefetchBesideAdam:
-      return "units with deadlines while AdamW keeps all workers busy in memory";
+      return "units with deadlines are read while AdamW keeps all workers busy in memory";
   }
   return "?";
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/result.h: everything a run of the benchmark found; what the table, the JSON,
-// the page and the machine profile are made from.
+// integrations/measure/result.h: everything that a run of the benchmark found. The table, the JSON,
+// the page and the machine profile are made from it.
 #pragma once
 
 #include <array>
@@ -28,33 +28,34 @@ enum class Workload : std::uint8_t {
   kPrefetchBesideAdam,
 };
 inline constexpr std::size_t kWorkloads = 9;
-std::string to_string(Workload workload);  ///< "sequential read", ...
+std::string to_string(Workload workload);  ///< "read", "sweep + Adam": in the table
 std::string key_of(Workload workload);     ///< "read", "sweep_adam": in JSON
-std::string about(Workload workload);      ///< one line of what it stands for
-double write_share(Workload workload);     ///< of its transfers: 0, 0.5 or 1
-/// What fio can do that comes closest; nullopt for rows that are compared with another row.
+std::string about(Workload workload);      ///< one line on what it stands for
+double write_share(Workload workload);     ///< share of writes in its transfers: 0, 0.5 or 1
+/// Returns the work of fio that comes closest; none for rows that are compared with another row.
 std::optional<IoMix> peer_of(Workload workload);
 
 struct Row {
   Workload workload = Workload::kRead;
   std::vector<Measurement> rounds;
-  std::vector<FioFigure> fio;  ///< one a round, or none
-  std::string fio_work;        ///< "the same" or what comes closest; empty without fio
+  std::vector<FioFigure> fio;  ///< one for each round, or none
+  std::string fio_work;        ///< what fio did, such as "the same work"; empty without fio
 
-  /// The round whose GB/s is the median (the lower of two).
+  /// Returns the round whose GB/s is the median (the lower one of two).
   const Measurement& median() const;
-  double gb_per_s() const;      ///< median of the rounds
-  double cpu_s_per_gb() const;  ///< median of the rounds
+  double gb_per_s() const;      ///< returns the median of the rounds
+  double cpu_s_per_gb() const;  ///< returns the median of the rounds
   std::optional<double> fio_gb_per_s() const;
   std::optional<double> fio_cpu_s_per_gb() const;
-  std::optional<double> ratio() const;  ///< median of the rounds' ratios to fio
-  /// Doubts about the whole row: each once, as the median round put it, or the first that had it.
+  std::optional<double> ratio() const;  ///< returns the median of the rounds' ratios to fio
+  /// Returns the doubts about the whole row. Each has the text of the median round, or of the first
+  /// round that had it.
   std::vector<Flag> flags() const;
 };
 
 double median_of(std::vector<double> values);
 
-/// One cell of the tuner's search.
+/// The speeds of one block size and depth in the search of the tuner.
 struct TuneCell {
   std::uint32_t block_bytes = 0;
   std::uint32_t depth = 0;
@@ -77,14 +78,14 @@ struct TuneResult {
   double seconds = 0;
 };
 
-/// Transfers in flight, of those tried.
+/// Numbers of transfers in flight, chosen from those that were tried.
 struct DepthChoice {
-  std::uint32_t best =
-      0;  ///< of those within kRowSlack of the fastest, the one that costs least CPU
-  std::uint32_t enough = 0;  ///< the fewest within kTuneSlack of the fastest
+  /// The one that costs least CPU among those within kRowSlack of the fastest.
+  std::uint32_t best = 0;
+  std::uint32_t enough = 0;  ///< the fewest transfers within kTuneSlack of the fastest
 };
 
-/// By what is moved; 0: not tried.
+/// The choices for reads, for writes and for their mix; 0 if none was tried.
 struct DepthChoices {
   std::array<DepthChoice, kIoMixes> by_mix{};
   DepthChoice& operator[](IoMix mix) noexcept { return by_mix[static_cast<std::size_t>(mix)]; }
@@ -93,7 +94,7 @@ struct DepthChoices {
   }
 };
 
-/// Everything about one path, or about all of them at once.
+/// The results of one path, or of all paths at once.
 struct SetResult {
   std::string label;
   std::vector<std::string> paths;
@@ -103,15 +104,15 @@ struct SetResult {
   std::uint64_t written_bytes = 0;
   DepthChoices depth;
   std::uint32_t block_bytes = 0;
-  std::string fio_how;  ///< or why there is none
+  std::string fio_how;  ///< how fio ran, or why it did not
   DepthChoices fio_depth;
   std::vector<double> adam_alone_gb_per_s;  ///< by round
   std::vector<Row> rows;
   std::optional<TuneResult> tune;
 
   const Row* find(Workload workload) const noexcept;
-  /// What training keeps in flight here: enough for the optimizer's mix, or for reads where nothing
-  /// was written.
+  /// Returns the number of transfers that training keeps in flight: enough for the optimizer's mix,
+  /// or for reads if nothing was written.
   std::uint32_t training_depth() const noexcept;
 };
 
@@ -129,18 +130,18 @@ struct BenchResult {
   std::string kernel;
   std::string started_at;  ///< ISO 8601, UTC
   std::size_t workers = 0;
-  std::string buffer_pages;  ///< what our buffers are made of
+  std::string buffer_pages;  ///< the kind of pages that our buffers have
   double seconds_per_row = 0;
   std::uint32_t rounds = 0;
   ModelShape model;
-  double adam_alone_gb_per_s = 0;  ///< median; of host memory traffic, 28 B a parameter
+  double adam_alone_gb_per_s = 0;  ///< median; counts host memory traffic, 28 bytes per parameter
   std::vector<std::string> degraded;
   std::vector<SetResult> sets;
   double wall_s = 0;
 };
 
-/// Seconds the optimizer's records of `model` take each step at the measured sweep: 24 B a
-/// parameter. nullopt where no believable sweep was measured.
+/// Returns the seconds that the optimizer's records of `model` take in each step at the speed of
+/// the measured sweep, with 24 bytes per parameter. None if no believable sweep was measured.
 std::optional<double> optimizer_seconds(const SetResult& set, const ModelShape& model);
 
 }  // namespace ziggurat::measure

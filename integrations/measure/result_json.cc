@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/result_json.cc: names with their units last, GB is 1e9 bytes.
+// integrations/measure/result_json.cc: writes results as JSON. Names have their units last, and GB
+// is 1e9 bytes.
 #include "integrations/measure/result_json.h"
 
 #include <algorithm>
@@ -196,29 +197,31 @@ DriveProfile drive_profile(const SetResult& set, const BenchResult& result) {
 }  // namespace
 
 nlohmann::ordered_json to_json(const BenchResult& result) {
-  json object{{"ziggurat_bench_io", kVersion},
-              {"started_at", result.started_at},
-              {"cpu_model", result.cpu_model},
-              {"kernel", result.kernel},
-              {"workers", result.workers},
-              {"buffers", result.buffer_pages},
-              {"seconds_per_row", result.seconds_per_row},
-              {"rounds", result.rounds},
-              {"gb", "1e9 bytes"},
-              {"cpu_counted",
-               "user and system time of every thread of this process, less stamping of what is "
-               "written (fill) and optimizer jobs (compute); fio: usr_cpu + sys_cpu"},
-              {"checked",
-               "32 transfers a row, evenly over it, kept aside and compared byte for byte after "
-               "the clocks stopped; every record of a sweep with compute, by its checksum"},
-              {"model",
-               {{"name", result.model.name},
-                {"params", result.model.params},
-                {"units", result.model.units}}},
-              {"adam_alone_gb_per_s", result.adam_alone_gb_per_s},
-              {"degraded", result.degraded},
-              {"wall_s", result.wall_s},
-              {"sets", json::array()}};
+  json object{
+      {"ziggurat_bench_io", kVersion},
+      {"started_at", result.started_at},
+      {"cpu_model", result.cpu_model},
+      {"kernel", result.kernel},
+      {"workers", result.workers},
+      {"buffers", result.buffer_pages},
+      {"seconds_per_row", result.seconds_per_row},
+      {"rounds", result.rounds},
+      {"gb", "1e9 bytes"},
+      {"cpu_counted",
+       "CPU is the user and system time of every thread of this process, without stamping what is "
+       "written (fill) and without optimizer jobs (compute); for fio it is usr_cpu + sys_cpu"},
+      {"checked",
+       "32 transfers of each row, evenly over its time, were kept aside and compared byte for byte "
+       "after the clocks had stopped; every record of a sweep with compute was verified by its "
+       "checksum"},
+      {"model",
+       {{"name", result.model.name},
+        {"params", result.model.params},
+        {"units", result.model.units}}},
+      {"adam_alone_gb_per_s", result.adam_alone_gb_per_s},
+      {"degraded", result.degraded},
+      {"wall_s", result.wall_s},
+      {"sets", json::array()}};
   for (const SetResult& set : result.sets) object["sets"].push_back(set_json(set, result.model));
   return object;
 }

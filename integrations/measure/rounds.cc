@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/rounds.cc: what each row needs in the file, what runs beside it, and fio's
-// turn.
+// integrations/measure/rounds.cc: runs each row with what it needs in the file and what runs beside
+// it, and fio in turn.
 #include "integrations/measure/rounds.h"
 
 #include <fmt/format.h>
@@ -20,7 +20,8 @@ namespace {
 
 constexpr std::array<std::uint64_t, 5> kInFlightBytes{4 * kMiB, 8 * kMiB, 16 * kMiB, 32 * kMiB,
                                                       kInFlightBytesMax};
-constexpr double kPaceShare = 0.8;  // of the read rate: deadlines test jitter, not bandwidth
+// A share of the read rate, because deadlines test jitter and not bandwidth.
+constexpr double kPaceShare = 0.8;
 constexpr double kTrialSeconds = 0.4;
 constexpr int kTrialPasses = 2;
 constexpr double kAloneSeconds = 1;
@@ -39,7 +40,8 @@ IoMix stream_kind(Workload workload) {
   }
 }
 
-/// Rows that leave the file's pages in place come first; the records, which replace them, last.
+/// Returns the rows in order. Rows that leave the file's pages in place come first; rows with
+/// records, which replace the pages, come last.
 std::vector<Workload> order_of_rows(bool ours) {
   if (!ours) {
     return {Workload::kRead, Workload::kReadBesideAdam, Workload::kPrefetch,
@@ -86,7 +88,8 @@ SetResult Rounds::run() {
   return std::move(result_);
 }
 
-/// The first fill says how fast this drive writes, and so how much the rest will be.
+/// Fills the files for the first time. That shows how fast this drive writes, and so how much the
+/// rows will write.
 void Rounds::fill_first() {
   const auto filled = [](const Target* target) {
     return target->content == Target::Content::kPages;
@@ -97,8 +100,8 @@ void Rounds::fill_first() {
   const double seconds = std::chrono::duration<double>(monotonic_now() - begun).count();
   const double rate = static_cast<double>(result_.file_bytes) / 1e9 / seconds;
   bench_.progress.line(
-      fmt::format("{} filled at {:.2f} GB/s; the rest will write about {:.0f} GB at "
-                  "that, more if overwriting is faster",
+      fmt::format("{} was filled at {:.2f} GB/s; at that speed the rows will write about {:.0f} "
+                  "GB, or more if overwriting is faster",
                   result_.label, rate, planned_write_gb(options_, rate)));
 }
 
@@ -114,17 +117,17 @@ void Rounds::describe() {
 
 void Rounds::find_fio() {
   if (!options_.with_fio) {
-    result_.fio_how = "not run: `no_fio` was given";
+    result_.fio_how = "fio was not run, because `no_fio` was given";
   } else if (targets_.size() > 1) {
-    result_.fio_how = "not run on several paths at once: see each path's own rows";
+    result_.fio_how = "fio was not run on several paths at once; see the rows of each path";
   } else {
     FioJob probe = fio_job(IoMix::kRead);
     probe.seconds = 0.1;
-    // The most that a trial takes: reserved pages that are too few must show here.
+    // This is the largest depth of a trial, so that too few reserved pages show now.
     probe.depth = depth_for(kInFlightBytesMax);
     std::string why;
     fio_ = Fio::find(probe, why);
-    result_.fio_how = fio_ ? fio_->how() : "not run: " + why;
+    result_.fio_how = fio_ ? fio_->how() : "fio was not run: " + why;
   }
 }
 
@@ -139,7 +142,8 @@ FioJob Rounds::fio_job(IoMix kind) const {
           .read_only = !ours()};
 }
 
-/// Ours and fio's from the same list, each by short runs of the very work that is measured later.
+/// Chooses our depths and fio's from the same list, each by short runs of the work that is measured
+/// later.
 void Rounds::choose_depths() {
   for (const IoMix kind : {IoMix::kRead, IoMix::kWrite, IoMix::kMix}) {
     const bool wanted = std::ranges::any_of(result_.rows, [&](const Row& row) {
@@ -159,7 +163,8 @@ std::uint32_t Rounds::depth_for(std::uint64_t in_flight_bytes) const {
       std::clamp<std::uint64_t>(in_flight_bytes / options_.block_bytes, 1, kDepthTriedMax));
 }
 
-/// Every depth several times, at its best: a neighbour can only slow a trial down.
+/// Tries every depth several times and keeps its best figures, because other users of the machine
+/// can only slow a trial down.
 DepthChoice Rounds::try_depths(std::uint32_t depth_max, const Trial& trial) const {
   std::vector<TuneChoice> tried;
   for (const std::uint64_t bytes : kInFlightBytes) {
@@ -234,9 +239,10 @@ void Rounds::run_round(std::uint32_t round) {
   }
 }
 
-/// Right before the rows that run beside it: a machine's speed is that of the minute.
+/// Measures AdamW alone right before the rows that run beside it, because the speed of a machine
+/// changes within minutes.
 void Rounds::measure_adam_alone() {
-  bench_.progress.live("AdamW alone, in memory");
+  bench_.progress.live("AdamW runs alone in memory");
   load_.start();
   const std::uint64_t bytes = load_.bytes();
   const Nanoseconds begun = monotonic_now();
@@ -304,7 +310,8 @@ Measurement Rounds::measure(Workload workload) {
 }
 
 void Rounds::judge_row(Measurement& measured) const {
-  // A transfer that stalled makes a short row long, and no steadier.
+  // A stalled transfer makes a short row longer but not steadier, so only the seconds that were
+  // asked for are judged.
   const auto asked = static_cast<std::size_t>(options_.seconds);
   for (const Target* const target : targets_) {
     Evidence evidence;

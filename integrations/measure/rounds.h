@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/rounds.h: all rows of one set of targets, round after round, with fio
-// beside.
+// integrations/measure/rounds.h: runs all rows of one set of targets, round after round, and fio
+// beside them.
 #pragma once
 
 #include <functional>
@@ -47,7 +47,7 @@ class Rounds {
   AdamLoad& load_;
   const ModelShape& model_;
   std::optional<Fio> fio_;
-  double pace_gb_per_s_ = 0;  // of the deadlines: from this round's read
+  double pace_gb_per_s_ = 0;  // pace of the deadlines, from this round's read
   SetResult result_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/streams.cc: a lane is a coroutine with a buffer of each kind it needs; it
-// moves one block, then the next.
+// integrations/measure/streams.cc: a lane is a coroutine with a buffer of each kind that it needs,
+// which moves one block after the other.
 #include "integrations/measure/streams.h"
 
 #include <fmt/format.h>
@@ -25,14 +25,14 @@ struct Kept {
   std::uint64_t offset_bytes;
 };
 
-/// One target's half of a row.
+/// The part of a row that runs on one target.
 struct Share {
   explicit Share(Target& its_target) : target(its_target) {}
   Target& target;
   std::uint64_t next_read = 0;   // in blocks
-  std::uint64_t next_write = 0;  // half a file behind the reads
+  std::uint64_t next_write = 0;  // in blocks, half a file behind the reads
   std::uint64_t issued = 0;
-  std::vector<std::uint64_t> written;  // offsets to read back
+  std::vector<std::uint64_t> written;  // offsets of blocks to read back
   std::vector<Kept> kept;
   std::vector<Lease> spare;
 };
@@ -127,7 +127,7 @@ class Stream {
       share.written.push_back(offset);
   }
 
-  /// When the next sample is to be taken: evenly over the row.
+  /// Returns when the next sample is to be taken. Samples are taken evenly over the row.
   Nanoseconds due(std::size_t taken) const {
     return recorder_.begun() +
            (recorder_.deadline() - recorder_.begun()) * taken / std::max<std::size_t>(1, samples_);
@@ -152,7 +152,8 @@ class Stream {
     }
   }
 
-  /// A write that the drive acknowledged and lost still has an older pass's stamp.
+  /// Reads some written blocks back. If the drive acknowledged a write and lost it, the block still
+  /// has the stamp of an older pass.
   Task<> read_back(Share& share, Measurement& measured) {
     const Lease buffer = take_buffer(bench_.pool, plan_.block_bytes);
     for (const std::uint64_t offset : share.written) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/streams.h: sequential reads (parameters), writes (a checkpoint's burst) and
-// their mix, `depth` transfers of one block in flight on each target.
+// integrations/measure/streams.h: measures sequential reads (of parameters), writes (the burst of a
+// checkpoint) and their mix, with `depth` transfers of one block in flight on each target.
 //
-// Some transfers of a row are kept aside, evenly over its time, and looked at when the clocks have
-// stopped: what is checked is what was measured, and checking costs the row nothing.
+// Some transfers of a row, evenly over its time, are kept aside and checked when the clocks have
+// stopped. So what was measured is checked, and the check costs the row nothing.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +20,18 @@
 
 namespace ziggurat::measure {
 
-/// What every workload runs on.
+/// The parts of the engine on which every workload runs.
 struct Bench {
   Reactor& reactor;
   PinnedPool& pool;
   const Progress& progress;
   WorkerPool& workers;
-  const AdamLoad* beside = nullptr;  ///< runs now, beside whatever is measured
+  const AdamLoad* beside = nullptr;  ///< the load that runs beside what is measured, or null
 };
 using Targets = std::span<Target* const>;
 
-inline constexpr std::uint64_t kInFlightBytesMax = 64 * kMiB;  ///< each way, of what is tried
+/// The most that is tried in each direction.
+inline constexpr std::uint64_t kInFlightBytesMax = 64 * kMiB;
 inline constexpr std::uint32_t kDepthTriedMax = 64;
 inline constexpr std::uint64_t kSampleBytes = 32 * kMiB;
 
@@ -39,18 +40,20 @@ struct StreamPlan {
   IoMix kind = IoMix::kRead;
   double seconds = 0;
   std::uint32_t depth = 1;
-  std::uint32_t block_bytes = 0;              ///< whole pages, at most DirectFile::kBlockBytes
-  std::uint64_t sample_bytes = kSampleBytes;  ///< of transfers kept aside, at most kSamplesMax
+  /// Size of a transfer: whole pages, at most DirectFile::kBlockBytes.
+  std::uint32_t block_bytes = 0;
+  /// Bytes of transfers kept aside, at most kSamplesMax transfers.
+  std::uint64_t sample_bytes = kSampleBytes;
 };
 
-/// Blocks until it is done. Reads of our own files want Content::kPages. Errors: those of the
-/// transfers.
+/// Runs the plan and returns when it is done. Files of our own must hold Content::kPages to be
+/// read. Errors: those of the transfers.
 Measurement run_stream(const Bench& bench, Targets targets, const StreamPlan& plan);
 
 /// Writes a target of ours from end to end with a new pass of pages.
 void fill(const Bench& bench, Target& target);
 
-/// A buffer from the pool. Errors: kResourceExhausted: the pool was made too small (a bug).
+/// Takes a buffer from the pool. Aborts if the pool was made too small, which is a bug.
 Lease take_buffer(PinnedPool& pool, std::uint64_t size_bytes);
 
 }  // namespace ziggurat::measure

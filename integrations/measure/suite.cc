@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/suite.cc: targets, pool and load made once; then each set of targets through
-// its rounds.
+// integrations/measure/suite.cc: makes targets, pool and load once, and then runs the rounds of
+// each set of targets.
 #include "integrations/measure/suite.h"
 
 #include <fmt/chrono.h>
@@ -27,7 +27,8 @@ namespace {
 
 constexpr std::uint64_t kSweepBytes = 12 * 6 * kMiB;
 
-/// The largest row holds a buffer of each kind a lane, and samples; the pool staggers its leases.
+/// Returns the bytes that the largest row needs: a buffer of each kind for every lane, and samples.
+/// It needs a quarter more, because the pool staggers its leases.
 std::uint64_t pool_bytes(const BenchOptions& options, std::size_t targets) {
   const std::uint64_t asked = std::uint64_t{options.depth} * options.block_bytes;
   const std::uint64_t streams = 2 * std::max(asked, kInFlightBytesMax) + kSampleBytes;
@@ -76,7 +77,7 @@ class Suite {
   }
 
  private:
-  // A ring ends on the thread that submits to it.
+  // A ring must be closed on the thread that submits to it.
   Task<> close_targets() {
     targets_.clear();
     co_return;
@@ -95,28 +96,29 @@ class Suite {
       const std::uint32_t depth_max = target->engine().queue_depth();
       if (options_.depth > depth_max) {
         throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("`depth={}`: {} takes at most {} transfers at once", options_.depth,
-                                target->engine().description(), depth_max));
+                    fmt::format("`depth={}` is too large: {} takes at most {} transfers at once",
+                                options_.depth, target->engine().description(), depth_max));
       }
       if (target->size_bytes() >= kSmallestFileBytes) continue;
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{} of {} are too few to measure: at least {} are needed",
+                  fmt::format("{} of {} are too few to measure; give at least {}",
                               format_bytes(target->size_bytes()), target->label(),
                               format_bytes(kSmallestFileBytes)));
     }
   }
 
-  /// Before anything is written: how much, against what the drive is made for. A drive that does
-  /// not say is taken for one of 1 drive write a day, over the filesystem's size.
+  /// Says, before anything is written, how much the benchmark will write and what part of the
+  /// drive's endurance that is. It assumes that the drive is made for 1 write of the whole
+  /// filesystem's size a day.
   void announce(const Target& target) const {
-    const DriveFacts& drive = target.drive();  // as it was before our file
-    constexpr double kGuess = 4;               // GB/s, until the first fill has told
+    const DriveFacts& drive = target.drive();  // the facts from before our file was made
+    constexpr double kGuess = 4;               // GB/s, assumed until the first fill shows it
     const double gb =
         static_cast<double>(options_.size_bytes) / 1e9 + planned_write_gb(options_, kGuess);
     progress_.line(fmt::format(
-        "{}: {} on {}, {} free. The benchmark fills an unnamed file of {} and will write about "
-        "{:.0f} GB in all at {} GB/s, which is {:.0f} % of a day's endurance if the drive is rated "
-        "for 1 drive write a day",
+        "{} is on {} ({}), with {} free. The benchmark fills an unnamed file of {} and will write "
+        "about {:.0f} GB in all if the drive writes {} GB/s, which is {:.0f} % of a day's "
+        "endurance if the drive is rated for 1 drive write a day",
         target.label(), drive.filesystem, drive.device, format_bytes(drive.free_bytes),
         format_bytes(options_.size_bytes), gb, kGuess,
         drive.size_bytes > 0 ? 100 * gb * 1e9 / static_cast<double>(drive.size_bytes) : 0.0));
@@ -151,7 +153,7 @@ class Suite {
   const Progress& progress_;
   BenchResult result_;
   std::unique_ptr<Runtime> runtime_;
-  // Rings hold the pool's pages: the targets go first.
+  // Rings hold pages of the pool, so the targets are destroyed before the pool.
   std::unique_ptr<PinnedPool> pool_;
   std::vector<std::unique_ptr<Target>> targets_;
   std::unique_ptr<AdamLoad> load_;
@@ -164,7 +166,8 @@ bool BenchOptions::wants(Workload workload) const {
 }
 
 double planned_write_gb(const BenchOptions& options, double gb_per_s) noexcept {
-  // Rows that write, in full rows' worth of writes: those of mixes and sweeps are half a row's.
+  // The rows that write, counted in rows that do nothing but write; a mix or a sweep is half of
+  // one.
   double rows = 0;
   for (std::size_t i = 0; i < kWorkloads; ++i) {
     const auto workload = static_cast<Workload>(i);
@@ -172,16 +175,16 @@ double planned_write_gb(const BenchOptions& options, double gb_per_s) noexcept {
     const double share = write_share(workload);
     rows += share * (options.with_fio && peer_of(workload).has_value() ? 2 : 1);
   }
-  // Depths are tried with writes and with the mix, by us and by fio.
+  // We and fio try depths with writes and with the mix.
   const double trials = (options.depth == 0 ? 6 : 0) + (options.with_fio ? 6 : 0);
   const double seconds = rows * options.seconds * options.rounds +
                          trials * std::min(1.0, options.seconds) +
                          (options.tune ? options.tune_seconds / 2 : 0);
-  // Each round needs its pages again once fio or the records have gone over them.
+  // Each round fills the pages again after fio or the records have overwritten them.
   const double fills = options.rounds * (options.with_fio ? 2.0 : 1.0) + options.rounds * 0.5;
   const auto size = static_cast<double>(options.size_bytes) / 1e9;
   const double once = seconds * gb_per_s + fills * size;
-  return options.paths.size() > 1 ? 2 * once : once;  // alone, and with the others
+  return options.paths.size() > 1 ? 2 * once : once;  // each path alone, and all paths at once
 }
 
 BenchResult run_bench(const BenchOptions& options, const Progress& progress) {

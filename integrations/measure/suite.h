@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/suite.h: the whole benchmark: which rows, in which order, beside what, how
-// often.
+// integrations/measure/suite.h: the whole benchmark. It decides which rows run, in which order,
+// beside what, and how often.
 //
-// Rounds repeat all rows; in a round fio's run of a row stands right beside ours, before it in
-// every other round, so that what the machine does meanwhile falls on both.
+// Each round repeats all rows. In a round fio's run of a row comes right after ours, and in every
+// other round right before it, so that what the machine does meanwhile affects both.
 #pragma once
 
 #include <cstdint>
@@ -15,33 +15,34 @@
 
 namespace ziggurat::measure {
 
-/// Below this there is nothing to measure: 12 records of a tile in both slots, and a mix's halves.
+/// The smallest file that can be measured. It holds 12 records of a tile in both slots, and the two
+/// halves of a mix.
 inline constexpr std::uint64_t kSmallestFileBytes = 16 * 1024 * 1024;
 
 struct BenchOptions {
-  std::vector<std::string> paths;  ///< folders for files of our own
-  std::string file;                ///< or somebody's, which is only read
-  std::uint64_t size_bytes = 0;    ///< of our files; of `file`: 0 for all of it
+  std::vector<std::string> paths;  ///< folders in which we make files of our own
+  std::string file;                ///< or an existing file, which is only read
+  std::uint64_t size_bytes = 0;    ///< size of our files; for `file`, 0 means all of it
   double seconds = 5;              ///< of a row
   std::uint32_t rounds = 1;
-  std::uint32_t depth = 0;  ///< 0: the best of a few, tried first
+  std::uint32_t depth = 0;  ///< 0 to try a few and use the best
   std::uint32_t block_bytes = 0;
   bool with_fio = true;
   bool allow_raw_device = false;
   bool tune = false;
   double tune_seconds = 30;
   ModelShape model;
-  std::vector<Workload> rows;  ///< empty: all
+  std::vector<Workload> rows;  ///< empty for all rows
 
   bool wants(Workload workload) const;
 };
 
-/// GB that measuring a path will write after the first fill, fio's share included, if the drive
-/// writes `gb_per_s`. From the plan alone.
+/// Returns the GB that measuring a path will write after the first fill, with fio's share, if the
+/// drive writes `gb_per_s`. Calculated from the plan alone.
 double planned_write_gb(const BenchOptions& options, double gb_per_s) noexcept;
 
-/// Errors: kInvalidArgument for what cannot be measured, kResourceExhausted for what does not fit,
-/// and those of the transfers.
+/// Runs the benchmark. Errors: kInvalidArgument for what cannot be measured, kResourceExhausted for
+/// what does not fit, and those of the transfers.
 BenchResult run_bench(const BenchOptions& options, const Progress& progress);
 
 }  // namespace ziggurat::measure

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/svg.cc: axes first, then marks; every plot has its own coordinates.
+// integrations/measure/svg.cc: draws the axes of a plot first, and then its marks. Every plot has
+// its own coordinates.
 #include "integrations/measure/svg.h"
 
 #include <fmt/format.h>
@@ -50,7 +51,7 @@ std::string rectangle(double x, double y, double width, double height, std::stri
       style, x, y, std::max(width, 0.0), std::max(height, 0.0));
 }
 
-/// 1, 2 or 5 times a power of ten, so that `top` has at most `most` steps.
+/// Returns 1, 2 or 5 times a power of ten, so that `top` has at most `most` steps.
 double tick_step(double top, int most) {
   const double raw = top / most;
   const double power = std::pow(10, std::floor(std::log10(raw)));
@@ -79,7 +80,8 @@ std::string x_label(const Frame& frame, std::string_view label) {
   return text(frame.left + frame.inner_width() / 2, frame.height - 6, "axis", "middle", label);
 }
 
-/// The ends of a logarithmic axis around [from, to], on 1, 2 or 5 times a power of ten.
+/// Returns the ticks of a logarithmic axis around [from_us, to_us], at 1, 2 and 5 times the powers
+/// of ten.
 std::vector<double> log_ticks(double from_us, double to_us) {
   std::vector<double> ticks;
   for (double power = 1; power < 1e10; power *= 10) {
@@ -93,13 +95,13 @@ std::vector<double> log_ticks(double from_us, double to_us) {
   return ticks;
 }
 
-/// A tick's label: "20 ms".
+/// Returns the label of a tick, such as "20 ms".
 std::string tick_text(double us) {
   if (us < 1e3) return fmt::format("{:g} us", us);
   return us < 1e6 ? fmt::format("{:g} ms", us / 1e3) : fmt::format("{:g} s", us / 1e6);
 }
 
-/// Lines where the percentiles are; their names stand in the margin, where they never meet.
+/// Draws lines at the percentiles. Their names are in the margin, where they never meet.
 std::string latency_marks(const Frame& frame, const Latencies& latency,
                           const std::function<double(double)>& x) {
   struct Mark {
@@ -151,7 +153,7 @@ std::string bandwidth_plot(const Row& row, double top_gb_per_s) {
         text(frame.x(at / seconds), frame.height - 24, "tick", "middle", fmt::format("{:g}", at));
   out += x_label(frame, "seconds");
   std::string points;
-  // The last tenth is a part of one, mostly.
+  // The last tenth of a second is mostly not a whole one, so it is left out.
   const std::size_t whole = std::min(median.gb_per_tenth.size(),
                                      static_cast<std::size_t>(std::floor(median.seconds * 10)));
   for (std::size_t i = 0; i < whole; ++i) {

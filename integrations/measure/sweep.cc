@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/sweep.cc: lanes own records (every n-th), so no record is met twice at once.
+// integrations/measure/sweep.cc: each lane owns every n-th record, so that no record is used twice
+// at once.
 #include "integrations/measure/sweep.h"
 
 #include <fmt/format.h>
@@ -17,10 +18,11 @@
 namespace ziggurat::measure {
 namespace {
 
-constexpr std::size_t kLanes = 12;  // records in flight, as the engine plans for
+constexpr std::size_t kLanes = 12;  // records in flight at once, as many as the engine plans for
 constexpr std::uint64_t kTilesMax = 32;
-constexpr std::size_t kGradients = 32;  // records' worth of gradients: more than the caches hold
-constexpr std::size_t kVerified = 8;    // records read back after a sweep without compute
+// Records that have gradients of their own: more than the caches hold.
+constexpr std::size_t kGradients = 32;
+constexpr std::size_t kVerified = 8;  // records read back after a sweep without compute
 
 std::uint64_t record_count(const Target& target) {
   return target.size_bytes() / (2 * sweep_record_bytes(target.size_bytes()));

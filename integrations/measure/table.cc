@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/table.cc: a line a row; below it what is to be said of it.
+// integrations/measure/table.cc: writes a line for each row, and below the rows what there is to
+// say about them.
 #include "integrations/measure/table.h"
 
 #include <fmt/format.h>
@@ -47,7 +48,7 @@ std::string row_line(const Row& row) {
       no ? "-" : number(row.ratio(), 2));
 }
 
-/// What the row's name is in a sentence.
+/// Returns the name of a row for use in a sentence.
 std::string in_words(Workload workload) {
   switch (workload) {
     case Workload::kReadBesideAdam: return "a stream of reads";
@@ -68,7 +69,8 @@ std::string deadline_text(const Row& row) {
                               100 * d.stalled_s / std::max(row.median().seconds, 1e-9));
 }
 
-/// The last space up to `end` that is not between quotes, where the name of a setting stands.
+/// Returns the last space up to `end` that is not between backticks, so that the name of a setting
+/// is not broken.
 std::size_t last_break(const std::string& text, std::size_t end) {
   end = text.rfind(' ', end);
   while (end != std::string::npos && end > 0 &&
@@ -77,7 +79,7 @@ std::size_t last_break(const std::string& text, std::size_t end) {
   return end;
 }
 
-/// Breaks `text` at spaces; later lines are indented.
+/// Adds `text` in lines that are broken at spaces; later lines are indented.
 void add_wrapped(std::vector<std::string>& lines, const std::string& text) {
   std::string rest = text;
   std::string indent;
@@ -93,10 +95,10 @@ void add_wrapped(std::vector<std::string>& lines, const std::string& text) {
 
 void add_set(std::vector<std::string>& lines, const SetResult& set, const BenchResult& result) {
   lines.emplace_back();
-  add_wrapped(lines, fmt::format("{}: {} on {}, file of {}, {}, {} written", set.label,
-                                 set.drives.front().filesystem, set.drives.front().device,
-                                 format_bytes(set.file_bytes), depth_text(set),
-                                 format_bytes(set.written_bytes)));
+  add_wrapped(lines, fmt::format("{} is on {} ({}), with a file of {}, {}; {} were written",
+                                 set.label, set.drives.front().filesystem,
+                                 set.drives.front().device, format_bytes(set.file_bytes),
+                                 depth_text(set), format_bytes(set.written_bytes)));
   lines.push_back(fmt::format(
       "{:<15} {:>7} {:>5} {:>5} {:>7} {:>7} {:>7} {:>6} |{:>6} {:>6} {:>5} |", "", "GB/s", "first",
       "last", "p50", "p99", "p99.9", "CPU/GB", "fio", "CPU/GB", "ratio"));
@@ -143,16 +145,16 @@ std::vector<std::string> summary(const SetResult& set, const BenchResult& result
   if (const std::optional<double> seconds = optimizer_seconds(set, result.model)) {
     lines.push_back(
         fmt::format("The optimizer state of a model of {} parameters takes {:.2f} s of each step "
-                    "on this drive: 12 "
-                    "B a parameter read and 12 B written, at the {:.2f} GB/s of sweep + Adam.",
+                    "on this drive, which reads 12 bytes per parameter and writes 12, at the "
+                    "{:.2f} GB/s of sweep + Adam.",
                     result.model.name, *seconds, set.find(Workload::kSweepAdam)->gb_per_s()));
   }
   const Row* const plain = set.find(Workload::kSweep);
   const Row* const adam = set.find(Workload::kSweepAdam);
   if (optimizer_seconds(set, result.model) && plain != nullptr && plain->gb_per_s() > 0) {
-    lines.push_back(
-        fmt::format("AdamW and both checksums leave the sweep {:.0f} % of its speed without them.",
-                    100 * adam->gb_per_s() / plain->gb_per_s()));
+    lines.push_back(fmt::format(
+        "With AdamW and both checksums the sweep keeps {:.0f} % of its speed without them.",
+        100 * adam->gb_per_s() / plain->gb_per_s()));
   }
   for (const Row& row : set.rows) {
     if (row.median().deadlines && !refused(row.flags())) lines.push_back(deadline_text(row));
@@ -164,14 +166,15 @@ std::vector<std::string> summary(const SetResult& set, const BenchResult& result
       if (round.adam_gb_per_s) beside.push_back(*round.adam_gb_per_s);
     }
     if (beside.empty() || refused(row.flags()) || alone <= 0) continue;
-    // Faster beside a load than alone is not AdamW's doing: say so rather than praise the drive.
+    // If AdamW is faster beside a load than alone, others used the machine. The line then says
+    // that, instead of praising the drive.
     const double share = median_of(beside) / alone;
     lines.push_back(
         share <= kBelievableGain
             ? fmt::format("AdamW in memory keeps {:.0f} % of its {:.1f} GB/s beside {}.",
                           100 * share, alone, in_words(row.workload))
-            : fmt::format("AdamW in memory ran at {:.1f} GB/s beside {} and at {:.1f} alone: "
-                          "others used this machine meanwhile.",
+            : fmt::format("AdamW in memory ran at {:.1f} GB/s beside {} and at {:.1f} alone, "
+                          "because others used this machine meanwhile.",
                           median_of(beside), in_words(row.workload), alone));
   }
   return lines;
@@ -180,15 +183,15 @@ std::vector<std::string> summary(const SetResult& set, const BenchResult& result
 std::vector<std::string> table(const BenchResult& result) {
   std::vector<std::string> lines;
   add_wrapped(lines,
-              fmt::format("{}, Linux {}, {} workers, buffers on {}; rows of {} s, median of "
-                          "{} round{}",
+              fmt::format("the benchmark ran on {} and Linux {} with {} workers and buffers on {}; "
+                          "each row took {} s, and figures are medians of {} round{}",
                           result.cpu_model, result.kernel, result.workers, result.buffer_pages,
                           result.seconds_per_row, result.rounds, result.rounds == 1 ? "" : "s"));
   add_wrapped(
       lines,
-      "GB is 1e9 bytes, reads and writes together. CPU/GB: seconds of all threads' user and "
-      "system time, less stamping what is written and optimizer jobs; fio's usr_cpu + "
-      "sys_cpu. Latency: of one transfer (of a record in a sweep).");
+      "GB is 1e9 bytes of reads and writes together. CPU/GB is the user and system time of all "
+      "threads in seconds, without stamping what is written and without optimizer jobs; for fio it "
+      "is usr_cpu + sys_cpu. Latency is that of one transfer (in a sweep, of one record).");
   for (const SetResult& set : result.sets) add_set(lines, set, result);
   return lines;
 }

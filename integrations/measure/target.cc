@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/target.cc: opening what may be measured, and refusing what may not.
+// integrations/measure/target.cc: opens what may be measured, and refuses what may not.
 #include "integrations/measure/target.h"
 
 #include <fcntl.h>
@@ -25,15 +25,15 @@ namespace {
 
 struct stat look_up(const std::string& path) {
   struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) throw system_error(errno, "look at " + path);
+  if (::stat(path.c_str(), &status) != 0) throw system_error(errno, "cannot look at " + path);
   return status;
 }
 
 void require_space(const DriveFacts& drive, const std::string& path, std::uint64_t size_bytes) {
   if (size_bytes <= drive.free_bytes) return;
   throw Error(ErrorCode::kResourceExhausted,
-              fmt::format("`size={}` does not fit {}: {} are free there; give a smaller `size` or "
-                          "another `path`",
+              fmt::format("`size={}` does not fit into {}, where only {} are free; give a smaller "
+                          "`size` or another `path`",
                           format_bytes(size_bytes), path, format_bytes(drive.free_bytes)));
 }
 
@@ -52,15 +52,15 @@ std::unique_ptr<Target> Target::create(Reactor& reactor, const std::string& path
                                        std::uint64_t size_bytes) {
   const struct stat status = look_up(path);
   if (S_ISBLK(status.st_mode)) {
-    refuse(
-        fmt::format("`path={}` is a raw device: nothing is ever written to one; give a folder "
-                    "of a filesystem on it, or read it with `file={}` and `allow_raw_device`",
-                    path, path));
+    refuse(fmt::format(
+        "`path={}` is a raw device, to which the benchmark never writes; give a folder of a "
+        "filesystem on it, or read the device with `file={}` and `allow_raw_device`",
+        path, path));
   }
   if (!S_ISDIR(status.st_mode)) {
     refuse(
-        fmt::format("`path={}` is not a folder: the benchmark makes a file of its own in one; to "
-                    "read this very file, give `file={}`",
+        fmt::format("`path={}` is not a folder, but the benchmark needs one for a file of its own; "
+                    "to read this very file, give `file={}`",
                     path, path));
   }
   require_space(drive_facts(path), path, size_bytes);
@@ -80,14 +80,15 @@ std::unique_ptr<Target> Target::open(Reactor& reactor, const std::string& path,
   const bool raw = S_ISBLK(status.st_mode);
   if (raw && !allow_raw_device) {
     refuse(
-        fmt::format("`file={}` is a raw device: give `allow_raw_device` to read it (it is never "
-                    "written)",
+        fmt::format("`file={}` is a raw device; give `allow_raw_device` to read it (the benchmark "
+                    "never writes to it)",
                     path));
   }
   if (!raw && !S_ISREG(status.st_mode))
     refuse(fmt::format("`file={}` is neither a regular file nor a block device", path));
   std::unique_ptr<Target> target(new Target());
-  // The probe writes 4 KiB to an unnamed file: beside the file if that may be, else where we are.
+  // The probe writes 4 KiB to an unnamed file: in the folder of the measured file if that is
+  // allowed, otherwise in the current folder.
   const std::string folder = std::filesystem::absolute(path).parent_path().string();
   target->attach(reactor, ::access(folder.c_str(), W_OK) == 0 && !raw ? folder : ".", path, {});
   const std::uint64_t whole = size_of(target->descriptor(), path);

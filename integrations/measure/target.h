@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/target.h: the file under test: one of our own without a name, which
-// disappears with the process, or somebody's, which is only read.
+// integrations/measure/target.h: the file under test. It is a file of our own without a name, which
+// disappears with the process, or an existing file, which is only read.
 //
-// Everything moves through DirectFile over the engine that the probe chose, as in training. The
-// target outlives what it is read into. Reactor's thread, but for creation.
+// Everything moves through DirectFile over the engine that the probe chose, as in training. Memory
+// that is registered with the engine must outlive the target. Apart from creation, a target must be
+// used on the reactor's thread.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +21,14 @@ namespace ziggurat::measure {
 
 class Target {
  public:
-  /// An unnamed file of `size_bytes` in the folder `path`, its space reserved, nothing written.
-  /// Errors: kInvalidArgument if `path` is no folder; kResourceExhausted if it does not fit.
+  /// Makes an unnamed file of `size_bytes` in the folder `path`, with its space reserved and
+  /// nothing written. Errors: kInvalidArgument if `path` is not a folder; kResourceExhausted if the
+  /// file does not fit.
   static std::unique_ptr<Target> create(Reactor& reactor, const std::string& path,
                                         std::uint64_t size_bytes);
-  /// `path` for reading: a regular file, or a block device if `allow_raw_device`. The first
-  /// `size_bytes` of it, or all for 0. Errors: kInvalidArgument naming what it is instead.
+  /// Opens the first `size_bytes` of `path` for reading, or all of it for 0. `path` must be a
+  /// regular file, or a block device if `allow_raw_device`. Errors: kInvalidArgument naming what it
+  /// is instead.
   static std::unique_ptr<Target> open(Reactor& reactor, const std::string& path,
                                       std::uint64_t size_bytes, bool allow_raw_device);
 
@@ -37,17 +40,18 @@ class Target {
   std::uint64_t size_bytes() const noexcept { return size_bytes_; }
   bool ours() const noexcept { return ours_; }
   int descriptor() const;
-  /// A name under which another process of this user can open the file while we hold it.
+  /// Returns a name under which another process of this user can open the file while this process
+  /// has it open.
   std::string path_for_others() const;
 
-  /// What the file holds now.
+  /// The kinds of content that the file can have.
   enum class Content : std::uint8_t { kNothing, kPages, kForeign, kRecords };
   Content content = Content::kNothing;
   Pass pass;                        ///< the newest pass over our pages
-  std::uint32_t first_pass = 1;     ///< older ones are gone
-  std::uint64_t written_bytes = 0;  ///< by us, in all
+  std::uint32_t first_pass = 1;     ///< pages of older passes are gone
+  std::uint64_t written_bytes = 0;  ///< written by us and by fio, in all
   std::uint64_t fill_count = 0;
-  /// kRecords: where each record's newest version is, and its hash.
+  /// With kRecords: where the newest version of a record is, and its hash.
   struct Record {
     std::uint32_t slot = 0;
     std::uint64_t hash = 0;

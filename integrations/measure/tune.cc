@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/tune.cc: two thirds of the time for the grid, one third for the finalists.
+// integrations/measure/tune.cc: spends two thirds of the time on the grid, and one third on the
+// finalists.
 #include "integrations/measure/tune.h"
 
 #include <fmt/format.h>
@@ -69,7 +70,7 @@ class Tuner {
     const double each = seconds_ * kGridShare / (cells * static_cast<double>(kinds_.size()));
     for (std::size_t i = 0; i < result_.cells.size(); ++i) {
       TuneCell& cell = result_.cells[i];
-      bench_.progress.live(fmt::format("tuning: {:.0f} % of the grid, {} x {}",
+      bench_.progress.live(fmt::format("tuning has done {:.0f} % of the grid, now {} x {}",
                                        100 * static_cast<double>(i) / cells,
                                        format_bytes(cell.block_bytes), cell.depth));
       for (const IoMix kind : kinds_)
@@ -77,7 +78,8 @@ class Tuner {
     }
   }
 
-  /// The fastest few, in turn, several times: a grid cell was a moment.
+  /// Measures the fastest few cells again, in turn and several times, because each cell of the grid
+  /// was measured only for a moment.
   TuneChoice refine(IoMix kind) {
     std::vector<TuneCell> order = result_.cells;
     std::sort(order.begin(), order.end(),

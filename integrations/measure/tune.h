@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/tune.h: the search for block size and depth: reads, writes and their mix
-// over a grid, then the best of each again, in turn.
+// integrations/measure/tune.h: searches for the best block size and depth. It measures reads,
+// writes and their mix over a grid, and then the best cells of each again, in turn.
 #pragma once
 
 #include <string>
@@ -10,19 +10,20 @@
 
 namespace ziggurat::measure {
 
-/// Takes about `seconds`. Somebody's file is only read: write and mix stay 0. Of settings within
-/// kTuneSlack of the best, the one with the fewest bytes in flight is chosen: it costs least memory
-/// and has the shortest queue.
+/// Searches for about `seconds`. A file that is not ours is only read, so that write and mix stay
+/// 0. Among the settings within kTuneSlack of the best, the one with the fewest bytes in flight is
+/// chosen, because it costs least memory and has the shortest queue.
 TuneResult tune(const Bench& bench, Target& target, double seconds);
 
 inline constexpr double kTuneSlack = 0.02;
 
-/// A trial's GB/s may be this far from the fastest one's and be as good: it was short.
+/// How far the GB/s of a trial may be from those of the fastest trial to count as equally fast,
+/// because trials are short.
 inline constexpr double kRowSlack = 0.05;
 
-/// The choice among settings and their rates. Pure.
+/// Returns the choice among settings from their rates. A pure function.
 TuneChoice choose(const std::vector<TuneChoice>& measured);
-/// The same of settings that differ in depth. Pure.
+/// Returns the choices among settings that differ in depth. A pure function.
 DepthChoice choose_depth(const std::vector<TuneChoice>& measured);
 
 }  // namespace ziggurat::measure

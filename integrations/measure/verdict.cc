@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/measure/verdict.cc: the rules, one function a kind of doubt.
+// integrations/measure/verdict.cc: the rules by which a figure is judged, one function for each
+// kind of doubt.
 #include "integrations/measure/verdict.h"
 
 #include <fmt/format.h>
@@ -16,7 +17,7 @@ namespace {
 constexpr double kResidentMax = 0.01;
 constexpr double kConstantMax = 0.01;
 constexpr double kThinMax = 0.25;
-// Share of a file's bytes; a filesystem may keep an odd last block.
+// The fewest bytes of holes that put a file in doubt. A filesystem may keep an odd last block.
 constexpr std::uint64_t kHoleMin = 4096;
 
 std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
@@ -24,21 +25,21 @@ std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share);
 void judge_extents(const Evidence& e, std::vector<Flag>& flags) {
   if (e.extents.hole_bytes >= kHoleMin) {
     flags.push_back({Doubt::kHole, true,
-                     fmt::format("{} of the file are holes: the drive is not asked for them; give "
-                                 "a file that was written from end to end",
+                     fmt::format("{} of the file are holes, which are read without asking the "
+                                 "drive; give a file that was written from end to end",
                                  format_bytes(e.extents.hole_bytes))});
   }
   if (e.extents.unwritten_bytes >= kHoleMin) {
     flags.push_back(
         {Doubt::kUnwritten, true,
-         fmt::format("{} are allocated but were never written: the filesystem makes zeros up "
-                     "without asking the drive; write the file first",
+         fmt::format("{} of the file are allocated but were never written, so the filesystem "
+                     "returns zeros without asking the drive; write the file first",
                      format_bytes(e.extents.unwritten_bytes))});
   }
   if (e.extents.encoded_bytes > 0) {
     flags.push_back({Doubt::kCompressible, false,
-                     fmt::format("the filesystem stores {} of the file compressed or encrypted: "
-                                 "this is its speed, not the drive's",
+                     fmt::format("the filesystem stores {} of the file compressed or encrypted, so "
+                                 "the figure is the filesystem's speed and not the drive's",
                                  format_bytes(e.extents.encoded_bytes))});
   }
 }
@@ -46,20 +47,19 @@ void judge_extents(const Evidence& e, std::vector<Flag>& flags) {
 void judge_cache(const Evidence& e, std::vector<Flag>& flags) {
   if (!e.cache.direct) {
     flags.push_back({Doubt::kCached, true,
-                     "O_DIRECT is not in force here: the page cache was measured; use a filesystem "
-                     "that allows it (ext4, XFS)"});
+                     "O_DIRECT is not in force for this file, so the page cache was measured; use "
+                     "a filesystem that allows O_DIRECT (ext4, XFS)"});
   } else if (!e.cache.residency_known) {
-    flags.push_back({Doubt::kCached, false,
-                     "whether the file is in the page cache cannot be seen (it is another user's): "
-                     "O_DIRECT is in force, but some filesystems read through the cache all the "
-                     "same"});
-  } else if (e.cache.resident_share > kResidentMax) {
     flags.push_back(
-        {Doubt::kCached, true,
-         fmt::format("{} of the file is in the page cache: what was read need not have come from "
-                     "the drive; drop it first (dd of=FILE oflag=nocache conv=notrunc,fdatasync "
-                     "count=0)",
-                     percent(e.cache.resident_share))});
+        {Doubt::kCached, false,
+         "the file belongs to another user, so the kernel does not tell whether it is in the page "
+         "cache; O_DIRECT is in force, but some filesystems read through the cache all the same"});
+  } else if (e.cache.resident_share > kResidentMax) {
+    flags.push_back({Doubt::kCached, true,
+                     fmt::format("{} of the file is in the page cache, so what was read may not "
+                                 "have come from the drive; drop the file from the cache first (dd "
+                                 "of=FILE oflag=nocache conv=notrunc,fdatasync count=0)",
+                                 percent(e.cache.resident_share))});
   }
 }
 
@@ -71,22 +71,24 @@ void judge_sample(const Evidence& e, std::vector<Flag>& flags) {
   };
   if (sample.verified && sample.wrong_pages > 0) {
     flags.push_back({Doubt::kWrong, true,
-                     fmt::format("{} of {} pages read are not what was written: do not keep "
-                                 "anything on this drive",
+                     fmt::format("{} of {} pages that were read differ from what was written; do "
+                                 "not keep anything on this drive",
                                  sample.wrong_pages, sample.pages)});
     return;
   }
   if (share(sample.constant_pages) > kConstantMax) {
-    flags.push_back({Doubt::kZeros, true,
-                     fmt::format("{} of the pages read hold one value (zeros, mostly): drives "
-                                 "answer those without touching flash; give real data",
-                                 percent(share(sample.constant_pages)))});
+    flags.push_back(
+        {Doubt::kZeros, true,
+         fmt::format("{} of the pages that were read hold a single value (mostly zeros), which "
+                     "drives return without touching flash; give real data",
+                     percent(share(sample.constant_pages)))});
   }
   if (share(sample.thin_pages) > kThinMax) {
-    flags.push_back({Doubt::kCompressible, true,
-                     fmt::format("{} of the pages read would compress by a quarter or more: some "
-                                 "drives do; give data like a checkpoint's",
-                                 percent(share(sample.thin_pages)))});
+    flags.push_back(
+        {Doubt::kCompressible, true,
+         fmt::format("{} of the pages that were read would shrink by a quarter or more if they "
+                     "were compressed, as some drives do; give data like that of a checkpoint",
+                     percent(share(sample.thin_pages)))});
   }
 }
 
@@ -99,9 +101,9 @@ void judge_course(const Evidence& e, std::vector<Flag>& flags) {
                                  e.seconds, kSteadySeconds, kSteadySeconds)});
   } else if (!course.steady()) {
     flags.push_back({Doubt::kUnsteady, false,
-                     fmt::format("the seconds differ by {} of their mean and drift by {} (steady: "
-                                 "{} and {}): a cache filling, heat, or other users; give more "
-                                 "`seconds`",
+                     fmt::format("the speed differs between seconds by {} of the mean and drifts "
+                                 "by {} (steady would be {} and {}). A cache that fills, heat or "
+                                 "other users may be the cause; give more `seconds`",
                                  percent(course.excursion), percent(course.slope),
                                  percent(kExcursionMax), percent(kSlopeMax))});
   }
@@ -113,11 +115,12 @@ void judge_size(const Evidence& e, std::vector<Flag>& flags) {
   if (e.file_bytes >= std::max(cache, second)) return;
   flags.push_back(
       {Doubt::kSmall, false,
-       fmt::format("the file's {} are less than {}: a cache may hold them; give `size={}`",
-                   format_bytes(e.file_bytes),
-                   cache > second ? "the DRAM that a drive of this size has"
-                                  : "what one second at this speed moves",
-                   format_bytes(round_up(std::max(cache, second), kGiB)))});
+       fmt::format(
+           "the file has {}, which is less than {}, so a cache may hold all of it; give `size={}`",
+           format_bytes(e.file_bytes),
+           cache > second ? "the DRAM that a drive of this size has"
+                          : "what one second at this speed moves",
+           format_bytes(round_up(std::max(cache, second), kGiB)))});
 }
 
 }  // namespace

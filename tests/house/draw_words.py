@@ -52,6 +52,9 @@ TOKENS = re.compile(
 ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\", "'": "'", "r": "\r", "0": "\0"}
 LABELS = {"track", "span", "run_all", "launch_program", "row", "owner", "key", "open_svg", "text", "values", "type_name"}
 DOCTOR = "integrations/cli/doctor.cc"  # say(label, value)
+# What translates DeepSpeed's configuration begins these texts with the file and the key that they are about.
+BEGUN = ({"config_json.cc", "deepspeed_defaults.cc", "deepspeed_keys.cc", "deepspeed_script_keys.cc", "setting_json.cc",
+          "translation.cc", "translation_complete.cc", "translation_script.cc"}, 'FILE: "KEY" ')
 HALVES = {"together", "first_rank_does", "require_whole"}
 NOT_SAID = {"static_assert", "ZIGGURAT_CHECK", *LABELS, *HALVES}
 CODE = re.compile(r"[;{}]\s*\n|\b(?:import|def|return|const|float|var\()\b.*[=(;]|</\w+>|<\w+ \w+=|^\w+ \(\w+ ")
@@ -254,6 +257,14 @@ def comments_of_python(path, source, tree):
         yield from whole(path, block, lines)
 
 
+def begun(message):
+    """The text as its user reads it, where its file names what it is about in one place."""
+    folder, _, name = message.path.rpartition("/")
+    files, beginning = BEGUN
+    is_half = folder == "integrations/deepspeed" and name in files and re.match("[a-z]", message.text)
+    return beginning + message.text if is_half else message.text
+
+
 def population(root):
     """(messages, comments) of the tree, in the order of paths and lines."""
     messages, comments = [], []
@@ -269,6 +280,7 @@ def population(root):
                 tree = ast.parse(source)
                 messages += messages_of_python(path, tree)
                 comments += comments_of_python(path, source, tree)
+    messages = [found._replace(text=begun(found)) for found in messages]
     comments = [found for found in comments if len(words(found.text)) >= COMMENT_WORDS]
     return sorted(messages), sorted(comments)
 

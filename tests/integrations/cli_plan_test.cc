@@ -93,8 +93,9 @@ TEST_F(CliPlan, TheHostBudgetDecidesWhatTheHostHolds) {
   EXPECT_GE(host_bytes("16MiB"), 15u << 20);
   EXPECT_GE(host_bytes("32MiB"), 30u << 20);  // the rest is too little for one more record
   EXPECT_EQ(host_bytes("256MiB"), host_bytes("512MiB"));
-  EXPECT_THAT(shown({"--model", "4x256x4", "--host-memory", "32MiB"}),
-              AllOf(HasSubstr("records kept from step to step"), HasSubstr("host_memory 32 MiB")));
+  EXPECT_THAT(
+      shown({"--model", "4x256x4", "--host-memory", "32MiB"}),
+      AllOf(HasSubstr("records kept from step to step"), HasSubstr("host_memory is 32 MiB")));
 }
 
 // `plan` and `train` are one answer: bytes of each tier, and the words of a refusal.

@@ -113,7 +113,7 @@ TEST_F(CliRanks, ShowHowQuantizedExchangesGoAndRefuseWhatMakesNone) {
       run("store", 2, {"--nproc", "2", "--zero-stage", "3", "--quantized-gradients", "8"});
   EXPECT_THAT(output.out,
               HasSubstr("gradients travel between ranks in 8 bits: each value is within 0.40 %"));
-  EXPECT_THAT(output.out, HasSubstr("gradients between them in 8 bits"));
+  EXPECT_THAT(output.out, HasSubstr("exchanged gradients in 8 bits"));
   const auto refusal = [&](const Arguments& more) {
     const Output refused = ziggurat(folder_.path(), tiny_train(folder_, "none", 2) + more);
     EXPECT_NE(refused.exit_code, 0);
@@ -190,7 +190,8 @@ std::size_t times(const std::string& what, const std::string& text) {
 /// Ranks that said why they end. Of one that had not yet come to the others only the launcher
 /// knows, who ends those that wait for it.
 std::size_t last_words(const std::string& err) {
-  return times("ziggurat: error: ", err) + times("ziggurat: interrupted before the first", err);
+  return times("ziggurat: error: ", err) +
+         times("ziggurat: the run was interrupted before its first", err);
 }
 
 struct Killed {

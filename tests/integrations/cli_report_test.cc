@@ -133,7 +133,7 @@ TEST(CliReport, SkippedStepsAreCountedAndTimedAndNothingElse) {
   EXPECT_EQ(report.wall_s, 7);
   EXPECT_LT(report.mean_loss_last_10, 3);
   const std::vector<std::string> lines = table(report);
-  EXPECT_THAT(lines, testing::Contains(HasSubstr("loss scale 512; 1 of 7 attempts")));
+  EXPECT_THAT(lines, testing::Contains(HasSubstr("the loss scale is 512; 1 of 7 attempts")));
   EXPECT_EQ(to_json(report).at("skipped"), 1);
   EXPECT_EQ(to_json(report).at("loss_scale"), 512);
   EXPECT_EQ(to_json(log.newest().front()).at("skipped"), false);
@@ -197,17 +197,17 @@ TEST(CliReport, TheBoundRestsOnEachPartsBestAndSaysSo) {
   EXPECT_NEAR(report.bound.compute_s, 0.75, 1e-9);
   EXPECT_NEAR(report.bound.seconds, 1.05, 1e-9);
   EXPECT_THAT(table(report), Contains(AllOf(HasSubstr("its best of 10 steps"),
-                                            HasSubstr("the drive at its best step's speed"),
-                                            HasSubstr("no profile of it"))));
+                                            HasSubstr("the speed of the drive in its best step"),
+                                            HasSubstr("the machine profile does not have it"))));
   with.profiled_nvme_bytes_per_s = 5e9;
   report = make_report(with, log, totals_of(log));
   EXPECT_NEAR(report.bound.seconds, 0.2 + 0.2 + 0.4 + 0.15, 1e-9);
-  EXPECT_THAT(table(report), Contains(HasSubstr("the drive as the machine profile has it")));
+  EXPECT_THAT(table(report), Contains(HasSubstr("the speed of the drive in the machine profile")));
   // The drive has done better than its profile: that was no limit.
   with.profiled_nvme_bytes_per_s = 3e9;
   report = make_report(with, log, totals_of(log));
   EXPECT_NEAR(report.bound.seconds, 1.05, 1e-9);
-  EXPECT_THAT(table(report), Contains(HasSubstr("(the profile's 3.00 GB/s were less)")));
+  EXPECT_THAT(table(report), Contains(HasSubstr("(the machine profile has less, 3.00 GB/s)")));
 }
 
 TEST(CliReport, WhatWasGuessedKeptAndWastedHasItsLinesAndOnlyThen) {
@@ -234,10 +234,12 @@ TEST(CliReport, WhatWasGuessedKeptAndWastedHasItsLinesAndOnlyThen) {
                                              {Counter::kLeasesOnNode, 5},
                                              {Counter::kLeasesElsewhere, 1},
                                              {Counter::kJobsOnNode, 4}}));
-  EXPECT_THAT(text, HasSubstr("on the NUMA node of their chunk: 40 of 48 leases, 32 of 32 jobs"));
-  EXPECT_THAT(text, HasSubstr("8 of 12 steps; 0 made again, 8.0 MiB moved in vain"));
+  EXPECT_THAT(text,
+              HasSubstr("40 of 48 leases and 32 of 32 jobs were on the NUMA node of their chunk"));
+  EXPECT_THAT(text, HasSubstr("8 of 12 steps were updated before the norm was known; 0 of them "
+                              "were made again, and 8.0 MiB were moved in vain"));
   EXPECT_THAT(text, HasSubstr("48.0 MiB"));
-  EXPECT_THAT(text, HasSubstr("records kept in host memory"));
+  EXPECT_THAT(text, HasSubstr("records were kept in host memory"));
   EXPECT_THAT(text, ContainsRegex("read again +16.0 MiB +.*needed sooner"));
 }
 
@@ -252,7 +254,7 @@ TEST(CliReport, TheStatesTrafficIsShownAParameterAndStep) {
   RunFacts with = facts();
   with.state = {OptimizerKind::kAdam, StateFormat::kSplit};
   EXPECT_THAT(table(make_report(with, log, totals_of(log))),
-              Contains("state over NVMe: 10.00 bytes read and 12.00 written a parameter and step; "
+              Contains("state over NVMe: each step read 10.00 and wrote 12.00 bytes per parameter; "
                        "adam in split"));
 }
 
@@ -436,7 +438,7 @@ TEST(CliAdvice, TheSmallestThatWorksComesFirst) {
   const MemoryExhausted error(
       {.budget = MemoryBudget::kHost, .had_bytes = kMiB, .smallest_bytes = 7 * kMiB}, "too small");
   EXPECT_THAT(advice(error, tiny(), 2).front(),
-              HasSubstr("--host-memory 7MiB: the smallest for these settings"));
+              HasSubstr("--host-memory 7MiB is the smallest for these settings"));
 }
 
 TEST(CliAdvice, AFullDiskIsNoQuestionOfMemory) {

@@ -50,7 +50,7 @@ TEST_F(CliReshard, IsWhatALoadOnTheNewRanksWouldHave) {
   fs::copy(folder_ / "store", folder_ / "copy");
   const Output cut = reshard({"--nproc", "3"});
   ASSERT_EQ(cut.exit_code, 0) << cut.err;
-  EXPECT_THAT(cut.out, AllOf(HasSubstr("for 3 ranks now and was for 2 before"), HasSubstr("/s"),
+  EXPECT_THAT(cut.out, AllOf(HasSubstr("is now divided for 3 ranks (before: 2)"), HasSubstr("/s"),
                              HasSubstr("--nproc 3 --accumulate 2"), HasSubstr("from step 4")));
   EXPECT_EQ(names(), (std::set<std::string>{"rank00000.ziggurat", "rank00001.ziggurat",
                                             "rank00002.ziggurat"}));
@@ -62,7 +62,7 @@ TEST_F(CliReshard, IsWhatALoadOnTheNewRanksWouldHave) {
   EXPECT_THAT(resumed.out, HasSubstr("resumed at step 4"));
   EXPECT_EQ(loss_bits(resumed.out).size(), 2U);
   EXPECT_EQ(loss_bits(resumed.out), loss_bits(loaded.out));
-  EXPECT_THAT(reshard({"--nproc", "3"}).out, HasSubstr("it is already cut like that"));
+  EXPECT_THAT(reshard({"--nproc", "3"}).out, HasSubstr("is already divided like that"));
 }
 
 TEST_F(CliReshard, KnowsStagesDegreesAndFormats) {

@@ -150,7 +150,7 @@ TEST_P(CliResume, ChangesNothingWhereNoCheckpointVerifies) {
   EXPECT_EQ(none.exit_code, 1);
   EXPECT_THAT(none.out, AllOf(HasSubstr("step-000000004 does not"), HasSubstr("step-000000002 does "
                                                                               "not")));
-  EXPECT_THAT(none.err, HasSubstr("none of its checkpoints verifies"));
+  EXPECT_THAT(none.err, HasSubstr("none of the checkpoints in "));
   EXPECT_EQ(files_in(folder_ / "store"), lost);
   EXPECT_FALSE(fs::exists(folder_ / "store/lost-1"));
   fs::remove_all(folder_ / "store");
@@ -168,7 +168,8 @@ TEST_P(CliResume, DoesNotTakeAnotherRunsCheckpoints) {
   fs::remove_all(folder_ / "store");
   const Output gone = train("store", kSteps, {"--seed", "9"});
   EXPECT_EQ(gone.exit_code, 1);
-  EXPECT_THAT(gone.err, AllOf(HasSubstr("step-000000004"), HasSubstr("its seed is 1")));
+  EXPECT_THAT(gone.err,
+              AllOf(HasSubstr("step-000000004"), HasSubstr("the seed of the saved run is 1")));
 }
 
 /// A kill while the new store takes the lost one's place leaves one of them there.

@@ -112,7 +112,8 @@ TEST(DeepSpeedScript, SchedulesAreDeepSpeedsFiveWithWhatTheyNeed) {
 
 TEST(DeepSpeedScript, AKeyNearOursIsRefusedAndAnotherOneNamed) {
   EXPECT_THAT(refusal(R"("host_memry": 1)"), HasSubstr("did you mean \"host_memory\"?"));
-  EXPECT_THAT(read(R"("comms_config": {})").notes, Contains(HasSubstr("a key of neither")));
+  EXPECT_THAT(read(R"("comms_config": {})").notes,
+              Contains(HasSubstr("neither Ziggurat nor DeepSpeed has this key")));
   EXPECT_THAT(refusal(R"("optimizer": "adamw")"), HasSubstr("\"optimizer\" must be an object"));
 }
 

@@ -362,7 +362,7 @@ TEST(BenchCommand, ARawDeviceIsRefused) {
   const Output written =
       ziggurat(folder.path(), quick(folder) + Arguments{"--path", device, "--allow-raw-device"});
   EXPECT_EQ(written.exit_code, 1);
-  EXPECT_THAT(written.err, HasSubstr("nothing is ever written"));
+  EXPECT_THAT(written.err, HasSubstr("the benchmark never writes"));
 }
 
 /// A loop device over `image`, for reading; empty where there is none to be had.
