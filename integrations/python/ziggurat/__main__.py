@@ -11,16 +11,15 @@ COMMAND = Path(__file__).parent / "bin" / "ziggurat"
 
 
 def main() -> NoReturn:
-    """Becomes the command, so that its signals and its exit code are its own.
-
-    ``doctor --train`` is Python's: it trains with PyTorch.
+    """Becomes the command, so that its signals and its exit code are its own. Runs ``doctor
+    --train`` in Python instead, because it trains with PyTorch.
     """
     if sys.argv[1:2] == ["doctor"] and "--train" in sys.argv:
         from ziggurat._train_check import main as train_check
 
         sys.exit(train_check(sys.argv[2:]))
-    # Python ignores these, and a program that it becomes would inherit that: `ziggurat ... | head`
-    # would complain of a broken pipe.
+    # Python ignores these two signals, and the command would inherit that: `ziggurat ... | head`
+    # would then report a broken pipe.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
