@@ -235,7 +235,7 @@ def _scale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _whole(grad) or (isinstance(factor, torch.Tensor) and factor.dim() > 0):
         return NotImplemented
     if isinstance(factor, complex) or (isinstance(factor, torch.Tensor) and factor.is_complex()):
-        return NotImplemented  # PyTorch refuses it
+        return NotImplemented  # PyTorch refuses complex factors
     grad._content.multiply(factor, inverse=func is _aten.div_.Tensor)
     return grad
 
@@ -258,7 +258,7 @@ def _add(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _added(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """With create_graph, backward does not add in place."""
+    """Handles the addition that backward makes with create_graph, which is not in place."""
     grad, other = args
     if _whole(grad) and grad._content.consumed and torch._C._current_graph_task_id() != -1:
         return other.clone()
@@ -286,7 +286,7 @@ def _itself(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """|part * scale| = |part| |scale|: no values are made for it."""
+    """Uses |part * scale| = |part| |scale|, so that no values need be made."""
     bare = _bare(args[0])
     if bare is not None:
         return func(bare, *args[1:], **kwargs)
@@ -298,7 +298,7 @@ def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return norms[0].to(grad.device, kwargs.get("dtype") or grad.dtype)
     if not _whole(grad) or grad.part is None or order <= 0:
         return NotImplemented
-    # In the wide type, since 16 bits may hold the norm only after the scale.
+    # In the wide type, because the norm may fit into 16 bits only after scaling.
     content, dtype = grad._content, kwargs.get("dtype") or grad.dtype
     norm = func(content.part, *args[1:], **(kwargs | {"dtype": content.wide}))
     return (norm if content.scale is None else norm * content.scale.abs()).to(dtype)
@@ -321,7 +321,7 @@ def _norm_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _unscale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """GradScaler's check for what is not finite, with the scale recorded instead of multiplied."""
+    """Does GradScaler's check for values that are not finite; records the scale without multiplying."""
     grads, found_inf, inverse_scale = args
     others = [grad for grad in grads if not _whole(grad)]
     if others:
@@ -335,7 +335,7 @@ def _unscale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for grad in grads:
         if _whole(grad) and _shared(grad) is None:
             if grad.numel() and not grad.is_zero:
-                # One pass and no memory, as isfinite() would need; a NaN is kept by the maximum.
+                # The maximum takes one pass and, unlike isfinite(), no memory; it keeps a NaN.
                 largest = torch.linalg.vector_norm(grad, math.inf)
                 found_inf.copy_(torch.maximum(found_inf, (~largest.isfinite()).to(found_inf)))
             grad._content.multiply(inverse_scale, inverse=False)
