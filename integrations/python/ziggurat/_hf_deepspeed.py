@@ -95,7 +95,7 @@ def _check_schedule(scheduler: Any, args: Any) -> None:
         )
     if kind == "WarmupLR" and (scheduler.get("params") or {}).get("warmup_type") != "linear":
         raise InvalidArgument(
-            "scheduler.type=WarmupLR warms up logarithmically unless warmup_type is linear, but  "
+            "scheduler.type=WarmupLR warms up logarithmically unless warmup_type is linear, but "
             'Trainer warms up linearly: give "warmup_type": "linear", or leave the section out'
         )
     if has != wanted:

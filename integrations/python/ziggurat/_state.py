@@ -266,7 +266,7 @@ class StateDicts(torch.optim.Optimizer):
             return
         raise InvalidArgument(
             f"load_state_dict(): the state is in the store {reference['store']} of {made_by} "
-            f"ranks, but this run has {here}: start {made_by} ranks, or save with  "
+            f"ranks, but this run has {here}: start {made_by} ranks, or save with "
             'state="full", whose checkpoints any number of ranks can load'
         )
 

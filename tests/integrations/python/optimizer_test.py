@@ -296,7 +296,7 @@ def test_a_group_that_makes_no_step_is_refused_at_the_step(change):
 
 
 def test_flags_of_speed_are_taken_with_a_warning_and_others_are_not():
-    with pytest.warns(UserWarning, match="fused=True changes nothing"):
+    with pytest.warns(UserWarning, match="fused=True has no effect"):
         ziggurat.torch.AdamW(small_model().parameters(), fused=True, foreach=False)
     with pytest.raises(TypeError, match="no argument 'placment'"):
         ziggurat.torch.AdamW(small_model().parameters(), placment="host")
