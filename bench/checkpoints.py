@@ -57,7 +57,7 @@ class Bench:
     def __init__(self, options, folder):
         self.options = options
         self.folder = folder
-        self.peak_mib = 0  # of the last process, launched ranks left out
+        self.peak_mib = 0  # the peak memory of the last command, without the ranks that it launched
 
     def run(self, command):
         """Runs a command; returns its output and its seconds. Ends with the output if the command failed."""
@@ -73,7 +73,7 @@ class Bench:
 
     def train(self, store, *arguments, ranks=1, steps):
         report = self.folder / "report.json"
-        accumulate = 6 // ranks  # as many sequences per step for any number of ranks, so that any number may resume
+        accumulate = 6 // ranks  # gives a step as many sequences for any number of ranks, so that any number may resume
         shape = ["--context", str(self.options.context), "--batch", "1", "--accumulate", str(accumulate),
                  "--activation-checkpointing", "off", "--device-memory", self.options.device_memory]
         command = [self.options.ziggurat, "train", "--model", self.options.model, "--data", self.options.data,

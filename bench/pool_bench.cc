@@ -108,7 +108,7 @@ void measure(benchmark::State& state, bool all_at_once) {
     step.begin_again();
     const double seconds = step.run(all_at_once ? chunks : kItems + kBegunAhead);
     if (!step.good())
-      return state.SkipWithError("a chunk got no memory, or memory did not come back");
+      return state.SkipWithError("a chunk got no memory, or did not give its memory back");
     without += step.run_without_pool();
     with += seconds;
     state.SetIterationTime(seconds);

@@ -209,7 +209,7 @@ void run(const Options& options) {
   }
   fmt::print("{} M parameters, {} steps; {} rounds; one process on all cores: {:.3f} s\n",
              options.params / 1'000'000, options.steps, options.rounds, median(alone));
-  fmt::print("{:<34} {:>8} {:>8} {:>8}\n", "as multiples of that", "median", "worst", "CPU");
+  fmt::print("{:<34} {:>8} {:>8} {:>8}\n", "relative to one process", "median", "worst", "CPU");
   sharing.print(fmt::format("{} ranks that share the cores", options.ranks));
   not_sharing.print(fmt::format("{} processes, each on all cores", options.ranks));
 }

@@ -91,7 +91,7 @@ def main():
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--host-memory", default="2GiB", help="budget of each rank")
+    parser.add_argument("--host-memory", default="2GiB", help="budget of host memory of each rank")
     parser.add_argument("--device-memory", default="3GiB", help="budget of each rank if there are one or two")
     parser.add_argument(
         "--device-memory-of-four", default="1GiB", help="budget of each rank if there are four, whose state is not on "

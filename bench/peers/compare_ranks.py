@@ -81,7 +81,7 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--stage", type=int, action="append", choices=STRATEGIES, help="default: all")
     parser.add_argument("--device-memory", default="1GiB")
-    parser.add_argument("--host-memory", default="3GiB", help="budget of each rank")
+    parser.add_argument("--host-memory", default="3GiB", help="budget of host memory of each rank")
     parser.add_argument("--loss-limit", type=float, help="the largest relative difference of a step's loss")
     parser.add_argument("--json")
     options = parser.parse_args()
@@ -100,7 +100,7 @@ def main():
                 ratios.append(ours / peers)
                 differences.append(max(abs(a - b) / b for a, b in zip(our_loss, peer_loss)))
                 print(f"stage {stage}: round {number + 1}: ziggurat {ours:.0f} tokens/s, {STRATEGIES[stage]} {peers:.0f}, "
-                      f"loss apart by at most {differences[-1]:.1e}", flush=True)
+                      f"losses differ by at most {differences[-1]:.1e}", flush=True)
             results[stage] = {"peer": STRATEGIES[stage], "ratios": ratios, "loss_difference": differences}
             print(f"stage {stage} against {STRATEGIES[stage]}: median ratio {statistics.median(ratios):.2f} "
                   f"({options.rounds} rounds)", flush=True)

@@ -49,8 +49,8 @@ def compare(script: str, data: list[Path], arguments: list[str], folder: Path) -
     print_beside(runs[DEEPSPEED], runs[OURS])
     found = difference(runs[DEEPSPEED], runs[OURS])
     print(f"differences of the losses: median {found.loss_median:.1e}, largest {found.loss_max:.1e}")
-    print(f"differences of the norms: median {found.norm_median:.1e} of DeepSpeed's")
-    print(f"differences of the rates: largest {found.rate_max:.1e} of DeepSpeed's")
+    print(f"differences of the norms: median {found.norm_median:.1e}, relative to DeepSpeed's")
+    print(f"differences of the rates: largest {found.rate_max:.1e}, relative to DeepSpeed's")
     last = [steps_of(runs[library])[-1]["loss"] for library in (DEEPSPEED, OURS)]
     print(f"final loss: {last[0]:.4f} DeepSpeed, {last[1]:.4f} ours\n", flush=True)
 

@@ -215,7 +215,7 @@ def end_of(children: dict[int, int], folder: Path, limit: float) -> str:
         time.sleep(0.02)
     for rank, pid in children.items():
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # with everything that it started
+            os.killpg(pid, signal.SIGKILL)  # also kills every process that the rank started
         if rank not in statuses:
             os.waitpid(pid, 0)
     return first_end(statuses, len(children), folder, limit)

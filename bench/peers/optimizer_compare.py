@@ -24,7 +24,9 @@ except ImportError as missing:
     sys.exit(77)
 
 COUNT = 16384  # elements of a tile
-LIMIT = 1e-3   # of a step's largest update; an ulp of a parameter near 1 is 6e-8, an update 1e-3 or more
+# the largest difference, relative to a step's largest update; an ulp of a parameter near 1 is 6e-8, an update 1e-3 or
+# more
+LIMIT = 1e-3
 LR, BETA1, BETA2, EPS, DECAY = 1e-2, 0.9, 0.95, 1e-8, 0.1
 TORCH = {
     "adamw": lambda p: torch.optim.AdamW([p], lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY),

@@ -107,7 +107,7 @@ def prepare(options):
         seconds = (time.perf_counter() - begin) / options.steps
         if name.startswith("nvme"):
             optimizer.synchronize()
-            optimizer.engine.make_durable()  # so that the drive is free in the next row's turn
+            optimizer.engine.make_durable()  # frees the drive for the next row's turn
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         budget = optimizer.engine.figures()["host_budget_bytes"] if name in OURS else 0
         said = {"seconds": seconds, "loss": losses[-1], "peak_bytes": peak, "budget_bytes": budget}

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-RECORD_BYTES = 12  # of a parameter, read and written each step
+RECORD_BYTES = 12  # bytes of a parameter's record, which each step reads and writes
 # The bytes that an update moves in memory: the record, the gradient, the parameter, and the
 # parameter's cache line.
 UPDATE_BYTES = 2 * RECORD_BYTES + 2 + 2 + 2

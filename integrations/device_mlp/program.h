@@ -14,7 +14,7 @@ namespace ziggurat::device_mlp {
 
 struct ProgramOptions {
   std::string text_path;
-  std::string device = "auto";  ///< or "host", or "cuda:N"
+  std::string device = "auto";  ///< "auto", "host" or "cuda:N"
   std::string store = "device_mlp.store";
   std::string placement = "params=host,grads=host,optimizer=nvme";
   std::uint64_t device_memory_bytes = 64 * kMiB;

@@ -23,7 +23,7 @@ struct HeadView {
   Array queries;
   Array keys;
   Array values;
-  kernels::RowStats* stats;  ///< the softmax's, one for each row
+  kernels::RowStats* stats;  ///< the softmax's statistics, one pair for each row
 };
 
 class Attention {

@@ -75,11 +75,11 @@ class Block {
   struct Backward {
     ConstArray params;
     ConstArray x;
-    const BlockActivations& activations;  ///< as forward with Keep::kAll left them; consumed
-    Array gradient;                       ///< own rows; in: d loss / d y; out: d loss / d x
-    ConstArray all_gradient;              ///< all rows; may be `gradient` if that has all
+    const BlockActivations& activations;  ///< what forward with Keep::kAll left; overwritten
+    Array gradient;                       ///< own rows; d loss / d y in, d loss / d x out
+    ConstArray all_gradient;              ///< all rows; may be `gradient` if this rank has all rows
     Array d_rows;                         ///< scratch, rows x width
-    float* d_params;                      ///< gets sums added: of undivided parameters, own rows
+    float* d_params;                      ///< adds sums, over own rows for undivided parameters
   };
   void backward(Team& team, std::span<const WorkerScratch> scratch, const Backward& pass) const;
   void mlp_backward(Team& team, std::span<const WorkerScratch> scratch,

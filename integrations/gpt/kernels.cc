@@ -141,7 +141,7 @@ void force_simd_target(std::string_view name) {
     }
   }
   throw Error(ErrorCode::kInvalidArgument,
-              "there is no SIMD target \"" + std::string(name) + "\" here");
+              "this CPU or build has no SIMD target \"" + std::string(name) + "\"");
 }
 
 }  // namespace ziggurat::gpt::kernels

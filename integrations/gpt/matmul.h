@@ -32,7 +32,7 @@ struct MatmulShape {
   Layout a, b;
   std::int64_t leading_c = 0;
   bool add = false;
-  bool whole_rows = false;  ///< TiledMatmul: do not cut columns
+  bool whole_rows = false;  ///< makes TiledMatmul cut no columns
   DType dtype = DType::kBFloat16;
 };
 

@@ -22,7 +22,7 @@ struct ModelConfig {
   std::int64_t heads = 12;
   std::int64_t vocabulary = 256;
   std::int64_t context_max = 1024;  ///< number of learned positions
-  DType dtype = DType::kBFloat16;   ///< of parameters and activations; sums are fp32
+  DType dtype = DType::kBFloat16;   ///< type of parameters and activations; sums are fp32
   /// The part of each layer that this rank computes, if several ranks divide the layers: some of
   /// attention's heads, of the MLP's hidden columns and of the vocabulary (Shoeybi et al. 2019,
   /// "Megatron-LM", section 3).

@@ -24,7 +24,7 @@ namespace ziggurat::gpt {
 
 struct TensorTraffic {
   std::uint64_t forward_bytes = 0;
-  std::uint64_t again_bytes = 0;  ///< of the forward that backward repeats
+  std::uint64_t again_bytes = 0;  ///< bytes of the forward that backward repeats
   std::uint64_t backward_bytes = 0;
   std::uint64_t shared_gradient_bytes = 0;
   std::uint64_t total() const noexcept {

@@ -21,7 +21,7 @@ struct TrainerSpace {
   /// A block's input, own rows x width, by [layer][micro-batch]; the last layer is the head's
   /// input. Backward turns the last into the gradient that runs down through the blocks.
   std::vector<std::vector<Array>> stream;
-  /// What backward needs, by [layer][micro-batch]; with checkpointing all of them are one.
+  /// What backward needs, by [layer][micro-batch]; with checkpointing all entries share one memory.
   std::vector<std::vector<BlockActivations>> activations;
   HeadActivations head;
   Array d_rows;  ///< rows x width; also what the ranks add up if they divide layers

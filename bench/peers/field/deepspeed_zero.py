@@ -182,7 +182,7 @@ def full_disk(stage: int, folder: Path) -> str:
     other = Net(2, width=200)
     path, _ = engine_of(other, stage).load_checkpoint(str(folder))
     if path is None:
-        raise Wrong(f"loading the newest loads nothing{said}")
+        raise Wrong(f"a load of the newest checkpoint loads nothing{said}")
     check_loaded(values_of(other), saved)
     return said
 

@@ -126,8 +126,8 @@ def check(job: Job, found: Sequence[Tensor]) -> None:
             raise Wrong(f"{bad} of {value.numel()} numbers of tensor {index} are not finite")
         apart = float((value.double() - right).abs().max())
         if apart > TOLERANCE:
-            still = ": it has not moved" if torch.equal(value, start) else ""
-            raise Wrong(f"tensor {index} is off by {apart:.1e}{still}")
+            still = ", because no step changed it" if torch.equal(value, start) else ""
+            raise Wrong(f"tensor {index} differs from the right result by {apart:.1e}{still}")
 
 
 def train(job: Job, make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> Bag:

@@ -137,7 +137,7 @@ def files_end_at(count: int) -> Iterator[None]:
 def said_of(error: BaseException | None) -> str:
     """Returns what the error of a failed save lacks (report 9)."""
     if error is None:
-        raise Wrong("the save that failed raised nothing")
+        raise Wrong("the failed save raised no error")
     words = str(error)
     lacks = [] if "step" in words else ["path"]
     if not any(cause in words for cause in ("File too large", "Errno 27")):

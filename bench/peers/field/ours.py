@@ -109,7 +109,8 @@ def log_batches(folder: Path, stop_after: int | None = None) -> None:
     with (folder / "batches").open("a") as log:
         for _ in resume.epochs(3):
             for batch in resume:
-                if taken == stop_after:  # its step is not made, so the batch must come again
+                # leaves this batch without a step, so the batch must come again
+                if taken == stop_after:
                     log.flush()
                     os._exit(0)
                 layer(batch).sum().backward()

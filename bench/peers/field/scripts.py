@@ -61,7 +61,10 @@ def every_size(
         apart = float((param.detach().float() - other.detach()).abs().max()) / SPACINGS[kind]
         # In fp32, the roundings within a step are larger than the rounding of its result.
         if not apart <= (8 if kind == "fp32" else 3):
-            raise Wrong(f"{apart:.1f} spacings of {kind} off at size {param.numel()}")
+            raise Wrong(
+                f"{apart:.1f} spacings of {kind} from the right result, in a parameter of "
+                f"{param.numel()} elements"
+            )
 
 
 def loaded_late(make: Make, when: int, folder: Path) -> None:

@@ -31,7 +31,8 @@ def adamw(params: Any, **settings: Any) -> AdamW8bit:
     return AdamW8bit(params, **({"lr": 1e-2, "weight_decay": DECAY} | settings))
 
 
-SOME_SIZES = [7, 16, 33, 1000, 1024, 1025]  # its step is compiled for each size
+# few sizes, because torchao compiles its step for each size
+SOME_SIZES = [7, 16, 33, 1000, 1024, 1025]
 ROUNDED = {"to nearest": False, "bf16_stochastic_round": True}
 CELLS: dict[str, dict[str, Script]] = {
     "1": {"": partial(as_by_formula, adamw, "1")},

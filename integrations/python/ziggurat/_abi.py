@@ -15,7 +15,8 @@ from ziggurat._words import in_settings
 Words = Callable[[str], str]  # turns an error's text into the caller's words
 
 ABI_VERSION = 0
-DTYPES = {"fp32": (0, 4), "bf16": (1, 2), "fp16": (2, 2)}  # code, bytes of an element
+# each type's code, and the bytes of one element
+DTYPES = {"fp32": (0, 4), "bf16": (1, 2), "fp16": (2, 2)}
 NESTEROV, MAXIMIZE = 1, 2  # bits of GroupStruct.flags
 
 
@@ -57,7 +58,7 @@ _ERRORS: dict[int, type[ZigguratError]] = {
     9: NotFinite,
 }
 for _error in (ZigguratError, *_ERRORS.values()):
-    _error.__module__ = "ziggurat"  # so that a traceback names the class as a script imports it
+    _error.__module__ = "ziggurat"  # lets a traceback name the class as a script imports it
 
 
 class Memory(ctypes.Structure):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for what ranks send each other. Used again, because fresh pages cost as much as a copy."""
+"""Keeps buffers for what ranks send each other. Buffers are used again, because fresh pages cost as
+much as a copy."""
 
 from __future__ import annotations
 

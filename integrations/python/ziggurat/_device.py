@@ -100,7 +100,8 @@ def workers_beside(params: Sequence[torch.Tensor]) -> int:
     share but one core, which runs the training loop."""
     if all(accelerator_of(param) is None for param in params):
         return torch.get_num_threads()
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # on this machine, set by torchrun
+    # number of processes on this machine, which torchrun sets
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, len(os.sched_getaffinity(0)) // processes - 1)
 
 
@@ -186,11 +187,11 @@ class Staged(InPlace):
         self._shapes = {index: param.shape for index, param in params.items()}
         self._dtypes = {index: param.dtype for index, param in params.items()}
         self._values = self._pinned(self._dtypes)
-        # Grouped by the types of parameter and gradient, because a sum of 16-bit gradients is in
-        # fp32.
+        # Sums of gradients, grouped by the types of parameter and gradient, because a sum of 16-bit
+        # gradients is in fp32.
         self._gradients: dict[tuple[torch.dtype, torch.dtype], dict[int, torch.Tensor]] = {}
-        # How many times a gradient arrived in the last step. As many are expected in this one, so
-        # the copy can begin with the last.
+        # The number of times that each gradient arrived in the last step. As many are expected in
+        # this step, so the copy can begin with the last of them.
         self._awaited: dict[int, int] = {}
         self._early: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 

@@ -13,12 +13,12 @@ from ziggurat._native import Unimplemented
 
 
 def is_dtensor(tensor: Any) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")  # not imported: there are no DTensors
+    module = sys.modules.get("torch.distributed.tensor")  # None if not imported: no DTensor exists
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_of(tensor: Any) -> torch.Tensor:
-    """Returns this process's part: the memory itself, without autograd."""
+    """Returns this process's part of `tensor`: the same memory, without autograd."""
     with torch.no_grad():
         local: torch.Tensor = tensor.to_local()
     return local

@@ -44,7 +44,7 @@ class Bucket:
             at += cut.slice
         self._flags = at
         self.row = at + len(self.slots)
-        # Used again once neither the engine nor anybody else holds a slice of the sums.
+        # The sums' memory, used again once neither the engine nor anybody else holds a slice of it.
         self._sums: torch.Tensor | None = None
         self._given: list[weakref.ref[torch.Tensor]] = []
 

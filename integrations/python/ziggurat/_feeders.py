@@ -102,7 +102,7 @@ class BackwardFeeder(Feeder):
         self._trained: list[Slot] = []
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[Slot, int] = {}
-        # of each bucket, slots whose gradient has not arrived since the bucket was last sent
+        # for each bucket, the slots whose gradient has not arrived since the bucket was last sent
         self._missing: list[set[Slot]] = []
         self._sent = 0  # number of buckets sent, over all rounds
         self._ends: set[int] = set()  # ids of backwards that call flush() at their end
@@ -131,7 +131,8 @@ class BackwardFeeder(Feeder):
 
     def content(self, slot: Slot, grad: torch.Tensor) -> Content:
         if torch._C._current_graph_task_id() == -1:
-            return Content(slot, grad)  # assigned, so the same on every rank
+            # the script assigned this gradient, so it is the same on every rank
+            return Content(slot, grad)
         content = SharedContent(slot, grad, self.exchange)
         content.part = grad
         return content
@@ -229,7 +230,7 @@ class DdpFeeder(Feeder):
         super().__init__(ranks, param_of, slots)
         self._slot_of = slot_of
         self._buckets: dict[tuple[Slot, ...], list[Bucket]] = {}  # our buckets for each of DDP's
-        # those used in the backward in progress
+        # our buckets that the backward in progress has used
         self._used: dict[tuple[Slot, ...], list[Bucket]] = {}
         self._arrived: dict[Slot, torch.Tensor] = {}
         self._before: dict[Slot, LentGradient] = {}
@@ -287,14 +288,15 @@ class DdpFeeder(Feeder):
         before = self._before.get(slot)
         content = None if before is None else before._content
         if isinstance(content, SharedContent) and not content.consumed:
-            content.receive(total)  # at once, because both take memory
+            # frees each part at once, because both the part and its sum take memory
+            content.receive(total)
         else:
             self._arrived[slot] = total
 
     def _ended(self) -> None:
         self.exchange.finish()
         used = {slot for slot in self._arrived if self._param_of(slot).grad is not None}
-        for slot in used:  # had a gradient on some rank, as DDP has found
+        for slot in used:  # `used` has the slots that had a gradient on some rank, as DDP found
             self._param_of(slot).grad = None
         for slot, before in self._before.items():
             self._param_of(slot).grad = before

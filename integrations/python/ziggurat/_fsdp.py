@@ -25,12 +25,13 @@ class FsdpUnits:
     """Knows which parameters FSDP2 gathers before a module's forward."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._read: dict[Any, list[torch.Tensor]] = {}  # by FSDP2's state of a unit
+        # the parameters of each unit, by FSDP2's state of the unit
+        self._read: dict[Any, list[torch.Tensor]] = {}
         self._find(model, None)
 
     def _find(self, module: torch.nn.Module, unit: Any) -> None:
-        # As in fully_shard(): a unit has its module's parameters, except those of inner modules
-        # that are units too.
+        # A unit has its module's parameters, except those of inner modules that are units too, as
+        # fully_shard() groups them.
         unit = _fsdp_state(module) or unit
         if unit is not None:
             self._read.setdefault(unit, []).extend(module.parameters(recurse=False))

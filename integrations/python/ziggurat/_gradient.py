@@ -72,8 +72,8 @@ class GradientHooks:
         return found
 
     def detach(self) -> None:
-        """Removes the hooks. Lent gradients stay as they are: readable, and added to by
-        backward."""
+        """Removes the hooks. Gradients that are already lent stay readable, and backward still adds
+        to them."""
         for slot in self._slots.values():
             if slot.handle is not None:
                 slot.handle.remove()
@@ -102,7 +102,8 @@ class GradientHooks:
         if not isinstance(grad, LentGradient):
             grad = _dense(grad, slot)
             if grad.requires_grad:
-                # Copied, because zero_grad() may zero the memory while the step reads it.
+                # The gradient is copied, because zero_grad() may zero its memory while the step
+                # reads it.
                 return Taken(grad.detach().clone(memory_format=torch.contiguous_format), 1.0)
             grad = _lend(param, self.content(slot, _in_order(grad)))
         elif grad.is_view:
@@ -190,7 +191,7 @@ def _arrived(owner: weakref.ref[GradientHooks], slot: Slot, param: torch.Tensor)
         return
     if not isinstance(grad, LentGradient) and hooks.lending:
         grad = _dense(grad, slot)
-        # With create_graph the gradient has a graph of its own, so it stays as it is.
+        # A gradient that has a graph of its own, as with create_graph, stays as it is.
         if not grad.requires_grad:
             grad = _lend(param, hooks.content(slot, _in_order(grad)))
     if isinstance(grad, LentGradient):

@@ -77,7 +77,7 @@ class Content:
     def _drop(self) -> None:
         part, self.part, self.scale = self.part, None, None
         if part is not None and part.dtype != self.dtype and not self.taken:
-            self.slot.spare = part  # a sum, whose memory nobody else ever sees
+            self.slot.spare = part  # the part is a sum, whose memory nobody else uses
 
     def check(self) -> None:
         if self.consumed:

@@ -37,11 +37,11 @@ _SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear"}
 
 
 def config_of(given: Mapping[str, Any] | str | Path, args: Any) -> dict[str, Any] | None:
-    """Returns `given` as a config for DeepSpeed, or None if it is none."""
+    """Returns `given` as a config for DeepSpeed, or None if `given` is something else."""
     read: Any = given
     if isinstance(given, str | Path):
         if Path(given).suffix in (".yaml", ".yml"):
-            return plugin_config(given)  # Trainer's arguments fill in what it leaves open
+            return plugin_config(given)  # Trainer's arguments fill in what the config leaves open
         read = json.loads(Path(given).read_text(encoding="utf-8"))
     return dict(read) if _DEEPSPEEDS & read.keys() else None
 

@@ -207,7 +207,8 @@ def _on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 f"{func} cannot change the gradient of parameter '{grad._content.slot.name}', "
                 "which has no storage: work on p.grad.clone() and assign the result to p.grad"
             )
-        # Gives an alias, because an `out=` of another shape resizes the tensor that it is given.
+        # The operation gets an alias, because an `out=` of another shape resizes the tensor that it
+        # is given.
         lent.append((grad, _along(grad._path, grad._content.settle()).detach()))
         return lent[-1][1]
 
@@ -298,7 +299,7 @@ def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return norms[0].to(grad.device, kwargs.get("dtype") or grad.dtype)
     if not _whole(grad) or grad.part is None or order <= 0:
         return NotImplemented
-    # In the wide type, because the norm may fit into 16 bits only after scaling.
+    # Computes in the wide type, because the norm may fit into 16 bits only after scaling.
     content, dtype = grad._content, kwargs.get("dtype") or grad.dtype
     norm = func(content.part, *args[1:], **(kwargs | {"dtype": content.wide}))
     return (norm if content.scale is None else norm * content.scale.abs()).to(dtype)

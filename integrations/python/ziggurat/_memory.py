@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# For cgroup versions 1 and 2: the files of a group's limits, the file of its use, and the lines of
-# memory.stat for pages of files, which the kernel gives up before it refuses memory.
+# The files of a group's limits, the file of its use, and the lines of memory.stat that count pages
+# of files, for cgroup versions 1 and 2. The kernel gives such pages up before it refuses memory.
 _FILES = {
     1: (
         ("memory.limit_in_bytes",),
@@ -63,7 +63,7 @@ def _groups(root: Path) -> Iterator[tuple[int, Path]]:
         return
     if mounted != "/" and (group + "/").startswith(mounted + "/"):
         group = group[len(mounted) :]
-    if group.startswith("/.."):  # outside the root of the process's namespace
+    if group.startswith("/.."):  # the group is outside the root of the process's namespace
         group = "/"
     top = root / point.lstrip("/")
     folder = top / group.lstrip("/")

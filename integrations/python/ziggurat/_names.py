@@ -23,7 +23,7 @@ _COMPILED = "_orig_mod"
 _WRAPPED = "module"
 _WRAPPERS = (DistributedDataParallel, DataParallel, AveragedModel)
 _GENERATED = re.compile(r"group\d+\.\d+")
-_SHOWN = 8  # names in an error
+_SHOWN = 8  # the most names that an error lists
 
 
 def names_in(model: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:

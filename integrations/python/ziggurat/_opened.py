@@ -46,14 +46,14 @@ def _draws_noise(settings: Mapping[str, Any]) -> bool:
     """Returns whether the engine may round anything stochastically."""
     words = {name: settings.get(name) for name in ("rounding", "state_rounding", "param_rounding")}
     kept = settings.get("state_format") in ("bf16", "bf16-moments")
-    # the default of a new store
+    # "stochastic" is the default of a new store
     of_state = words["state_rounding"] or words["rounding"] or "stochastic"
     return "stochastic" in words.values() or (kept and of_state == "stochastic")
 
 
 def _require_runs(parts: Sequence[Part], names: Sequence[str]) -> None:
-    """Errors: Unimplemented, the same on every rank, if stochastic rounding would depend on how
-    ranks divide a parameter."""
+    """Checks that stochastic rounding does not depend on how ranks divide a parameter. Errors:
+    Unimplemented, on every rank alike, if it does."""
     for part, name in zip(parts, names, strict=True):
         if not part.is_run():
             placed = getattr(part.param, "placements", "")
@@ -94,7 +94,7 @@ class _Kind(NamedTuple):
     """The properties that a parameter may not change."""
 
     dtype: str
-    shape: tuple[int, ...]  # of this rank's part
+    shape: tuple[int, ...]  # the shape of this rank's part
     device: torch.device
     whole: tuple[int, ...]
 
@@ -171,9 +171,10 @@ class Opened:
         # if another gradient takes their place.
         self._lent: dict[int, torch.Tensor] = {}
         self._in_memory = settings.get("placement") == "optimizer=host"
-        self._all_written = False  # the newest step is written, and nothing waits for the engine
+        # whether the newest step is written, so that nothing waits for the engine
+        self._all_written = False
         self._expecting = False
-        # because each accelerator's backward has a thread of its own
+        # a lock, because each accelerator's backward has a thread of its own
         self._arriving = threading.Lock()
         #: whether loaded state waits for the next step to write it into the records
         self.loaded = False
@@ -309,7 +310,7 @@ class Opened:
             update_at_once=not self._staged,
         )
         self._all_written = not self._staged and self._in_memory
-        if self._all_written:  # step() has updated them when it returns
+        if self._all_written:  # the parameters are already updated when step() returns
             self.engine.wait()
         self._lent = lent
         for param in self._elsewhere:

@@ -110,7 +110,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
             if value:
                 warnings.warn(f"{flag}={value} has no effect, because the engine updates the "
                               f"parameters", stacklevel=3)
-        self.placement = placement  #: with "auto", what was chosen, from the first open() on
+        self.placement = placement  #: what was given; after the first open(), what "auto" chose
         self._tier, self._path = parsed(placement)
         self._threads = threads
         self._settings: dict[str, Any] = {
@@ -125,9 +125,10 @@ class EngineOptimizer(AmongRanks, StateDicts):
         if host_memory is not None:
             self._settings["host_memory"] = host_memory
         self._closed = False
-        self._figures: dict[str, int] = {}  # as of the last call of figures(), or at open
+        # figures of the last call of figures(), or of the opening
+        self._figures: dict[str, int] = {}
         self._opened: list[Opened] = []
-        self._opened_with: dict[torch.Tensor, Opened] = {}  # by each of their parameters
+        self._opened_with: dict[torch.Tensor, Opened] = {}  # the engine of each parameter
         self._order: list[torch.Tensor] = []  # in the order of the hooks' indices
         self._slot_of: dict[torch.Tensor, Slot] = {}
         self._keep_state_in(state)
@@ -384,7 +385,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
                 self._tier = self.placement = "host"
                 self._path = None
                 return opened
-            except ResourceExhausted as error:  # of the given budget, or a limit of the process
+            # the given budget or a limit of the process refused the memory
+            except ResourceExhausted as error:
                 if self._path is None or self._sharing.ranks is not None:
                     raise
                 say(f"nvme:{self._path}", f"host memory was refused: {error}")

@@ -29,7 +29,7 @@ _BYTES = {
 # The largest share of the free memory that a state on a drive keeps: pages in memory are written
 # each step, but not read.
 _KEPT_SHARE = 1 / 8
-_WORK_BYTES = 128 << 20  # for what passes through memory between the drive and the update
+_WORK_BYTES = 128 << 20  # memory that bytes pass through between the drive and the update
 _TILE = 16 * 1024  # elements; a parameter's record holds whole tiles
 _BLOCK = 64 * 1024  # bytes; a record takes whole blocks, which is much for many small parameters
 
@@ -95,7 +95,7 @@ def fits_host(needed_bytes: int, path: str | None) -> bool:
 def memory_beside_drive(state_bytes: int) -> int | None:
     """Returns the host memory for a state on a drive, or None for the least that works, which the
     engine finds."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # on this machine; launchers set it
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # ranks on this machine, by the launcher
     room = min(state_bytes + _WORK_BYTES, int(free_bytes() * _KEPT_SHARE / ranks))
     return room if room > _WORK_BYTES else None
 

@@ -273,7 +273,7 @@ class Ranks:
                 told = [(decide(), None)]
             except ZigguratError as error:
                 told = [(None, error)]
-            except Exception as error:  # the other ranks wait for an answer
+            except Exception as error:  # tells the other ranks, which wait for an answer
                 told = [(None, Unavailable(f"rank {self.members[0]}: {type(error).__name__}: {error}"))]
         dist.broadcast_object_list(told, src=self.members[0], group=self.group)
         found, error = told[0]

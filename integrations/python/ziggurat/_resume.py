@@ -102,7 +102,7 @@ class Resume:
         optimizer.need_store("Resume")
         self._optimizer = optimizer
         self._loader = loader
-        # Only the groups: the store has the state itself.
+        # Keeps only the groups, because the store has the state itself.
         groups = Groups(optimizer)
         self._kept = {"optimizer": groups, "scheduler": scheduler, "scaler": scaler} | more
         self._kept = {name: kept for name, kept in self._kept.items() if kept is not None}

@@ -105,7 +105,7 @@ class SharedContent(Content):
 
     def add(self, other: Any, alpha: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
-            self.settle().add_(other, alpha=alpha)  # by the script, the same on every rank
+            self.settle().add_(other, alpha=alpha)  # the script adds the same values on every rank
         elif self.part is None and not self.consumed:
             self.part = torch.mul(other, alpha) if alpha != 1 else other.clone()
         else:

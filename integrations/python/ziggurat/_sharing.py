@@ -32,7 +32,7 @@ _Found = TypeVar("_Found")
 
 
 class Alone:
-    """One process has everything."""
+    """The sharing of a job with one process, which has everything."""
 
     ranks: Ranks | None = None
     feeder: Feeder | None = None

@@ -79,8 +79,8 @@ class StateDicts(torch.optim.Optimizer):
         self._by_reference = where == "store"
         if self._by_reference:
             self.need_store('state="store"')
-        self._to_load: dict[torch.Tensor, Entry] = {}  # for parameters that no engine has yet
-        self._reference: Mapping[str, Any] | None = None  # loaded before its ranks were known
+        self._to_load: dict[torch.Tensor, Entry] = {}  # state of parameters that no engine has yet
+        self._reference: Mapping[str, Any] | None = None  # loaded before the ranks were known
 
     # Reading
 
@@ -100,7 +100,7 @@ class StateDicts(torch.optim.Optimizer):
             return dict(self._to_load.get(param, {}))
         opened = self._opened_with[param]
         steps = opened.steps_of(param)
-        if steps == 0 and self._kind != "adagrad":  # its sums begin at a given value
+        if steps == 0 and self._kind != "adagrad":  # Adagrad's sums begin at a given value
             return {}
         state = {"step": torch.tensor(float(steps))}
         for name in MOMENTS[self._kind]:
@@ -235,7 +235,7 @@ class StateDicts(torch.optim.Optimizer):
         elif [len(own) for own in wanted] == [len(own) for own in members]:
             settings = groups
         else:
-            return state_dict  # PyTorch reports what does not fit
+            return state_dict  # PyTorch reports groups that do not fit
         ordered = [
             {**its, "params": [numbers[param] for param in group["params"]]}
             for its, group in zip(settings, self.param_groups, strict=True)
@@ -301,7 +301,7 @@ class StateDicts(torch.optim.Optimizer):
         if any(group.get("amsgrad") for group in state_dict["param_groups"]):
             raise Unimplemented("load_state_dict(): amsgrad is not supported yet")
         entries: dict[torch.Tensor, Entry] = {}
-        # PyTorch reports it if the counts differ.
+        # PyTorch reports different numbers of parameters.
         for index, (name, param, _) in zip(saved, self._named(), strict=False):
             entry = state_dict["state"].get(index, {})
             kept = {key: value for key, value in entry.items() if value is not None}
@@ -347,7 +347,7 @@ class StateDicts(torch.optim.Optimizer):
             entry = entries.get(param)
             if entry is None:
                 if fresh or not (loaded or opened.steps_of(param)):
-                    continue  # it starts from the beginning anyway
+                    continue  # the parameter starts from the beginning without a state
                 entry = self._first_entry(param)
             self._to_load.pop(param, None)
             opened.loaded = True

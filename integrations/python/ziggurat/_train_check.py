@@ -34,7 +34,7 @@ class Run:
     """The results of twenty steps."""
 
     losses: list[float]
-    weights: list  # of tensors, on the CPU
+    weights: list  # the weights, copied to the CPU
     step_s: float  # the median of all steps but the first
     peak_bytes: int | None  # the device's peak, if PyTorch counts it
 
@@ -204,7 +204,8 @@ def check(on, *folders: Path) -> int:
     for line in wrong:
         print(f"wrong: {line}")
     if wrong:
-        print("Please report this with everything printed above, `ziggurat doctor`, and what nvidia-smi or its like prints.")
+        print("Please report this with all lines printed above, and the output of `ziggurat doctor` and "
+              "of nvidia-smi or a similar tool.")
     else:
         print(
             "all is right. If a device here is not a CPU, please send what is printed above all "

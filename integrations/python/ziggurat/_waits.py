@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter
 from ziggurat._dtensor import is_dtensor
 from ziggurat._fsdp import FsdpUnits
 
-# These do not read a parameter's values.
+# Operations that do not read a parameter's values.
 _NO_VALUES = {
     getattr(torch.Tensor, name).__get__
     for name in ("device", "dtype", "is_meta", "layout", "ndim", "requires_grad", "shape")
@@ -42,11 +42,12 @@ class ModuleWaits:
         self.params = params
         self.synchronize = synchronize
         self._wait = wait
-        self._gathered: set[torch.Tensor] = set()  # waited for before FSDP2 gathers them
-        self._seen: set[torch.Tensor] = set()  # seen in the current step's forward
-        self._learned: set[torch.Tensor] | None = None  # seen before every use
-        self._at_entry: set[torch.Tensor] = set()  # waited for before a compiled module runs
-        self._outside: set[torch.Tensor] = set()  # used where no hook had seen them
+        self._gathered: set[torch.Tensor] = set()  # parameters waited for before FSDP2 gathers them
+        self._seen: set[torch.Tensor] = set()  # parameters seen in the current step's forward
+        self._learned: set[torch.Tensor] | None = None  # parameters that hooks saw before every use
+        # parameters waited for before a compiled module runs
+        self._at_entry: set[torch.Tensor] = set()
+        self._outside: set[torch.Tensor] = set()  # parameters used where no hook had seen them
         # notes uses in the outermost module's call, in the first step
         self._uses: _Uses | None = None
         self._handles: list[Any] = []

@@ -67,7 +67,7 @@ ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
     "reduce_dtype": _number("reduce_dtype"),
     "resume": _resume,
     "run": lambda value: "names and shapes of the parameters",
-    "slots": _number("slots"),  # fixed when a store is made
+    "slots": _number("slots"),  # a store keeps the number of slots it was made with
     "state_format": _argument("state_format"),
     "state_rounding": _argument("state_rounding"),
     "store": lambda value: f'placement="nvme:{value or "/path"}"',

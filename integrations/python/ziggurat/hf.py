@@ -91,7 +91,7 @@ def optimizer(
     }
     settings = {name: settings[name] for name in used} | {"lr": args.learning_rate}
     if theirs is not None:
-        pass  # read once the model is known
+        pass  # reads the config once the model is known
     elif isinstance(config, str | Path):
         settings |= json.loads(Path(config).read_text())
     else:
@@ -115,7 +115,7 @@ def optimizer(
         optimizer = _in_trainer(chosen)(groups, **({"model": model} | all_settings | more))
         whole = settings.get("state", "full") == "full" and not args.save_only_model
         if whole and args.save_strategy != "no":
-            # now rather than at the first checkpoint
+            # checks it now, not at the first checkpoint
             optimizer.look_at_memory(p for _, p in trained)
         return optimizer
 
@@ -123,15 +123,15 @@ def optimizer(
 
 
 class _InTrainer(EngineOptimizer):
-    """Loads its state after the weights: Trainer loads a checkpoint's weights, makes the optimizer,
-    and then loads the optimizer's state."""
+    """An optimizer whose state is loaded after the weights. Trainer loads a checkpoint's weights,
+    makes the optimizer, and then loads the optimizer's state."""
 
     _other_store = (
         "resume from ziggurat.hf.newest_step(trainer), from a checkpoint that has the whole state "
         '(state="full"), or train without resume_from_checkpoint into a new directory'
     )
 
-    _goes_back = False  # whether to go back once DDP is found
+    _goes_back = False  # whether to go back to the checkpoint once DDP is found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         path = self._path

@@ -75,7 +75,9 @@ def _saved(name: str, file: Path, shape: Shape | None) -> Saved:
     found = _archive.load(file)
     value = found.get("param") if isinstance(found, Mapping) else found
     if not isinstance(value, torch.Tensor):
-        raise InvalidArgument(f"{file} has no tensor, so it is no file of a universal checkpoint")
+        raise InvalidArgument(
+            f"{file} has no tensor, so the file is not part of a universal checkpoint"
+        )
     whole = tuple(value.shape) if shape is None else shape
     if value.numel() != math.prod(whole):
         if value.dim() == len(whole):  # a vocabulary without its padding

@@ -92,9 +92,9 @@ def files_of(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
             continue
         if int(matched[2]) > 0:
             raise Unimplemented(
-                f"{file} is of a model that was divided among tensor-parallel ranks, which is not "
-                "supported: convert the checkpoint with deepspeed.checkpoint.ds_to_universal, and "
-                "give the converted folder"
+                f"{file} belongs to a model that was divided among tensor-parallel ranks, which "
+                "is not supported: convert the checkpoint with "
+                "deepspeed.checkpoint.ds_to_universal, and give the converted folder"
             )
         found[int(matched[1] or 0)] = file
     if missing := set(range(max(found, default=-1) + 1)) - set(found):

@@ -95,7 +95,7 @@ def _chosen(
         divided = engine.optimizer is not None and engine.optimizer._sharing.ranks is not None
         everyone = divided and engine.optimizer._sharing.ranks.size == engine.world_size
         own = own | {"together": everyone and len(words) == len(meeting.others)}
-    _files.make_folder(save_dir / own["tag"])  # before other ranks rely on it
+    _files.make_folder(save_dir / own["tag"])  # makes the folder before other ranks rely on it
     meeting.decide(json.dumps(own))
     return own
 
@@ -120,7 +120,7 @@ def _remove_what_was(folder: Path, state: str) -> None:
             continue
         try:
             _files.remove(there)
-        except OSError as error:  # the new checkpoint is whole
+        except OSError as error:  # goes on, because the new checkpoint is whole
             say(f"{there} could not be removed: {error}. The next save with this tag tries again")
 
 

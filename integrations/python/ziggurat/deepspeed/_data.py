@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from ziggurat._native import InvalidArgument
 
-_WORKERS = 2  # DeepSpeed's number for each rank
+_WORKERS = 2  # DeepSpeed's number of loader workers for each rank
 
 
 class RepeatingLoader:

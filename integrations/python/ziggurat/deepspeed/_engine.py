@@ -64,10 +64,10 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         self.skipped_steps = 0  #: steps that were left out
         self._step_applied = False
         self._norm: float | None = None
-        self._boundary: bool | None = None  # what the script has set, if anything
+        self._boundary: bool | None = None  # the boundary that the script has set, if any
         self._inside_no_sync = False
         self._backwards = 0  # calls of backward() since the newest step
-        self._is_scaled = False  # whether scale() was called since then
+        self._is_scaled = False  # whether scale() was called since the newest step
         self.number = next(_numbers)  #: this engine's number in the process, the same on all ranks
         self.saves: Counter[int] = Counter()  #: calls of save_checkpoint() at each global step
         self._scale = loss_scale_of(config)

@@ -19,7 +19,8 @@ import torch
 from ziggurat._native import Unavailable
 
 _PATIENCE = datetime.timedelta(seconds=10)  # how long rank 0 waits for others to begin
-_WORK = datetime.timedelta(hours=6)  # for a large state on a slow disk
+# limit of a save or load, long enough for a large state on a slow disk
+_WORK = datetime.timedelta(hours=6)
 # seconds between two looks; the store's own wait would print a warning when it times out
 _PAUSE = 0.02
 _FAILED = "failed: "
@@ -72,7 +73,8 @@ class Meeting:
         error, if it failed."""
         until = time.monotonic() + _WORK.total_seconds()
         ended = self._waited(until, ("ended", rank))
-        result = self._heard("ended", rank) if ended else f"{_FAILED}it did not end within {_WORK}"
+        late = f"{_FAILED}the rank did not finish within {_WORK}"
+        result = self._heard("ended", rank) if ended else late
         if result.startswith(_FAILED):
             why = result.removeprefix(_FAILED)
             raise Unavailable(f"{self._call} failed on rank {rank}: {why}")

@@ -88,7 +88,7 @@ def in_place_of(
     if isinstance(client, StandIn):
         kind = _OF_KIND[client._kind]
         where = {"state_format": client._settings["state_format"]} | where
-        client.close()  # its hooks would take the gradients
+        client.close()  # the client's hooks would take the gradients
     elif isinstance(client, EngineOptimizer):
         return client
     else:

@@ -31,7 +31,7 @@ class Report:
         return self._timers.part(name)
 
     def micro_step(self, is_boundary: bool) -> None:
-        """Called at the end of ``step()``."""
+        """Prints the reports that are due at the end of ``step()``."""
         if self._timers.enabled:
             spent = self._timers.taken()
             say("micro-step " + _times(spent))

@@ -212,12 +212,12 @@ class _Reading:
         self._state_dict = optimizer.in_order({"state": {}, "param_groups": param_groups})
         groups = self._state_dict["param_groups"]
         if [len(g["params"]) for g in groups] != [len(g["params"]) for g in optimizer.param_groups]:
-            optimizer._load_groups(self._state_dict)  # PyTorch reports what does not fit
+            optimizer._load_groups(self._state_dict)  # PyTorch reports groups that do not fit
         numbers = [number for group in groups for number in group["params"]]
         named = zip(numbers, optimizer._named(), strict=True)
         self._numbers = {param: number for number, (_, param, _) in named}
         self._steps = kept.steps
-        self._tensors: dict[str, dict[str, int]] = {}  # by owner and array
+        self._tensors: dict[str, dict[str, int]] = {}  # a tensor's index, by owner and array
         for index, tensor in enumerate(checkpoint.tensors):
             self._tensors.setdefault(tensor.owner, {})[tensor.array] = index
         self._owners = kept.names
@@ -322,7 +322,7 @@ class _Reading:
         finally:
             optimizer._load, optimizer._resume = None, resume
         with torch.no_grad():
-            for part, values in self._changed:  # the next step makes its masters from these
+            for part, values in self._changed:  # the next step makes its masters from these values
                 part.memory().copy_(values)
         for opened in optimizer._opened:
             for param in opened.members:

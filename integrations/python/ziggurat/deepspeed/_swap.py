@@ -42,7 +42,7 @@ class RunDirectory:
                 f'offload_optimizer.nvme_path="{nvme_path}": {error.strerror} ({error.filename}). '
                 "Give a directory on a drive that this user can write"
             ) from error
-        # Runs at exit too, when the interpreter ends.
+        # The finalizer also runs when the interpreter ends.
         self.remove = weakref.finalize(self, _remove, os.getpid(), self.path, self._lock)
 
 

@@ -132,7 +132,8 @@ def fill_auto(
     filled.match("train_micro_batch_size_per_gpu", micro, "per_device_train_batch_size")
     filled.match("gradient_accumulation_steps", accumulate, "gradient_accumulation_steps")
     total = args.world_size * micro * accumulate
-    filled.match("train_batch_size", total, "its product with the number of ranks")
+    product = "the product of the micro-batch, the accumulation steps and the number of ranks"
+    filled.match("train_batch_size", total, product)
     filled.match("gradient_clipping", args.max_grad_norm, "max_grad_norm")
     filled.match("optimizer.params.lr", args.learning_rate, "learning_rate")
     betas = [args.adam_beta1, args.adam_beta2]

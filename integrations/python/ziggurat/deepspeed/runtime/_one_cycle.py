@@ -10,7 +10,7 @@ from ziggurat._native import InvalidArgument
 from ziggurat.deepspeed._log import say
 from ziggurat.deepspeed.runtime._schedule import Rate, Schedule
 
-_BETA2 = 0.99  # DeepSpeed sets it with the momentum, whatever the optimizer was given
+_BETA2 = 0.99  # DeepSpeed sets beta2 with the momentum, whatever the optimizer was given
 
 
 class OneCycle(Schedule):
