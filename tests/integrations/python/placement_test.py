@@ -250,7 +250,7 @@ def test_without_a_directory_a_state_must_fit(free):
     free(0.5)
     with pytest.raises(
         ziggurat.InvalidArgument,
-        match=r'placement="auto": the state takes 384.0 KiB, .* 512.0 KiB .* give "auto:/path"',
+        match=r'placement="auto": the state takes 384.0 KiB, .* 512.0 KiB .* Give "auto:/path"',
     ):
         step(model, adamw(model, "auto"))
     free(100)
