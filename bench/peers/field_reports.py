@@ -60,7 +60,7 @@ LIBRARIES = {
     "torchao": Library("torchao", "field.torchao_optim", "torchao", 1),
     "ziggurat": Library("Ziggurat", "field.ours", "ziggurat", 1),
 }
-# In the page's order; the last two have no number on the page.
+# The reports in the page's order; the last two have no number on the page.
 REPORTS = [str(number) for number in range(1, 15)] + ["sparse", "compiled"]
 NOWHERE = {"3": "takes 8.6 GB and more"}
 OTHERS_S = 5  # seconds that other ranks get once one rank has ended with another outcome than right

@@ -26,8 +26,9 @@ def main() -> NoReturn:
         os.execv(COMMAND, ["ziggurat", *sys.argv[1:]])
     except OSError as error:
         sys.exit(
-            f"ziggurat: error: cannot run {COMMAND}: {error.strerror}; install the wheel "
-            "(scripts/build-wheel makes it), or run a build's: build/release/bin/ziggurat"
+            f"ziggurat: error: cannot run {COMMAND}: {error.strerror}. Install the wheel, which "
+            "scripts/build-wheel makes, or run the command of a build, such as "
+            "build/release/bin/ziggurat"
         )
 
 

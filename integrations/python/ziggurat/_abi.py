@@ -279,8 +279,9 @@ def library() -> ctypes.CDLL:
         loaded = ctypes.CDLL(path)
     except OSError as error:
         raise ImportError(
-            f"cannot load the engine from {path}: {error}; install the wheel (scripts/build-wheel "
-            "makes it), or set ZIGGURAT_LIBRARY to a build's: build/dev/lib/libziggurat.so"
+            f"cannot load the engine from {path}: {error}. Install the wheel, which "
+            "scripts/build-wheel makes, or set ZIGGURAT_LIBRARY to the library of a build, such as "
+            "build/dev/lib/libziggurat.so"
         ) from error
     abi = loaded.ziggurat_abi_version()
     if abi != ABI_VERSION:

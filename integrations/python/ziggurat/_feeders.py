@@ -72,7 +72,7 @@ class Feeder:
         """Called in backward when the parameter has a gradient."""
 
     def check_sent(self) -> None:
-        """Called at a step. Errors: a gradient was not exchanged."""
+        """Checks at a step that gradients were exchanged. Errors: InvalidArgument if not."""
 
     def planned_bytes(self, params: Sequence[torch.Tensor]) -> int:
         """Returns the most memory that a rank takes to exchange `params` and their gradients."""
@@ -244,7 +244,7 @@ class DdpFeeder(Feeder):
             self._handles[slot] = param.register_hook(hook)
 
     def check_sent(self) -> None:
-        """Called at a step. Errors: InvalidArgument if a gradient is this rank's alone."""
+        """Checks at a step that gradients were exchanged. Errors: InvalidArgument if not."""
         if self._unsent:
             raise InvalidArgument(
                 f"the gradient of parameter '{next(iter(self._unsent)).name}' was not exchanged "
@@ -256,7 +256,7 @@ class DdpFeeder(Feeder):
             handle.remove()
 
     def take(self, bucket: Any) -> None:
-        """Called in backward when DDP has a bucket of gradients."""
+        """Takes a bucket of gradients that DDP has filled in backward."""
         params = bucket.parameters()
         grads = [_lies_as(*one) for one in zip(bucket.gradients(), params, strict=True)]
         slots = tuple(self._known(param) for param in params)

@@ -274,8 +274,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
         if self._resume is not None:
             raise Unimplemented(
                 f"parameter '{new[0][0]}' was added after Resume, so the store has no state for "
-                "it, and adding some is not supported yet. Train all parameters from the "
-                "beginning, or give this one an optimizer of its own"
+                "it. Adding parameters to a store is not supported yet: train all parameters from "
+                "the beginning, or give this one an optimizer of its own"
             )
         self._attach([param for param in named if self._slot_of[param].handle is None])
         if self._sharing.feeder is not None:
@@ -357,7 +357,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
                 "groups without names, whose order may differ: give the optimizer model=, or "
                 "named parameters"
             )
-        # In the order of the groups, in which names are made up.
+        # The parameters' places in the groups' order, by which names are made up.
         position = {param: i for i, param in enumerate(self._order)}
         in_groups = sorted(range(len(here)), key=lambda i: position[new[here[i]][1]])
         spellings = [[own[i] for i in in_groups] for own in (ours, as_given)]
@@ -408,7 +408,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         if self._path is None:
             raise InvalidArgument(
                 f'{who}: with placement="{self.placement}" no step is durable: give "nvme:/path", '
-                'or "auto:/path", which then means the same'
+                'or "auto:/path", which then always keeps the state on the drive'
             )
         self._tier, self.placement = "nvme", f"nvme:{self._path}"
 

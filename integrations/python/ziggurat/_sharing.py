@@ -104,7 +104,7 @@ class Alone:
         return 0, 0
 
     def check_gradients(self) -> None:
-        """Called at a step. Errors: a gradient was not exchanged."""
+        """Checks at a step that gradients were exchanged. Errors: InvalidArgument if not."""
 
     def publish(self, updated: Sequence[torch.Tensor], beside: bool) -> None:
         """Gives all ranks the `updated` parameters, which the engine is writing: beside what the
@@ -136,7 +136,7 @@ class Alone:
 
 
 class Divided(Alone):
-    """Every rank has all parameters, and a slice of each parameter's state (ZeRO-1 and 2)."""
+    """The sharing in which every rank has all parameters, and a slice of each state (ZeRO-1, 2)."""
 
     ranks: Ranks
     feeder: Feeder

@@ -17,7 +17,7 @@ _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 
 
 class Accelerator:
-    """One kind of device. Methods that it lacks are those of ``torch.cuda`` or its counterpart."""
+    """A kind of device. Methods that it lacks come from ``torch.cuda`` or its counterpart."""
 
     def __init__(self, name: str) -> None:
         self._name = name
