@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/checkpoints.py: what saves cost training, and how fast state leaves, comes back and is cut anew, beside the drive.
-"""The ceiling is the drive's, measured with fio in the same run and as the work uses it: fresh files whose space is
-reserved (an overwrite is faster on most filesystems), direct transfers of 4 MiB, four under way, synced at the end.
+# bench/checkpoints.py: what do saves cost training, and how fast is state saved, loaded and resharded, compared with
+# the drive?
+"""The ceiling is the drive's speed, measured with fio in the same run and in the way that the work uses the drive:
+fresh files whose space is reserved (an overwrite is faster on most filesystems), direct transfers of 4 MiB, four in
+flight, synced at the end.
 
-  save      the last step's state, training at rest: written from memory (optimizer=host: the ceiling is writing) and
-            from the store (optimizer=nvme: reading it while writing as much)
-  load      a checkpoint into a new store, reshard a store of 2 ranks into one of 3 in its own place: as much is read as
-            written
-  stall     seconds that updates wait for a save, with a target of twice the bandwidth that a step leaves free, and of a
-            tenth of that: there the missing bandwidth is what must be waited for
+  save      the last step's state, while training rests: written from memory (optimizer=host: the ceiling is writing) or
+            from the store (optimizer=nvme: the ceiling is reading it while writing as much)
+  load      a checkpoint into a new store, and resharding a store of 2 ranks into one of 3 in place: as much is read as
+            is written
+  stall     the seconds that updates wait for a save, with a target of twice the bandwidth that a step leaves free, and
+            with a tenth of that: then the missing bandwidth is what updates must wait for
 
 Prints Markdown. Needs fio, and twice to six times the state's size on the drive."""
 
@@ -28,7 +30,8 @@ MIB = 1 << 20
 
 
 def fio(folder, size, *jobs):
-    """Bytes a second of each of `jobs` (read or write), at the same time, in files of their own."""
+    """Returns the bytes per second of each of `jobs` (read or write), which run at the same time in files of their
+    own."""
     command = ["fio", "--output-format=json", "--direct=1", "--ioengine=io_uring", "--bs=4m", "--iodepth=4",
                f"--size={size}", "--end_fsync=1", f"--directory={folder}", "--fallocate=native", "--refill_buffers"]
     for job in jobs:
@@ -38,7 +41,7 @@ def fio(folder, size, *jobs):
 
 
 def ceilings(folder, size):
-    """Of writing a fresh file, and of reading one while a fresh one is written."""
+    """Returns the speed of writing a fresh file, and of reading one file while a fresh one is written."""
     def fresh():
         (folder / "limit-write").unlink(missing_ok=True)
     fresh()
@@ -54,10 +57,10 @@ class Bench:
     def __init__(self, options, folder):
         self.options = options
         self.folder = folder
-        self.peak_mib = 0  # of the last process, launched ranks left out
+        self.peak_mib = 0  # the peak memory of the last command, without the ranks that it launched
 
     def run(self, command):
-        """What it printed and its seconds; ends with its errors if it failed."""
+        """Runs a command; returns its output and its seconds. Ends with the output if the command failed."""
         log = self.folder / "log"
         begin = time.monotonic()
         with log.open("w") as out:
@@ -70,7 +73,7 @@ class Bench:
 
     def train(self, store, *arguments, ranks=1, steps):
         report = self.folder / "report.json"
-        accumulate = 6 // ranks  # as many sequences a step whatever the ranks, so that any may go on
+        accumulate = 6 // ranks  # gives a step as many sequences for any number of ranks, so that any number may resume
         shape = ["--context", str(self.options.context), "--batch", "1", "--accumulate", str(accumulate),
                  "--activation-checkpointing", "off", "--device-memory", self.options.device_memory]
         command = [self.options.ziggurat, "train", "--model", self.options.model, "--data", self.options.data,
@@ -84,7 +87,7 @@ class Bench:
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def row(self, name, rates, limits):
-        """`rates` and `limits` of the same rounds, in bytes a second."""
+        """Prints a row; `rates` and `limits` are of the same rounds, in bytes per second."""
         shares = [rate / limit for rate, limit in zip(rates, limits)]
         print(f"| {name} | {statistics.median(rates) / 1e9:.2f} | {statistics.median(limits) / 1e9:.2f} | "
               f"{statistics.median(shares):.2f} | {min(shares):.2f} to {max(shares):.2f} |", flush=True)
@@ -94,7 +97,7 @@ class Bench:
         rates = {name: [] for name in names}
         limits = {name: [] for name in names}
         peaks = {name: [] for name in names}
-        memory_s = []  # until the budgets' memory is there, before a load begins
+        memory_s = []  # seconds until the budgets' memory is filled, before a load begins
 
         def note(name, rate, limit):
             rates[name].append(rate)
@@ -130,7 +133,8 @@ class Bench:
               "| | GB/s | ceiling, GB/s | share, median | rounds |\n|---|---|---|---|---|", flush=True)
         for name in names:
             self.row(name, rates[name], limits[name])
-        print(f"\nBefore a load the budgets' memory is filled with pages: {statistics.median(memory_s):.1f} s", flush=True)
+        print(f"\nFilling the budgets' memory with pages before a load takes "
+              f"{statistics.median(memory_s):.1f} s", flush=True)
         print("\nPeak memory: " + "; ".join(f"{name} {max(peaks[name]):.0f} MiB" for name in names), flush=True)
 
     def stalls(self):
@@ -147,7 +151,7 @@ class Bench:
         one = self.train("store", *host, "--checkpoint-dir", target, steps=1)
         size = one["total"]["saves"][-1]["size_bytes"]
         self.empty("store", target)
-        free = size / step_s  # what must leave before the sweep after the next comes to the first record
+        free = size / step_s  # what must be saved before the sweep after the next one reaches the first record
         print(f"\n{size / 1e6:.0f} MB a save, {step_s:.2f} s a step\n\n| target, MB/s | save, s | waited, s | of a step | "
               "missing bandwidth, s | waited of it |\n|---|---|---|---|---|---|", flush=True)
         for share in (2, 0.1):
@@ -174,17 +178,18 @@ class Bench:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ziggurat", default="build/release/bin/ziggurat")
-    parser.add_argument("--data", default="README.md", help="any text of some length")
+    parser.add_argument("--data", default="README.md", help="a text of some length")
     parser.add_argument("--folder", help="a directory on the drive that is measured (default: the working directory)")
     parser.add_argument(
-        "--target", help="for stalls: where saves go (default: the folder's drive, which steps use too)"
+        "--target", help="where the saves of stalls are written (default: the folder's drive, which steps use too)"
     )
     parser.add_argument("--model", default="12x768x12")
     parser.add_argument("--context", default=32, type=int)
     parser.add_argument("--device-memory", default="1GiB")
-    parser.add_argument("--host-memory", default="3GiB", help="enough for all of the state")
+    parser.add_argument("--host-memory", default="3GiB", help="a budget that holds the whole state")
     parser.add_argument("--small-host-memory", default="768MiB")
-    parser.add_argument("--stall-tier", default="nvme", help="where optimizer state is while stalls are measured")
+    parser.add_argument("--stall-tier", default="nvme", help="where the optimizer's state is kept while stalls are "
+                                                             "measured")
     parser.add_argument("--rounds", default=3, type=int)
     parser.add_argument("parts", nargs="*", default=["speeds", "stalls"], help="speeds, stalls")
     options = parser.parse_args()

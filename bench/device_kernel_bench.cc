@@ -2,10 +2,12 @@
 // bench/device_kernel_bench.cc: how fast are the operations on a device's own bytes, and how near
 // to its memory's speed?
 //
-// Each is queued and waited for as the engine does, so a launch and an event are in every figure.
-// The ceiling is a copy within the device of the largest span, its reads and writes counted, taken
-// in the same run; codes of `quantize` cross the link as well (device_link_bench).
-//   device_kernel_bench [--benchmark_filter=...]    ZIGGURAT_BENCH_TILES=n: of each span (512)
+// Each operation is queued and waited for as the engine does it, so every figure includes a launch
+// and an event. The ceiling is a copy of the largest span within the device, taken in the same run,
+// whose reads and writes are both counted. The codes of `quantize` cross the link as well
+// (device_link_bench).
+//   device_kernel_bench [--benchmark_filter=...]    ZIGGURAT_BENCH_TILES=n: tiles of each span
+//   (512)
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -91,7 +93,7 @@ class Operations {
                                  .runs = runs};
     reactor_.block_on(compute_->update(update));
   }
-  /// Bytes a second, read and written.
+  /// Returns the bytes per second that a copy reads and writes.
   double ceiling() {
     const std::uint64_t half = record_.size_bytes() / 2;
     double best = 0;
@@ -122,7 +124,7 @@ class Operations {
 
 struct Row {
   const char* name;
-  double element_bytes;  ///< that it reads and writes on the device
+  double element_bytes;  ///< bytes per element that it reads and writes on the device
   void (Operations::*run)();
 };
 constexpr Row kRows[] = {{"clear", 4, &Operations::clear},

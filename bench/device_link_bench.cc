@@ -3,8 +3,9 @@
 // streams that the engine uses?
 //
 // Host memory is registered once, as the engine's pool is. The ceiling of a GPU is its PCI link as
-// the kernel tells it (a lane at 16 GT/s or more carries 128 of 130 bits); that of the emulated
-// device a memcpy of the same bytes, taken in the same run. Verified first: the bytes come back.
+// the kernel reports it (a lane at 16 GT/s or more carries 128 of 130 bits). The ceiling of the
+// emulated device is a memcpy of the same bytes, taken in the same run. Before it measures, it
+// verifies that the same bytes come back.
 //   device_link_bench [--benchmark_filter=...]    ZIGGURAT_BENCH_MIB=n: the largest copy (256)
 #include <benchmark/benchmark.h>
 
@@ -30,7 +31,7 @@ std::uint64_t largest_bytes() {
   return (text != nullptr ? std::strtoull(text, nullptr, 10) : 256) * kMiB;
 }
 
-/// Bytes a second; 0: not known.
+/// Returns the link's bytes per second, or 0 if they are not known.
 double link_limit(const std::string& address) {
   const std::optional<PciLink> link = pci_link("", address);
   if (!link) return 0;
@@ -39,7 +40,7 @@ double link_limit(const std::string& address) {
 
 class Link {
  public:
-  /// Bytes a second of copies of a size; 0: not known.
+  /// Returns the bytes per second of copies of one size, or 0 if they are not known.
   using Limit = std::function<double(std::uint64_t size_bytes)>;
 
   Link(std::unique_ptr<Device> device, Limit limit, Reactor& reactor)
@@ -90,7 +91,8 @@ void run(benchmark::State& state, Link& link, Stream::Direction direction) {
   if (limit > 0) state.counters["of_limit"] = {moved / limit, benchmark::Counter::kIsRate};
 }
 
-/// Again and again the same bytes, as the benchmark copies them: small ones are in a cache.
+/// Copies the same bytes again and again, as the benchmark does, because small copies stay in a
+/// cache.
 double memcpy_limit(std::uint64_t size_bytes) {
   std::vector<std::byte> from(size_bytes, std::byte{1});
   std::vector<std::byte> to(size_bytes, std::byte{2});
@@ -107,7 +109,8 @@ double memcpy_limit(std::uint64_t size_bytes) {
 
 void add(const std::string& name, Link& link) {
   if (!link.comes_back()) {
-    std::fprintf(stderr, "device_link_bench: %s: other bytes came back\n", name.c_str());
+    std::fprintf(stderr, "device_link_bench: %s: the bytes that came back differ from those sent\n",
+                 name.c_str());
     std::exit(1);
   }
   for (const auto& [what, direction] : {std::pair{"to_device", Stream::Direction::kToDevice},

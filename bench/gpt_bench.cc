@@ -2,8 +2,8 @@
 // bench/gpt_bench.cc: how fast is the reference trainer's forward and backward, with parameters in
 // RAM and no optimizer?
 //
-// Ceiling: the matrix products alone at the speed of one large oneDNN product on the same threads,
-// measured here.
+// The ceiling is the time of the matrix products alone, at the speed of one large oneDNN product on
+// the same threads, measured in this run.
 //   gpt_bench [--model gpt2-small] [--batch 2] [--accumulate 4] [--context 256] [--threads 2]
 //   [--steps 5] [--json FILE]
 #include <fmt/format.h>
@@ -30,7 +30,7 @@ namespace {
 
 using namespace ziggurat;
 
-// Wall time, and CPU time of all threads: on a busy machine the second still says something.
+// Wall time, and CPU time of all threads, which still means something on a busy machine.
 struct Seconds {
   double wall;
   double cpu;
@@ -62,8 +62,8 @@ Seconds median(const std::vector<Seconds>& times) {
   return {wall[times.size() / 2], cpu[times.size() / 2]};
 }
 
-// GF/s by wall time, and by CPU time (of one core), of a product large enough to hide every edge:
-// 512 x 768 x 3072, tiles as in the trainer, all threads at once.
+// Returns the GF/s by wall time, and by CPU time (of one core), of a product large enough to hide
+// every edge: 512 x 768 x 3072, with the trainer's tiles, all threads at once.
 Seconds matmul_ceiling(WorkerPool& workers, const gpt::ModelConfig& model) {
   constexpr std::int64_t kRows = 512;
   const gpt::MatmulShape shape{.m = kRows,
@@ -102,15 +102,16 @@ Seconds matmul_ceiling(WorkerPool& workers, const gpt::ModelConfig& model) {
   return {flops / time.wall / 1e9, flops / time.cpu / 1e9};
 }
 
-// Multiply-adds of the products of a step, twice: forward, its recomputation without the last
-// projection, both gradients.
+// Returns twice the multiply-adds of a step's products: forward, its recomputation without the last
+// projection, and both gradients.
 double matmul_flops(const gpt::ModelConfig& m, const gpt::RunShape& s) {
   const auto width = static_cast<double>(m.width);
   const double block_forward = 12 * width * width;
   const bool again = s.checkpointing == gpt::ActivationCheckpointing::kBlock;
   const double block = block_forward * 3 + (again ? 8 * width * width : 0);
   const double attention =
-      static_cast<double>(s.context) * width * (again ? 4.5 : 3.5);  // half of QK^T and PV, causal
+      // half of QK^T and PV, because attention is causal
+      static_cast<double>(s.context) * width * (again ? 4.5 : 3.5);
   const double head = 3 * width * static_cast<double>(m.vocabulary);
   return 2 * static_cast<double>(s.tokens_per_step()) *
          (static_cast<double>(m.layers) * (block + attention) + head);
@@ -134,7 +135,7 @@ int run(int argc, char** argv) {
   std::size_t threads = 2;
   int steps = 5;
   bool no_checkpointing = false;
-  CLI::App app{"Speed of the reference trainer's forward and backward"};
+  CLI::App app{"Measures the speed of the reference trainer's forward and backward"};
   app.add_option("--model", model_name);
   app.add_option("--batch", shape.batch);
   app.add_option("--accumulate", shape.accumulate);
@@ -159,10 +160,10 @@ int run(int argc, char** argv) {
     batches.push_back(sample_batch(shape, static_cast<std::size_t>(k)));
   const auto step = [&] {
     const double loss = trainer.forward_backward(batches);
-    if (!std::isfinite(loss)) throw Error(ErrorCode::kDataLoss, "the loss is not a number");
+    if (!std::isfinite(loss)) throw Error(ErrorCode::kDataLoss, "the loss is not finite");
     engine.drop_gradients();
   };
-  step();  // verified finite, and warm
+  step();  // checks that the loss is finite, and warms up
   const Seconds before = matmul_ceiling(workers, model);
   const gpt::ComputeSeconds seconds_before = trainer.compute_seconds();
   std::vector<Seconds> times;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/optimizer_bench.cc: what does hashing a record cost inside its update, against memory?
-// (Updates alone: `ziggurat bench optimizer`.)
+// bench/optimizer_bench.cc: what does hashing a record cost inside its update, compared with
+// memory? (`ziggurat bench optimizer` measures updates alone.)
 //
-// Ceiling: the same 28 bytes per element in the same arrays, moved and not computed with
-// (integrations/measure/optimizer_ceiling.h). Bandwidth drifts by minutes and by neighbours, so
-// ceiling and kernel take turns; the limit is the fastest walk of all turns, and `of_ceiling` the
-// share of the kernel's median. What is timed is verified first, against the scalar specification.
+// The ceiling moves the same 28 bytes per element in the same arrays without computing
+// (integrations/measure/optimizer_ceiling.h). Bandwidth drifts over minutes and with other jobs, so
+// ceiling and kernel take turns. The limit is the fastest walk of all turns, and `of_ceiling` is
+// the kernel's median share of it. Before it is timed, the kernel is verified against the scalar
+// specification.
 //   optimizer_bench [--benchmark_filter=...]     ZIGGURAT_BENCH_TILES=n: tiles of 16,384 elements
 //   (default 1,536)
 #include <benchmark/benchmark.h>
@@ -36,7 +37,7 @@ namespace {
 constexpr double kBytesPerElement =
     28;  // fp32 read and written three times, bf16 read once and written once
 
-/// Zeroed memory in huge pages where the system has them.
+/// Zeroed memory, in huge pages if the system has them.
 template <class T>
 class Pages {
  public:
@@ -44,7 +45,7 @@ class Pages {
     void* memory =
         ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ZIGGURAT_CHECK(memory != MAP_FAILED, "no {} bytes", bytes_);
-    ::madvise(memory, bytes_, MADV_HUGEPAGE);  // slower without; not wrong
+    ::madvise(memory, bytes_, MADV_HUGEPAGE);  // without huge pages it is slower, but not wrong
     data_ = static_cast<T*>(memory);
   }
   ~Pages() { ::munmap(data_, bytes_); }
@@ -58,7 +59,7 @@ class Pages {
   T* data_;
 };
 
-/// One worker's record, gradient and parameter.
+/// The record, gradient and parameter of one worker.
 struct Work {
   std::size_t count;
   Pages<float> record;
@@ -108,7 +109,7 @@ UpdateHashes run_hashed(Work& work) {
   return update_record(step(), work.view(), {&whole, 1}, &hashing);
 }
 
-/// The specification on a few tiles gives the bits and hashes of what will be timed.
+/// Returns whether the kernel to be timed gives the specification's bits and hashes on a few tiles.
 bool verified() {
   Work want(3), got(3);
   const std::string target(simd_target());
@@ -144,7 +145,7 @@ std::size_t tiles_in_all() {
 }
 
 void against_ceiling(benchmark::State& state, const std::function<void(Work&)>& action) {
-  if (!verified()) return state.SkipWithError("it differs from the scalar specification");
+  if (!verified()) return state.SkipWithError("the kernel differs from the scalar specification");
   const auto threads = static_cast<std::size_t>(state.range(0));
   const std::size_t tiles = tiles_in_all() / threads;
   std::vector<std::unique_ptr<Work>> owned;

@@ -2,13 +2,13 @@
 // bench/pool_bench.cc: what does the pinned pool cost a chunk of a step, and does that depend on
 // how many chunks there are?
 //
-// A step as the engine has it: in backward each chunk's gradient takes host memory, the last
-// chunk's first; then a sweep in forward order takes a work item for each chunk, twelve fit, and
-// gives back the gradient and the item. `sweep` begins a few chunks at a time, as the engine does;
-// `crowd` lets all of them wait at once. The ceiling is the same coroutines over plain counters in
-// place of the pool; `of_ceiling` is the share of the time that they take. Verified: each chunk got
-// its memory, in order, and all came back.
-//   pool_bench [--benchmark_filter=...]      ZIGGURAT_BENCH_CHUNKS=n: no more than that (150000)
+// A step is made as in the engine. In backward each chunk's gradient takes host memory, the last
+// chunk's first. Then a sweep in forward order takes a work item for each chunk, of which twelve
+// fit, and gives back the gradient and the item. `sweep` begins a few chunks at a time, as the
+// engine does; `crowd` lets all of them wait at once. The ceiling is the same coroutines over plain
+// counters in place of the pool, and `of_ceiling` is the share of the time that these take. It
+// verifies that each chunk got its memory, in order, and that all memory came back.
+//   pool_bench [--benchmark_filter=...]      ZIGGURAT_BENCH_CHUNKS=n: at most so many (150000)
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -79,7 +79,7 @@ class Step {
                                .need = {.generation = 1, .position = chunks_ + chunk}};
     waiting_max_ = std::max(waiting_max_, pool_->waiting() + 1);
     const Lease item = co_await pool_->acquire(request);
-    co_await yield();  // the read, the update and the write
+    co_await yield();  // stands for the read, the update and the write
     if (gradients_[chunk] && item) ++updated_;
     gradients_[chunk].reset();
   }
@@ -108,7 +108,7 @@ void measure(benchmark::State& state, bool all_at_once) {
     step.begin_again();
     const double seconds = step.run(all_at_once ? chunks : kItems + kBegunAhead);
     if (!step.good())
-      return state.SkipWithError("a chunk got no memory, or memory did not come back");
+      return state.SkipWithError("a chunk got no memory, or did not give its memory back");
     without += step.run_without_pool();
     with += seconds;
     state.SetIterationTime(seconds);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/quantize_bench.cc: how fast do 16-bit values become 8- or 4-bit blocks, and fp32 sums take
-// them in, against memory?
+// bench/quantize_bench.cc: how fast are 16-bit values turned into 8- or 4-bit blocks, and added to
+// fp32 sums, compared with memory?
 //
-// Ceiling: memcpy of half of what a kernel reads and writes together, so that as many bytes cross.
-// Ceiling and kernel take turns and `of_ceiling` is the median of the ratios of adjacent turns.
-// What is timed is verified first, against the scalar specification.
+// The ceiling is a memcpy of half the bytes that a kernel reads and writes together, so that as
+// many bytes are moved. Ceiling and kernel take turns, and `of_ceiling` is the median of the ratios
+// of adjacent turns. Before it is timed, a kernel is verified against the scalar specification.
 //   quantize_bench [--benchmark_filter=...]     ZIGGURAT_BENCH_MILLIONS=n: elements (default 64)
 #include <benchmark/benchmark.h>
 
@@ -29,7 +29,7 @@ std::size_t elements() {
   return std::max<std::size_t>(1, millions) << 20;
 }
 
-/// Values in bf16, their blocks, and fp32 sums of them.
+/// Values in bf16, their blocks, and fp32 sums of the values.
 struct Arrays {
   QuantizedBits bits;
   std::vector<bf16> values;
@@ -82,7 +82,7 @@ double median(std::vector<double> values) {
 void against_ceiling(benchmark::State& state, const Kernel& kernel) {
   const auto bits = static_cast<QuantizedBits>(state.range(0));
   if (!verified(kernel, bits))
-    return state.SkipWithError("it differs from the scalar specification");
+    return state.SkipWithError("the kernel differs from the scalar specification");
   Arrays arrays(bits, elements());
   const std::size_t bytes = (arrays.*kernel.bytes)();
   std::vector<std::byte> from(bytes / 2);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/ranks_bench.cc: do the ranks of a host that share its cores lose time to each other?
 //
-// Ceiling: one process that does all the work on all cores. The same records are updated by one
-// process, by `--ranks` processes that share the cores as their launcher's variables say
-// (base/topology/core_budget.h), and by as many that know nothing of each other; groups take turns,
-// figures are medians of each round's ratio.
+// The ceiling is one process that does all the work on all cores. The same records are updated by
+// that one process, by `--ranks` processes that share the cores as their launcher's variables say
+// (base/topology/core_budget.h), and by as many processes that know nothing of each other. The
+// groups take turns, and the figures are medians of each round's ratio.
 //   ranks_bench [--ranks 8] [--params 32000000] [--steps 4] [--rounds 7]
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -72,17 +72,17 @@ class Records {
   HostMapping mapping_;
 };
 
-/// Reads or writes one byte. False at the end of the pipe.
+/// Reads or writes one byte. receive() returns false at the end of the pipe.
 bool receive(int pipe) {
   char byte = 0;
   return ::read(pipe, &byte, 1) == 1;
 }
 void send(int pipe) {
   const char byte = 1;
-  if (::write(pipe, &byte, 1) != 1) throw system_error(errno, "write to a pipe");
+  if (::write(pipe, &byte, 1) != 1) throw system_error(errno, "cannot write to a pipe");
 }
 
-/// Makes `steps` steps on its records for every byte it is sent, until it is killed.
+/// Makes `steps` steps on its records for every byte that it receives, until it is killed.
 [[noreturn]] void run_rank(const CoreBudget& budget, std::size_t records, int steps, int from,
                            int to) {
   Records work(records);
@@ -153,7 +153,7 @@ Group make_group(const Options& options, std::size_t ranks, bool shared) {
   return group;
 }
 
-/// Wall time, and processor time of all ranks: on a busy machine the second still says something.
+/// Wall time, and processor time of all ranks, which still means something on a busy machine.
 struct Seconds {
   double wall, cpu;
 };
@@ -177,7 +177,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// A group's times as multiples of those of one process, before and after it.
+/// A group's times as multiples of one process's times before and after the group's turn.
 struct Multiples {
   std::vector<double> wall, cpu;
   void add(const Seconds& group, const Seconds& before, const Seconds& after) {
@@ -209,7 +209,7 @@ void run(const Options& options) {
   }
   fmt::print("{} M parameters, {} steps; {} rounds; one process on all cores: {:.3f} s\n",
              options.params / 1'000'000, options.steps, options.rounds, median(alone));
-  fmt::print("{:<34} {:>8} {:>8} {:>8}\n", "as multiples of that", "median", "worst", "CPU");
+  fmt::print("{:<34} {:>8} {:>8} {:>8}\n", "relative to one process", "median", "worst", "CPU");
   sharing.print(fmt::format("{} ranks that share the cores", options.ranks));
   not_sharing.print(fmt::format("{} processes, each on all cores", options.ranks));
 }

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/ranks_matrix.py: the same training in every layout of ranks, ZeRO stage, placement and bucket size; whose losses
-# have the same bits, and how far the layouts are apart.
-"""Within a layout (how batches and layers are dealt out to ranks) every stage, placement and bucket size must give the
-same bits; between layouts sums are rounded at other places, and the loss must agree with one rank's to a tolerance.
-The global batch is the same everywhere. Prints Markdown; exits 1 if anything differs that must not."""
+# bench/ranks_matrix.py: runs the same training in every layout of ranks, ZeRO stage, placement and bucket size. Tells
+# which losses have the same bits, and how far apart the layouts are.
+"""Within a layout (how batches and layers are dealt out to ranks), every stage, placement and bucket size must give the
+same bits. Between layouts sums are rounded at other places, so the loss must agree with one rank's within a
+tolerance. The global batch is the same everywhere. Prints Markdown; exits with 1 if something differs that must
+not."""
 
 import argparse
 import hashlib
@@ -31,7 +32,8 @@ PLACEMENTS = ["all=device", "all=host", "all=nvme"]
 
 
 def variants(stages, placements=PLACEMENTS, buckets=()):
-    """Every stage with the first placement, every placement with the last stage, every bucket size with both ends."""
+    """Returns every stage with the first placement, every placement with the last stage, and every bucket size with the
+    first and the last stage."""
     chosen = [["--zero-stage", str(stage), "--placement", placements[0]] for stage in stages]
     chosen += [["--zero-stage", str(stages[-1]), "--placement", placement] for placement in placements[1:]]
     chosen += [["--zero-stage", str(stages[0]), "--placement", placements[-1]]]
@@ -89,12 +91,14 @@ def main():
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--host-memory", default="2GiB", help="budget of each rank")
-    parser.add_argument("--device-memory", default="3GiB", help="budget of each rank where there are one or two")
+    parser.add_argument("--host-memory", default="2GiB", help="budget of host memory of each rank")
+    parser.add_argument("--device-memory", default="3GiB", help="budget of each rank if there are one or two")
     parser.add_argument(
-        "--device-memory-of-four", default="1GiB", help="budget of each of four ranks, whose state is elsewhere"
+        "--device-memory-of-four", default="1GiB", help="budget of each rank if there are four, whose state is not on "
+                                                        "the device"
     )
-    parser.add_argument("--tolerance", type=float, default=0.005, help="by how much a step's losses may differ")
+    parser.add_argument("--tolerance", type=float, default=0.005, help="the largest relative difference of a step's "
+                                                                       "losses")
     parser.add_argument("--only", default="", help="only layouts whose name contains this")
     arguments = parser.parse_args()
     wrong = 0

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # bench/slow_link.py: what do fewer bits gain where nodes are joined by a slow link?
-"""Two network namespaces of two ranks each, joined by a link of a stated rate: stage 3 as it is, with hpZ, and with ZeRO++'s
-quantized exchanges. Prints tokens/s and what rank 0 sends in a step, beside the time that the link alone would take for the bytes of
-both its ranks. Exit code 77 (skipped) where there are no namespaces: it takes root, iproute2 and the kernel's token bucket.
+"""Measures stage 3 as it is, with hpZ, and with ZeRO++'s quantized exchanges, on two network namespaces of two ranks
+each, joined by a link of a stated rate. Prints tokens/s and what rank 0 sends in a step, beside the time that the link
+alone would take for the bytes of both ranks of a node. Ends with exit code 77 (skipped) if network namespaces cannot be
+made: they need root, iproute2 and the kernel's token bucket.
 
     slow_link.py ZIGGURAT TEXT [--mbit 400] [--model 12x256x8] [--steps 10]
 """
@@ -52,7 +53,8 @@ def mib(text):
 
 
 def train(args, folder, more):
-    """One job on both hosts: median seconds of a step, MiB that rank 0 sends in one within its node and beyond, held-out loss."""
+    """Runs one job on both hosts; returns the median seconds of a step, the MiB that rank 0 sends in one within its
+    node and beyond, and the held-out loss."""
     report = folder / "report.json"
     processes = []
     for node, name in enumerate(NAMES):
@@ -78,7 +80,8 @@ def main():
     parser.add_argument("--mbit", type=int, default=400)
     parser.add_argument("--model", default="12x256x8")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--device-memory", default="24MiB", help="too small to keep units from forward to backward")
+    parser.add_argument("--device-memory", default="24MiB", help="budget of each rank; the default is too small to "
+                                                                 "keep units from forward to backward")
     args = parser.parse_args()
     args.program = str(pathlib.Path(args.program).resolve())
     args.text = str(pathlib.Path(args.text).resolve())
@@ -86,9 +89,9 @@ def main():
         try:
             make_hosts(args.mbit)
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"skipped: no network namespaces here ({getattr(error, 'stderr', '') or error})")
+            print(f"skipped: this machine has no network namespaces ({getattr(error, 'stderr', '') or error})")
             sys.exit(77)
-        print(f"{args.model}, {args.steps} steps, two nodes of two ranks, {args.mbit} Mbit/s between them")
+        print(f"{args.model}, {args.steps} steps, two nodes of two ranks with {args.mbit} Mbit/s between them")
         print(f"{'':16} {'tokens/s':>9} {'s a step':>9} {'the link':>9} {'MiB away':>9} {'MiB near':>9} {'loss':>8}")
         for way, flags in WAYS.items():
             with tempfile.TemporaryDirectory() as folder:

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/tensors.py: what a state's tensors cost the processor beside its bytes: a cost a tensor that must not grow with them.
-"""For each operation and number of tensors the microseconds of user time a tensor: user time, since it hardly depends on what
-else the machine does, less that of the same operation on 16 tensors. The ceiling: the number at 10,000 is that at 1,000.
+# bench/tensors.py: what do a state's tensors cost the processor beside its bytes? The cost of a tensor must not grow
+# with their number.
+"""Prints, for each operation and number of tensors, the microseconds of user time per tensor, less those of the same
+operation on 16 tensors. User time hardly depends on what else the machine does. The ceiling: the figure for 10,000
+tensors equals that for 1,000.
 
   from-hf, inspect, verify, to-hf, diff   weights of 16 values each, by `ziggurat ckpt`
   new, open, save, load, foreign          an engine of parameters of 1,024 values with AdamW's state, by tensors_bench
   convert                                 its state in bf16-moments to fp32
   verify store, save store, reshard       that engine's store, by `ziggurat ckpt`
 
-With --instructions callgrind's counts, in thousands a tensor, in place of time; the same whatever the machine does.
-Prints Markdown."""
+With --instructions it counts instructions with callgrind, in thousands per tensor, instead of time; these do not
+depend on the machine's load. Prints Markdown."""
 
 import argparse
 import json
@@ -28,7 +30,7 @@ FEW = 16
 
 
 def write_weights(folder, count):
-    """A directory that transformers could have saved, of `count` tensors of 16 values."""
+    """Writes a directory that transformers could have saved, of `count` tensors of 16 values."""
     folder.mkdir(parents=True)
     header = {"__metadata__": {"format": "pt"}}
     for t in range(count):
@@ -47,10 +49,10 @@ class Bench:
         self.folder = folder
         self.environment = dict(os.environ)
         if options.instructions:
-            self.environment["ZIGGURAT_IO"] = "threads"  # callgrind knows no io_uring
+            self.environment["ZIGGURAT_IO"] = "threads"  # callgrind does not support io_uring
 
     def command(self, *arguments):
-        """What a command costs."""
+        """Runs a command of `ziggurat ckpt`, and returns its cost."""
         words = [self.options.ziggurat, "ckpt", *map(str, arguments)]
         return self.measured(words, None)
 
@@ -72,7 +74,7 @@ class Bench:
         return said(log.read_text()) if said else usage.ru_utime
 
     def all(self, count):
-        """What each operation costs with so many tensors."""
+        """Returns the cost of each operation with `count` tensors."""
         at = self.folder / str(count)
         shutil.rmtree(at, ignore_errors=True)
         write_weights(at / "hf", count)
@@ -108,7 +110,8 @@ def main():
     parser.add_argument("ziggurat")
     parser.add_argument("tensors_bench")
     parser.add_argument("--tensors", default="1000,10000", help="the numbers of tensors, one for each column")
-    parser.add_argument("--engine-tensors", type=int, default=10000, help="the most that an engine is measured with")
+    parser.add_argument("--engine-tensors", type=int, default=10000, help="the largest number of tensors for which "
+                                                                          "engines are measured")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", default=".")
     parser.add_argument("--instructions", action="store_true")

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/tensors_bench.cc: what opening, saving and loading cost the processor beside the bytes that
-// they move: one operation on a model of many small parameters. The ceiling: a cost by tensors that
-// does not grow with their number. bench/tensors.py runs it, and the command for what that can do.
+// bench/tensors_bench.cc: what do opening, saving and loading cost the processor beside the bytes
+// that they move? Runs one operation on a model of many small parameters. The ceiling is a cost per
+// tensor that does not grow with their number. bench/tensors.py runs this program, and the command
+// for the operations that the command has.
 //
 //   tensors_bench new|open|save|load|foreign PARAMETERS FOLDER [STATE FORMAT]
 //
-// Prints the seconds of user time, of all threads. `save` needs what `new` left in the folder, and
-// `load` what `save` did; `foreign` loads FOLDER/hf/model.safetensors.
+// Prints the seconds of user time of all threads. `save` needs what `new` left in the folder, and
+// `load` what `save` left; `foreign` loads FOLDER/hf/model.safetensors.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -29,7 +30,7 @@ namespace {
 
 using namespace ziggurat;
 
-constexpr std::size_t kParamsAUnit = 16;  // a unit fills one tile, so nothing is padding
+constexpr std::size_t kParamsAUnit = 16;  // a unit fills one tile, so it needs no padding
 constexpr std::uint64_t kBudgetBytes = std::uint64_t{256} << 20;
 
 ModelSpec model_of(std::size_t params) {
@@ -52,7 +53,7 @@ double user_seconds() {
          static_cast<double>(used.ru_utime.tv_usec) / 1e6;
 }
 
-/// A checkpoint, or a safetensors file; on the reactor.
+/// Opens a checkpoint or a safetensors file on the reactor.
 class Source {
  public:
   Source(Runtime& runtime, const std::string& path) : runtime_(runtime) {
@@ -106,7 +107,7 @@ class Bench {
     std::filesystem::remove_all(folder_ + "/loaded");
     if (what == "load") return timed([&] { load(folder_ + "/saved", {}); });
     if (what == "foreign") return timed([&] { load(folder_ + "/hf", {.weights_only = true}); });
-    throw std::runtime_error("give one of new, open, save, load and foreign");
+    throw std::runtime_error("the operation is not known: give new, open, save, load or foreign");
   }
 
  private:
@@ -148,9 +149,11 @@ class Bench {
 
 int main(int argc, char** argv) {
   try {
-    if (argc < 4) throw std::runtime_error("new|open|save|load|foreign PARAMETERS FOLDER [FORMAT]");
+    if (argc < 4)
+      throw std::runtime_error(
+          "usage: tensors_bench new|open|save|load|foreign PARAMETERS FOLDER [FORMAT]");
     const auto format = parse_state_format(argc > 4 ? argv[4] : "fp32");
-    if (!format) throw std::runtime_error("there is no such state format");
+    if (!format) throw std::runtime_error("the state format is not known");
     std::filesystem::create_directories(argv[3]);
     fmt::print("{:.6f}\n", Bench(std::stoul(argv[2]), argv[3], *format).run(argv[1]));
   } catch (const std::exception& error) {

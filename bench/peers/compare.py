@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/peers/compare.py: `ziggurat train` against PyTorch with everything in RAM, alternated on one machine: ratios of tokens/s.
-"""For each setting, runs Ziggurat and PyTorch in turn and prints both medians and the ratio. Hosts drift by tens of per cent
-within minutes, so only the ratio of neighbours counts.
+# bench/peers/compare.py: compares tokens/s of `ziggurat train` with PyTorch's with everything in RAM, in turn on one
+# machine.
+"""For each setting, runs Ziggurat and PyTorch in turn and prints both medians and the ratio. Hosts drift by tens of per
+cent within minutes, so only the ratio of neighbouring runs counts.
 
     python3 bench/peers/compare.py --binary build/release/bin/ziggurat --data TEXT --store DIR [--python PYTHON]
-        [--rounds 3] [--steps 8] [--setting 2048] [--setting 512] [--setting 512-split] [--setting 512-rare] [--setting 2048-host]
-        [--json FILE]
+        [--rounds 3] [--steps 8] [--setting 2048] [--setting 512] [--setting 512-split] [--setting 512-rare]
+        [--setting 2048-host] [--json FILE]
 
-Tokens/s of a run: bytes a step over the median seconds of its steps after the first two. Share of its bound: the least time
-possible under the step's dependencies, as `ziggurat train` prints it, over that median.
+Tokens/s of a run are the bytes of a step over the median seconds of its steps after the first two. Its share of the
+bound is the least time that is possible under the step's dependencies, as `ziggurat train` prints it, over that
+median.
 """
 import argparse
 import json
@@ -24,7 +26,8 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 ON_DISK = ["--placement", "params=host,grads=host,optimizer=nvme"]
 SMALL = ON_DISK + ["--device-memory", "128MiB", "--host-memory", "384MiB"]
-# name: (accumulate, our flags, clip, the bar). The norm stays near 2: a clip of 1.0 acts on every step, one of 20 on hardly any.
+# name: (accumulate, our flags, clip, the bar). The norm stays near 2, so a clip of 1.0 acts on every step, and a clip
+# of 20 on hardly any.
 SETTINGS = {
     "2048": (4, ON_DISK + ["--device-memory", "160MiB", "--host-memory", "384MiB"], "1.0", 0.97),
     "512": (1, SMALL, "1.0", 0.77),
@@ -67,8 +70,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--store", required=True, help="a directory on the drive to train over")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter that has PyTorch")
+    parser.add_argument("--store", required=True, help="a directory on the drive that is used for training")
+    parser.add_argument("--python", default=sys.executable, help="a Python interpreter that has PyTorch")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)

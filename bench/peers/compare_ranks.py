@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/peers/compare_ranks.py: `ziggurat train --nproc N` against PyTorch's DDP and FSDP2, alternated: tokens/s and loss curves.
-"""Stage 0 against DDP and stage 3 against FSDP2 (gloo), everything in RAM, the same model, initial weights and sequences, one
-thread a rank. Hosts drift by tens of per cent within minutes, so only the ratio of neighbours counts.
+# bench/peers/compare_ranks.py: compares tokens/s and loss curves of `ziggurat train --nproc N` with PyTorch's DDP and
+# FSDP2, in turn.
+"""Compares stage 0 with DDP and stage 3 with FSDP2 (gloo), everything in RAM, with the same model, initial weights and
+sequences, and one thread per rank. Hosts drift by tens of per cent within minutes, so only the ratio of neighbouring
+runs counts.
 
     python3 bench/peers/compare_ranks.py --binary build/release/bin/ziggurat --data TEXT --store DIR [--python PYTHON]
         [--model gpt2-small] [--ranks 2] [--rounds 3] [--steps 8] [--stage 0] [--stage 3] [--json FILE]
 
-Tokens/s of a run: bytes a step over the median seconds of its steps after the first two. Loss: the largest relative difference
-of a step's loss. Both round to bf16 in other places, so it is not zero: 2e-5 to 2e-3 were measured. With --loss-limit, exits
-with 1 beyond it; exits with 77 where PyTorch is not installed.
+Tokens/s of a run are the bytes of a step over the median seconds of its steps after the first two. The loss figure is
+the largest relative difference of a step's loss. Both sides round to bf16 at other places, so it is not zero: 2e-5 to
+2e-3 were measured. With --loss-limit, exits with 1 if the difference is larger; exits with 77 if PyTorch is not
+installed.
 """
 import argparse
 import json
@@ -23,7 +26,7 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 STRATEGIES = {0: "ddp", 3: "fsdp2"}
-BATCH, ACCUMULATE, CONTEXT = 2, 4, 256  # micro-batches are of all ranks together
+BATCH, ACCUMULATE, CONTEXT = 2, 4, 256  # micro-batches of all ranks together
 RECIPE = ["--lr", "6e-4", "--warmup", "10", "--weight-decay", "0.1", "--clip", "1.0"]
 
 
@@ -35,7 +38,7 @@ def train(options, store, *flags):
 
 
 def initial_weights(options, folder):
-    """One step that changes nothing, exported."""
+    """Exports the initial weights, after one step that changes nothing."""
     store, weights = os.path.join(folder, "init"), os.path.join(folder, "init.safetensors")
     train(options, store, "--accumulate", "1", "--steps", "1", "--lr", "0", "--weight-decay", "0", "--warmup", "0")
     subprocess.run([options.binary, "export", "--store", store, "--to", weights], check=True, stdout=subprocess.DEVNULL)
@@ -71,15 +74,15 @@ def main():
     parser.add_argument("--binary", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--store", required=True, help="a directory with room for two stores")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter that has PyTorch")
+    parser.add_argument("--python", default=sys.executable, help="a Python interpreter that has PyTorch")
     parser.add_argument("--model", default="gpt2-small")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--stage", type=int, action="append", choices=STRATEGIES, help="default: all")
     parser.add_argument("--device-memory", default="1GiB")
-    parser.add_argument("--host-memory", default="3GiB", help="budget of each rank")
-    parser.add_argument("--loss-limit", type=float, help="fail if a step's loss differs by more than this part of it")
+    parser.add_argument("--host-memory", default="3GiB", help="budget of host memory of each rank")
+    parser.add_argument("--loss-limit", type=float, help="the largest relative difference of a step's loss")
     parser.add_argument("--json")
     options = parser.parse_args()
     if subprocess.run([options.python, "-c", "import torch"], capture_output=True, check=False).returncode != 0:
@@ -97,7 +100,7 @@ def main():
                 ratios.append(ours / peers)
                 differences.append(max(abs(a - b) / b for a, b in zip(our_loss, peer_loss)))
                 print(f"stage {stage}: round {number + 1}: ziggurat {ours:.0f} tokens/s, {STRATEGIES[stage]} {peers:.0f}, "
-                      f"loss apart by at most {differences[-1]:.1e}", flush=True)
+                      f"losses differ by at most {differences[-1]:.1e}", flush=True)
             results[stage] = {"peer": STRATEGIES[stage], "ratios": ratios, "loss_difference": differences}
             print(f"stage {stage} against {STRATEGIES[stage]}: median ratio {statistics.median(ratios):.2f} "
                   f"({options.rounds} rounds)", flush=True)

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/peers/deepspeed_gpt2.py: pytorch_gpt2.py's job under DeepSpeed on its CPU accelerator, optimizer state in RAM or on NVMe.
-"""    python3 bench/peers/deepspeed_gpt2.py --data TEXT --optimizer cpu|nvme [--nvme-path DIR] and pytorch_gpt2.py's options
+# bench/peers/deepspeed_gpt2.py: runs pytorch_gpt2.py's job under DeepSpeed on its CPU accelerator, with optimizer state
+# in RAM or on NVMe.
+"""    python3 bench/peers/deepspeed_gpt2.py --data TEXT --optimizer cpu|nvme [--nvme-path DIR] and
+        pytorch_gpt2.py's options
 
-One rank. In RAM: ZeRO stage 2 with offload_optimizer "cpu", DeepSpeedCPUAdam. On NVMe: stage 3 (stage 2 writes nothing there),
-parameters in RAM, pipelined reads and writes, which is its fastest setting of those that run. bf16 or fp32, gradients clipped.
-Exits with 77, saying why, where DeepSpeed is not installed.
+Runs one rank. In RAM it takes ZeRO stage 2 with offload_optimizer "cpu" and DeepSpeedCPUAdam. On NVMe it takes stage 3
+(stage 2 writes nothing there), parameters in RAM, and pipelined reads and writes, which is the fastest setting of
+those that run. bf16 or fp32, with gradients clipped. Exits with 77, and says why, if DeepSpeed is not installed.
 """
 import argparse
 import json

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Training scripts written for DeepSpeed, under DeepSpeed and under ziggurat.deepspeed: both curves.
+"""Runs training scripts written for DeepSpeed under DeepSpeed and under ziggurat.deepspeed, and prints both curves.
 
     python3 bench/peers/deepspeed_scripts.py --data TEXT... [--script NAME]... [--steps N] [--folder DIR]
 
-The scripts are those of tests/integrations/python/deepspeed_scripts, one line of them changed; both
-run on the CPU, in bf16. Prints losses beside each other, how far losses, rates and norms are apart,
-and the final losses. What the runs wrote stays in --folder.
+The scripts are those of tests/integrations/python/deepspeed_scripts, with one line changed. Both libraries run on the
+CPU, in bf16. Prints losses side by side, how far apart losses, rates and norms are, and the final losses. What the
+runs wrote stays in --folder.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def compare(script: str, data: list[Path], arguments: list[str], folder: Path) -
         runs[library] = launch(script, place, data, *arguments)
     print_beside(runs[DEEPSPEED], runs[OURS])
     found = difference(runs[DEEPSPEED], runs[OURS])
-    print(f"losses apart: median {found.loss_median:.1e}, largest {found.loss_max:.1e}")
-    print(f"norms apart: median {found.norm_median:.1e} of theirs")
-    print(f"rates apart: largest {found.rate_max:.1e} of theirs")
+    print(f"differences of the losses: median {found.loss_median:.1e}, largest {found.loss_max:.1e}")
+    print(f"differences of the norms: median {found.norm_median:.1e}, relative to DeepSpeed's")
+    print(f"differences of the rates: largest {found.rate_max:.1e}, relative to DeepSpeed's")
     last = [steps_of(runs[library])[-1]["loss"] for library in (DEEPSPEED, OURS)]
     print(f"final loss: {last[0]:.4f} DeepSpeed, {last[1]:.4f} ours\n", flush=True)
 
@@ -61,8 +61,8 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, nargs="+", required=True)
     parser.add_argument("--script", action="append", choices=list(RANKS), help="default: all")
-    parser.add_argument("--steps", type=int, help="default: as many as a script makes by itself")
-    parser.add_argument("--folder", type=Path, help="default: a temporary one")
+    parser.add_argument("--steps", type=int, help="number of steps (default: the script's own number)")
+    parser.add_argument("--folder", type=Path, help="folder for what the runs write (default: a temporary folder)")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="deepspeed-scripts-"))
     arguments = [] if options.steps is None else ["--steps", str(options.steps)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that DeepSpeed is measured with: the fastest of those that run on a CPU."""
+"""The settings with which DeepSpeed is measured: the fastest of those that run on a CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 
 def configuration(arguments: argparse.Namespace, batch: int) -> dict[str, Any]:
-    """`arguments` has optimizer ("cpu" or "nvme"), nvme_path, dtype and clip."""
+    """Returns DeepSpeed's config. `arguments` has optimizer ("cpu" or "nvme"), nvme_path, dtype and
+    clip."""
     offload: dict[str, Any] = {"device": arguments.optimizer, "pin_memory": False}
     zero: dict[str, Any] = {"stage": 2, "offload_optimizer": offload}
     if arguments.optimizer == "nvme":

@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What PyTorch, FSDP2, DeepSpeed, torchao and ziggurat.torch do with public reports of this field.
+"""Runs PyTorch, FSDP2, DeepSpeed, torchao and ziggurat.torch on public reports of this field's
+defects.
 
     python3 bench/peers/field_reports.py [--library NAME]... [--report NUMBER]... [--limit SECONDS]
 
-docs/field-reports.md tells of each report. Its scripts are in the folder field, a module for each
-library; they run on the CPU, each in a process of its own, or in two that are ranks where a library
-divides its state. Prints versions, hardware and a table in Markdown, where a script is
+docs/field-reports.md describes each report. The scripts are in the folder field, one module for
+each library. They run on the CPU, each in a process of its own, or in two ranks if a library
+divides its state. Prints versions, hardware and a table in Markdown, in which a script is
 
-  right    the outcome is that of the page, numbers within field/jobs.py's TOLERANCE
-  wrong    it is not, with the number
+  right    the outcome is that of the page, with numbers within field/jobs.py's TOLERANCE
+  wrong    the outcome is another one, with the number
   refuses  the library raised an error on purpose, with its words
-  raises   an error that it did not foresee, with its words
+  raises   an error that the library did not foresee, with its words
   crashes  the process was ended by a signal
-  hangs    no end within --limit
+  hangs    the script did not end within --limit
   not run  with the reason
 
-Exits with 77 where PyTorch, ziggurat or a library that --library names is missing.
+Exits with 77 if PyTorch, ziggurat or a library that --library names is missing.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Script = Callable[[Path], "str | None"]
 
 class Library(NamedTuple):
     heading: str
-    module: str  # of its scripts
+    module: str  # the module of its scripts
     package: str
     ranks: int
 
@@ -59,10 +60,10 @@ LIBRARIES = {
     "torchao": Library("torchao", "field.torchao_optim", "torchao", 1),
     "ziggurat": Library("Ziggurat", "field.ours", "ziggurat", 1),
 }
-# In the page's order; the last two have no number there.
+# The reports in the page's order; the last two have no number on the page.
 REPORTS = [str(number) for number in range(1, 15)] + ["sparse", "compiled"]
 NOWHERE = {"3": "takes 8.6 GB and more"}
-OTHERS_S = 5  # that other ranks are given once one has ended otherwise than right
+OTHERS_S = 5  # seconds that other ranks get once one rank has ended with another outcome than right
 
 
 def main() -> None:
@@ -71,7 +72,7 @@ def main() -> None:
     )
     parser.add_argument("--library", action="append", choices=LIBRARIES, help="default: all")
     parser.add_argument("--report", action="append", choices=REPORTS, help="default: all")
-    parser.add_argument("--limit", type=float, default=240, help="seconds for one script")
+    parser.add_argument("--limit", type=float, default=240, help="number of seconds for one script")
     parser.add_argument("--host", choices=LIBRARIES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.host:
@@ -110,7 +111,7 @@ def print_setting(libraries: list[str]) -> None:
 
 
 class Host:
-    """A process that has imported a library, and forks one for each script."""
+    """A process that has imported a library, and forks a process for each script."""
 
     def __init__(self, name: str, limit: float) -> None:
         self._missing = ""
@@ -142,7 +143,7 @@ class Host:
 
 
 def answer(name: str, limit: float) -> None:
-    """A line for each line of standard input: what became of the scripts of a report."""
+    """Prints, for each line of standard input, the outcome of a report's scripts."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
@@ -159,7 +160,7 @@ def answer(name: str, limit: float) -> None:
 
 
 def ends_of(variants: dict[str, Script], ranks: int, limit: float) -> str:
-    """Those together that came to the same."""
+    """Groups the variants that had the same outcome."""
     ends: dict[str, list[str]] = {}
     for name, script in variants.items():
         ends.setdefault(run(script, ranks, limit), []).append(name)
@@ -198,7 +199,7 @@ def be_a_rank(script: Script, folder: Path, place: dict[str, str]) -> NoReturn:
         part.write_text(end_of_script(script, folder))
         part.rename(folder / f"end-{place['RANK']}")
     finally:
-        os._exit(0)  # threads and groups of processes that are left are no part of the outcome
+        os._exit(0)  # leaves threads and process groups, which are no part of the outcome
 
 
 def end_of(children: dict[int, int], folder: Path, limit: float) -> str:
@@ -214,14 +215,15 @@ def end_of(children: dict[int, int], folder: Path, limit: float) -> str:
         time.sleep(0.02)
     for rank, pid in children.items():
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # with whatever it started
+            os.killpg(pid, signal.SIGKILL)  # also kills every process that the rank started
         if rank not in statuses:
             os.waitpid(pid, 0)
     return first_end(statuses, len(children), folder, limit)
 
 
 def first_end(statuses: dict[int, int], ranks: int, folder: Path, limit: float) -> str:
-    """Of all ranks; where some are not right, what the first of them said: others only lost it."""
+    """Returns the outcome of all ranks. If some are not right, it is that of the first of them,
+    because the other ranks only lost it."""
     answers = [file for rank in range(ranks) if (file := folder / f"end-{rank}").exists()]
     answers.sort(key=lambda file: file.stat().st_mtime_ns)
     said = [file.read_text() for file in answers]
@@ -236,7 +238,7 @@ def answer_of(folder: Path, rank: int) -> str:
 
 def silent_end(status: int | None, limit: float) -> str:
     if status is None:
-        return f"hangs: no end within {limit:g} s"
+        return f"hangs: it did not end within {limit:g} s"
     return f"crashes: {signal.Signals(-status).name if status < 0 else f'exit code {status}'}"
 
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/peers/large_model.py: a model whose optimizer state is larger than memory, trained by a PyTorch script.
-"""A GPT of LAYERSxWIDTHxHEADS over bytes, bf16, AdamW with its state on NVMe, forward waiting module by module:
+# bench/peers/large_model.py: trains a model whose optimizer state is larger than memory, by a PyTorch script.
+"""Trains a GPT of LAYERSxWIDTHxHEADS over bytes, in bf16, with AdamW whose state is on NVMe; forward waits module by
+module:
 
     python3 bench/peers/large_model.py --data TEXT --store DIR [--model 27x2560x20] [--tokens-per-step 256] [--steps 4]
 
-Prints, step by step, seconds and the resident memory at its peak, beside what is planned: PyTorch as it is after import,
-parameters, gradients and the engine's budget, and what forward and backward take for themselves in a step without optimizer.
+Prints, for each step, its seconds and the peak of the resident memory, beside what is planned: PyTorch's memory after
+its import, parameters, gradients, the engine's budget, and what forward and backward take in a step without an
+optimizer.
 """
 import argparse
 import os
@@ -67,7 +69,8 @@ def main():
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     print(f"{count:,} parameters: {12 * count / 1e9:.1f} GB of state; this machine has {machine / 1e9:.1f} GB of memory")
     print(f"planned: {planned / MIB:,.0f} MiB: PyTorch {base / MIB:,.0f}, parameters and gradients {4 * count / MIB:,.0f}, "
-          f"engine {options.host_memory_mib}, forward and backward {activations / MIB:,.0f}; alone they take {alone:.1f} s", flush=True)
+          f"engine {options.host_memory_mib}, forward and backward {activations / MIB:,.0f}, which take {alone:.1f} s "
+          "alone", flush=True)
     begin = time.perf_counter()
     optimizer.open()
     print(f"opened in {time.perf_counter() - begin:.0f} s", flush=True)

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/peers/optimizer_compare.py: our optimizers against torch.optim, a thousand steps of the same fp32 gradients.
+# bench/peers/optimizer_compare.py: compares our optimizers with torch.optim over a thousand steps of the same fp32
+# gradients.
 #
 #   optimizer_compare.py BUILD/bin/optimizer_trajectory [--steps N]
 #
-# For each optimizer that PyTorch has, two numbers: how far one step's update differs at most, of the largest update of
-# that step; and how far the way from the first masters to the last differs, of the longest way. Both sides round every
-# operation to fp32 (relative error 6e-8) in orders of their own, and a moment carries some 1 / (1 - beta) roundings, so
-# a step may differ by about 32 x 6e-8 = 2e-6 of itself and by an ulp of its parameter. Lion, which PyTorch lacks, is
-# compared with its paper's formula in double, by the whole way: where momentum and gradient cancel to the last bit, its
-# sign may flip, and a step differ by 2 lr. Exits with 1 beyond the limit, with 77 where PyTorch is not installed.
+# Prints two numbers for each optimizer that PyTorch has: by how much one step's update differs at most, relative to the
+# largest update of that step; and by how much the way from the first masters to the last differs, relative to the
+# longest way. Both sides round every operation to fp32 (relative error 6e-8) in their own order, and a moment carries
+# some 1 / (1 - beta) roundings. So a step may differ by about 32 x 6e-8 = 2e-6 of itself and by an ulp of its
+# parameter. PyTorch lacks Lion, which is compared with its paper's formula in double, by the whole way: if momentum and
+# gradient cancel to the last bit, its sign may flip, and a step differ by 2 lr. Exits with 1 beyond the limit, and with
+# 77 if PyTorch is not installed.
 import argparse
 import subprocess
 import sys
@@ -21,8 +23,10 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
-COUNT = 16384  # a tile
-LIMIT = 1e-3   # of a step's largest update; an ulp of a parameter near 1 is 6e-8, an update here 1e-3 and more
+COUNT = 16384  # elements of a tile
+# the largest difference, relative to a step's largest update; an ulp of a parameter near 1 is 6e-8, an update 1e-3 or
+# more
+LIMIT = 1e-3
 LR, BETA1, BETA2, EPS, DECAY = 1e-2, 0.9, 0.95, 1e-8, 0.1
 TORCH = {
     "adamw": lambda p: torch.optim.AdamW([p], lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY),
@@ -85,7 +89,7 @@ def main():
         step, way = differences(start, our_trajectory(options.program, name, start, gradients), theirs)
         print(f"{name:8} {step:12.1e} {way:12.1e}")
         worst = max(worst, way / 10 if name == "lion" else step)
-    sys.exit(f"differs by more than {LIMIT}" if worst > LIMIT else 0)
+    sys.exit(f"an optimizer differs by more than {LIMIT}" if worst > LIMIT else 0)
 
 
 if __name__ == "__main__":

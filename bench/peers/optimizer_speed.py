@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/peers/optimizer_speed.py: our AdamW against PyTorch's fused one and DeepSpeed's CPU Adam: parameters/s, in turns.
-"""For each row and count of threads, a process of ours and one of each peer step in turn over as many parameters; a round's
-ratio is the peer's time over ours beside it, and figures are medians. Hosts drift by tens of per cent within minutes, so only
-ratios count.
+# bench/peers/optimizer_speed.py: compares the parameters/s of our AdamW with PyTorch's fused AdamW and DeepSpeed's CPU
+# Adam, in turn.
+"""For each row and number of threads, our process and one of each peer step in turn over as many parameters. A round's
+ratio is the peer's time over our time beside it, and figures are medians. Hosts drift by tens of per cent within
+minutes, so only ratios count.
 
     optimizer_speed.py BUILD/bin/optimizer_turns [--params 100M] [--threads 1,2] [--rounds 7] [--rows fp32,mixed,bf16]
         [--python PYTHON] [--json FILE]
 
-Rows: fp32 (parameters and gradients in fp32); mixed (fp32 step, gradients in and parameters out in bf16: we do it in one pass,
-the peers copy before and after); bf16 (parameters, gradients and moments). A peer that cannot be imported or built is named.
+The rows are fp32 (parameters and gradients in fp32), mixed (an fp32 step with gradients and parameters in bf16: we do
+it in one pass, the peers copy before and after), and bf16 (parameters, gradients and moments). A peer that cannot be
+imported or built is named.
 """
 import argparse
 import json
@@ -24,7 +26,7 @@ SCALES = {"K": 10**3, "M": 10**6, "B": 10**9}
 
 
 def peer_step(peer, row, params, threads):
-    """One step of `peer` on tensors of its own, as a function."""
+    """Returns a function that makes one step of `peer` on tensors of its own."""
     import torch
     torch.set_num_threads(threads)
     state = torch.bfloat16 if row == "bf16" else torch.float32
@@ -52,7 +54,7 @@ def peer_step(peer, row, params, threads):
 
 
 def serve(peer, row, params, threads):
-    """What optimizer_turns does, of a peer. Libraries that print do so on standard error."""
+    """Does for a peer what optimizer_turns does for us. What libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     step = peer_step(peer, row, params, threads)
@@ -89,7 +91,7 @@ class Side:
 
 
 def measure(options, row, threads):
-    """Median parameters/s of each side, and of the peers' times over ours."""
+    """Returns the median parameters/s of each side, and the median ratio of the peers' times over ours."""
     counts = [str(options.params), str(threads)]
     sides = {"ours": Side([options.program, row, *counts], threads)}
     for peer in PEERS:
@@ -136,7 +138,7 @@ def main():
     parser.add_argument("--python", default=sys.executable, help="has the peers")
     parser.add_argument("--json")
     options = parser.parse_args()
-    print(f"AdamW of {options.params / 1e6:.0f} M parameters, Mparam/s; peers' time over ours beside theirs; "
+    print(f"AdamW of {options.params / 1e6:.0f} M parameters, in Mparam/s, with the ratio of each peer's time to ours; "
           f"medians of {options.rounds} rounds")
     print(f"{'row':6} {'threads':>7} {'ours':>10} " + " ".join(f"{peer:>10} {'ratio':>6}" for peer in PEERS))
     results = []

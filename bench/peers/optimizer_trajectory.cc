@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/peers/optimizer_trajectory.cc: our optimizers as a filter, for optimizer_compare.py: fp32
-// masters and gradients in, the masters after each step out.
+// bench/peers/optimizer_trajectory.cc: runs our optimizers as a filter, for optimizer_compare.py:
+// reads fp32 masters and gradients, and writes the masters after each step.
 //   optimizer_trajectory OPTIMIZER LR BETA1 BETA2 EPS WEIGHT_DECAY STEPS < in > out
-// In: one tile (16,384) of masters, then one of gradients for each step; fp32, of this machine's
-// byte order.
+// The input is one tile (16,384) of masters, then one tile of gradients for each step, in fp32 and
+// this machine's byte order.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -54,7 +54,8 @@ int run(char** argv) {
 
 int main(int argc, char** argv) {
   if (argc != ziggurat::kArguments || !ziggurat::parse_optimizer(argv[1])) {
-    std::fprintf(stderr, "see the header of bench/peers/optimizer_trajectory.cc\n");
+    std::fprintf(
+        stderr, "the arguments are wrong: see the header of bench/peers/optimizer_trajectory.cc\n");
     return 2;
   }
   return ziggurat::run(argv);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/peers/optimizer_turns.cc: our side of optimizer_speed.py: an AdamW step over all parameters
-// for each line of standard input, its seconds on standard output.
+// bench/peers/optimizer_turns.cc: our side of optimizer_speed.py. It makes an AdamW step over all
+// parameters for each line of standard input, and prints the step's seconds.
 //   optimizer_turns fp32|mixed|bf16 PARAMS THREADS
 #include <fmt/format.h>
 
@@ -22,8 +22,8 @@ namespace {
 constexpr std::size_t kTiles = 32;  // of a record
 constexpr std::size_t kElements = kTiles * kTileElements;
 
-/// fp32: parameters and gradients in fp32. mixed: fp32 masters, gradients in and parameters out in
-/// bf16. bf16: everything.
+/// The records of a row. fp32: parameters and gradients in fp32. mixed: fp32 masters, gradients and
+/// parameters in bf16. bf16: everything in bf16.
 class Records {
  public:
   Records(std::string_view row, std::size_t count)
@@ -65,7 +65,7 @@ class Records {
                     .record = all.first(record_bytes_),
                     .grad = {dtype_, all.subspan(record_bytes_, array_bytes())}};
     view.param.dtype = dtype_;
-    if (format_ == StateFormat::kFp32) {  // an fp32 parameter is its master
+    if (format_ == StateFormat::kFp32) {  // an fp32 parameter is its own master
       const std::size_t at = param_in_record_ ? 0 : record_bytes_ + array_bytes();
       view.param.bytes = all.subspan(at, array_bytes());
     }
@@ -120,7 +120,8 @@ int main(int argc, char** argv) {
   const std::size_t params = argc == 4 ? std::strtoull(argv[2], nullptr, 10) : 0;
   const std::size_t threads = argc == 4 ? std::strtoull(argv[3], nullptr, 10) : 0;
   if ((row != "fp32" && row != "mixed" && row != "bf16") || params == 0 || threads == 0) {
-    std::fprintf(stderr, "see the header of bench/peers/optimizer_turns.cc\n");
+    std::fprintf(stderr,
+                 "the arguments are wrong: see the header of bench/peers/optimizer_turns.cc\n");
     return 2;
   }
   return ziggurat::run(row, params, threads);

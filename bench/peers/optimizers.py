@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/peers/optimizers.py: ziggurat.torch's optimizer beside PyTorch's own and DeepSpeed's, in one PyTorch model, in turn.
-"""GPT-2 small's shape over bytes in PyTorch on the CPU, bf16 parameters, clip 1.0, no recomputation, in these rows:
+# bench/peers/optimizers.py: compares ziggurat.torch's optimizer with PyTorch's own and DeepSpeed's, in one PyTorch
+# model, in turn.
+"""Trains GPT-2 small's shape over bytes in PyTorch on the CPU, with bf16 parameters, clip 1.0 and no recomputation, in
+these rows:
 
-  compute  forward and backward alone: what no optimizer can beat
+  compute  forward and backward alone, which no optimizer can beat
   plain    fp32 masters and fused AdamW in RAM
   host     ziggurat.torch.AdamW, placement="host"
   nvme     the same, placement="nvme:DIR", model=
-  nvme-min with --host-memory beside it, 512 MiB, half of the state; `nvme` has as much as it takes by itself
+  nvme-min nvme with --host-memory (512 MiB, half of the state); `nvme` has as much as it takes by itself
   ds-cpu   DeepSpeed, ZeRO-2, optimizer in RAM
   ds-nvme  DeepSpeed, ZeRO-3, optimizer on NVMe
 
-    python3 bench/peers/optimizers.py --data TEXT --store DIR [--tokens-per-step 512] [--rounds 10] [--steps 8] [--row NAME]...
+    python3 bench/peers/optimizers.py --data TEXT --store DIR [--tokens-per-step 512] [--rounds 10] [--steps 8]
+        [--row NAME]...
 
-Each row is a process that makes `--steps` steps in its turn, and waits in between. Prints, for each row, the median over the
-rounds of its seconds a step, and of its ratio to `plain` and to `compute` in the same round, with the interval that holds the
-median at 95 % (by rank); peak resident memory; and beside them what memory and drive alone take for an update's bytes. No step
-is shorter than `compute` and memory one after the other, which share the cores, nor than the drive for what is read and written.
+Each row is a process that makes `--steps` steps in its turn, and waits in between. Prints for each row the median over
+the rounds of its seconds per step, and of its ratio to `plain` and to `compute` in the same round, with the interval
+that holds the median at 95 % (by rank). It also prints the peak resident memory, and what memory and drive alone take
+for an update's bytes. No step is shorter than `compute` and memory one after the other, because they share the cores,
+nor than the drive takes for the bytes that are read and written.
 """
 import argparse
 import os
@@ -36,7 +40,7 @@ OURS = ("host", "nvme", "nvme-min")
 
 
 def prepare(options):
-    """One row: a function that makes its turn."""
+    """Prepares one row; returns a function that makes the row's turn."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     import torch
     from pytorch_gpt2 import Gpt2, MixedAdamW, read_text, shape_of
@@ -79,7 +83,7 @@ def prepare(options):
     else:
         model.bfloat16()
 
-        def finish():  # gradients are kept through the next forward, as an optimizer beside it needs them
+        def finish():  # keeps gradients through the next forward, as an optimizer beside it needs them
             pass
 
     def step():
@@ -103,7 +107,7 @@ def prepare(options):
         seconds = (time.perf_counter() - begin) / options.steps
         if name.startswith("nvme"):
             optimizer.synchronize()
-            optimizer.engine.make_durable()  # not beside the next row
+            optimizer.engine.make_durable()  # frees the drive for the next row's turn
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         budget = optimizer.engine.figures()["host_budget_bytes"] if name in OURS else 0
         said = {"seconds": seconds, "loss": losses[-1], "peak_bytes": peak, "budget_bytes": budget}
@@ -116,7 +120,7 @@ def prepare(options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--store", required=True, help="a directory on the drive to train over")
+    parser.add_argument("--store", required=True, help="a directory on the drive that is used for training")
     parser.add_argument("--model", default="gpt2-small")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=8, help="number of steps of a row in a round")

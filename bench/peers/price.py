@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/peers/price.py: what offload costs, and what the same job does elsewhere: every row in turn, on one machine.
-"""One job (GPT-2 small's shape over bytes, 2,048 or 512 bytes a step) in these rows, round after round:
+# bench/peers/price.py: measures what offload costs, and what the same job does elsewhere: every row in turn, on one
+# machine.
+"""Runs one job (GPT-2 small's shape over bytes, 2,048 or 512 bytes per step) in these rows, round after round:
 
   ours       optimizer state on NVMe, activations recomputed in backward, 160 + 384 MiB (fp32: 256 + 736)
   ours-kept  optimizer state on NVMe, activations kept, which takes more device memory
@@ -13,13 +14,13 @@
   deepspeed-ram    DeepSpeed, ZeRO-2, optimizer in RAM, activations kept
   deepspeed-nvme   DeepSpeed, ZeRO-3, optimizer on NVMe, activations kept
 
-    python3 bench/peers/price.py --binary build/release/bin/ziggurat --data TEXT --store DIR [--python PYTHON] [--rounds 3]
-        [--steps 9] [--tokens-per-step 2048] [--dtype bf16|fp32] [--row NAME]... [--json FILE]
+    python3 bench/peers/price.py --binary build/release/bin/ziggurat --data TEXT --store DIR [--python PYTHON]
+        [--rounds 3] [--steps 9] [--tokens-per-step 2048] [--dtype bf16|fp32] [--row NAME]... [--json FILE]
 
-Prints tokens/s of each round (from the median of a run's steps after the first two) and the median over rounds of the ratio to
-`ours` in the same round: hosts drift by tens of per cent within minutes, so only neighbours are compared. Beside our
-speeds stands how near they are to the least time that such a step can take, and what limits it, as `ziggurat train` reports it. A
-row that cannot run is named with its reason and left out.
+Prints tokens/s of each round (from the median of a run's steps after the first two) and the median over rounds of the
+ratio to `ours` in the same round. Hosts drift by tens of per cent within minutes, so only neighbouring runs are
+compared. Our speeds come with their share of the speed of the shortest possible step, and what limits it, as `ziggurat
+train` reports them. A row that cannot run is named with its reason and left out.
 """
 import argparse
 import json
@@ -36,7 +37,7 @@ ON_NVME = ["--placement", "params=host,grads=host,optimizer=nvme"]
 ON_DEVICE = ["--placement", "all=device"]
 KEPT = ["--activation-checkpointing", "off"]
 OURS = {"ours": ON_NVME, "ours-kept": ON_NVME + KEPT, "device": ON_DEVICE, "device-kept": ON_DEVICE + KEPT}
-# MiB of device and of host memory.
+# MiB of device memory and of host memory.
 BUDGETS = {
     "bf16": {"ours": (160, 384), "ours-kept": (1200, 384), "device": (1800, 64), "device-kept": (2800, 64)},
     "fp32": {"ours": (256, 736), "ours-kept": (2400, 736), "device": (2800, 64), "device-kept": (4800, 64)},
@@ -91,15 +92,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--store", required=True, help="a directory on the drive to train over")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter that has PyTorch and DeepSpeed")
+    parser.add_argument("--store", required=True, help="a directory on the drive that is used for training")
+    parser.add_argument("--python", default=sys.executable, help="a Python interpreter that has PyTorch and DeepSpeed")
     parser.add_argument("--model", default="gpt2-small")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens-per-step", type=int, default=2048, choices=[512, 1024, 2048])
-    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16", help="fp32 where the CPU has no bf16 arithmetic")
-    parser.add_argument("--row", action="append", choices=[*OURS, *PEERS], help="default: all; `ours` is always run")
+    parser.add_argument(
+        "--dtype", choices=["bf16", "fp32"], default="bf16", help="choose fp32 if the CPU has no bf16 arithmetic"
+    )
+    parser.add_argument(
+        "--row", action="append", choices=[*OURS, *PEERS], help="rows to run (default: all); `ours` always runs"
+    )
     parser.add_argument("--json")
     options = parser.parse_args()
     os.makedirs(options.store, exist_ok=True)

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/peers/pytorch_gpt2.py: the demonstration's job in PyTorch with everything in RAM: what `ziggurat train` is held against.
-"""GPT-2 over bytes in PyTorch on the CPU: bf16 parameters and activations with fp32 masters (or all fp32, which a CPU without
-bf16 arithmetic does faster), fp32 moments, fused AdamW, clipping, one checkpoint a block (--no-checkpointing: none), --compile
-for torch.compile. Same shape, text and bytes a step as the reference trainer, batched as PyTorch likes: 2048 bytes are one batch
-of 8 x 256.
+# bench/peers/pytorch_gpt2.py: the demonstration's job in PyTorch with everything in RAM, with which `ziggurat train` is
+# compared.
+"""Trains GPT-2 over bytes in PyTorch on the CPU: bf16 parameters and activations with fp32 masters (or all in fp32,
+which is faster on a CPU without bf16 arithmetic), fp32 moments, fused AdamW, clipping, and one checkpoint per block
+unless --no-checkpointing is given; --compile uses torch.compile. Shape, text and bytes per step are the reference
+trainer's; batches are as PyTorch likes them: 2048 bytes are one batch of 8 x 256.
 
     python3 bench/peers/pytorch_gpt2.py --data TEXT [--model gpt2-small] [--tokens-per-step 2048] [--context 256]
         [--steps 12] [--threads 2] [--lr 6e-4] [--warmup 10] [--clip 1.0] [--seed 1] [--dtype bf16|fp32]
         [--json FILE]
 
-Prints a line a step and the median tokens/s after the first two steps. Exit code 1, with one line, where PyTorch is missing.
+Prints a line per step and the median tokens/s after the first two steps. Exits with 1, and one line, if PyTorch is
+missing.
 """
 import argparse
 import json
@@ -24,7 +26,7 @@ try:
     import torch.nn.functional as functional
     from torch.utils.checkpoint import checkpoint
 except ImportError as error:
-    sys.exit(f"pytorch_gpt2: PyTorch is not installed for {sys.executable} ({error}); python3 -m pip install torch")
+    sys.exit(f"pytorch_gpt2: PyTorch is not installed for {sys.executable} ({error}): run python3 -m pip install torch")
 
 VOCABULARY = 256
 POSITIONS = 1024
@@ -72,7 +74,7 @@ class Gpt2(torch.nn.Module):
 
 
 def fused_adamw(masters, lr, decay):
-    """PyTorch's; decay on matrices."""
+    """Returns PyTorch's fused AdamW, with weight decay on matrices."""
     groups = [
         {"params": [m for m in masters if m.dim() == 2], "weight_decay": decay},
         {"params": [m for m in masters if m.dim() != 2], "weight_decay": 0.0},
@@ -89,7 +91,7 @@ def clip_and_update(adamw, masters, lr, clip):
 
 
 class Fp32AdamW:
-    """The parameters of the model are the masters."""
+    """An optimizer whose masters are the model's own parameters."""
 
     def __init__(self, model, lr, decay):
         self.params = list(model.parameters())
@@ -102,7 +104,7 @@ class Fp32AdamW:
 
 
 class MixedAdamW:
-    """bf16 parameters in the model, which it makes so, and fp32 masters."""
+    """An optimizer with fp32 masters, which makes the model's parameters bf16."""
 
     def __init__(self, model, lr, decay):
         self.masters = [p.detach().float().clone() for p in model.parameters()]
@@ -133,7 +135,7 @@ def shape_of(text):
 
 
 def add_job_options(parser):
-    """The options of the job itself, whoever does it."""
+    """Adds the options of the job itself, whichever library does it."""
     parser.add_argument("--data", required=True, help="a text file; its bytes are the tokens")
     parser.add_argument("--model", default="gpt2-small")
     parser.add_argument("--context", type=int, default=256)
@@ -144,19 +146,20 @@ def add_job_options(parser):
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-checkpointing", action="store_true")
-    parser.add_argument("--json", help="write the figures here too")
+    parser.add_argument("--json", help="a file to which the figures are also written")
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_job_options(parser)
     parser.add_argument(
-        "--tokens-per-step", type=int, default=2048, help="tokens of a batch, whose sequences have --context each"
+        "--tokens-per-step", type=int, default=2048,
+        help="number of tokens in a batch, whose sequences have --context tokens each"
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument(
-        "--compile", action="store_true", help="run under torch.compile, which takes time in the first steps"
+        "--compile", action="store_true", help="run under torch.compile, which makes the first steps slower"
     )
     arguments = parser.parse_args()
     if arguments.tokens_per_step % arguments.context != 0:
@@ -167,7 +170,7 @@ def parse_arguments():
 
 
 def read_text(path, context):
-    """What is trained on of a text, as tokens."""
+    """Returns the part of a text that is used for training, as tokens."""
     try:
         with open(path, "rb") as file:
             text = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).long()
@@ -175,7 +178,7 @@ def read_text(path, context):
         sys.exit(f"data {path}: {error}")
     training = text[: len(text) - max(context + 1, len(text) // 20)]
     if len(training) <= context:
-        sys.exit(f"data {path}: it is too short for context {context}")
+        sys.exit(f"data {path}: the text is too short for context {context}")
     return training
 
 

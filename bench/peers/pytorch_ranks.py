@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/peers/pytorch_ranks.py: pytorch_gpt2.py's job among ranks: PyTorch's DDP or FSDP2 over gloo, everything in RAM.
-"""One rank of the job; start them with PyTorch's own launcher:
+# bench/peers/pytorch_ranks.py: pytorch_gpt2.py's job among ranks, with PyTorch's DDP or FSDP2 over gloo and everything
+# in RAM.
+"""Runs one rank of the job; start the ranks with PyTorch's own launcher:
 
-    python3 -m torch.distributed.run --standalone --nproc-per-node 2 bench/peers/pytorch_ranks.py --data TEXT --strategy ddp|fsdp2
-        [--init FILE.safetensors] [--json FILE] and pytorch_gpt2.py's other options
+    python3 -m torch.distributed.run --standalone --nproc-per-node 2 bench/peers/pytorch_ranks.py --data TEXT
+        --strategy ddp|fsdp2 [--init FILE.safetensors] [--json FILE] and pytorch_gpt2.py's other options
 
-Every step has the sequences that `ziggurat train --batch 2 --accumulate K` draws with the same --seed, dealt to ranks as it deals
-them: with --init, the export of a store whose first step had `--lr 0 --weight-decay 0`, the loss curves can be laid side by side.
-DDP: bf16 parameters everywhere, fp32 masters and moments everywhere. FSDP2: fp32 masters in shards, gathered and reduced in bf16.
+Every step has the sequences that `ziggurat train --batch 2 --accumulate K` draws with the same --seed, dealt out to
+ranks in the same way. With --init, the export of a store whose first step had `--lr 0 --weight-decay 0`, the loss
+curves can be compared. DDP has bf16 parameters, fp32 masters and moments on every rank. FSDP2 has fp32 masters in
+shards, gathered and reduced in bf16.
 """
 import argparse
 import json
@@ -33,7 +35,7 @@ WORD = (1 << 64) - 1
 
 
 def mix64(value):
-    """splitmix64's finalizer, as integrations/gpt/random.h has it."""
+    """Returns splitmix64's finalizer, as in integrations/gpt/random.h."""
     value = (value + 0x9E3779B97F4A7C15) & WORD
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & WORD
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & WORD
@@ -48,7 +50,7 @@ def start_of(seed, step, micro, row, starts):
 
 
 def read_safetensors(path):
-    """Tensors of a safetensors file in fp32."""
+    """Returns the tensors of a safetensors file, which must be fp32."""
     with open(path, "rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(size))
@@ -57,14 +59,17 @@ def read_safetensors(path):
     tensors = {}
     for name, entry in header.items():
         if entry["dtype"] != "F32":
-            sys.exit(f"pytorch_ranks: {path}: {name} is {entry['dtype']}; export it with --dtype fp32")
+            sys.exit(
+                f"pytorch_ranks: {path}: tensor {name} has the type {entry['dtype']}: export the store with --dtype "
+                "fp32"
+            )
         begin, end = entry["data_offsets"]
         tensors[name] = torch.frombuffer(data, dtype=torch.float32, offset=begin, count=(end - begin) // 4).view(entry["shape"])
     return tensors
 
 
 def load(model, path):
-    """GPT-2's names and its [in, out] matrices to this model's."""
+    """Loads weights under GPT-2's names, with matrices as [in, out], into this model."""
     names = {"qkv": "attn.c_attn", "projection": "attn.c_proj", "fc": "mlp.c_fc", "fc_projection": "mlp.c_proj"}
     tensors = read_safetensors(path)
     with torch.no_grad():
@@ -112,8 +117,8 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strategy", required=True, choices=("ddp", "fsdp2"))
     add_job_options(parser)
-    parser.add_argument("--init", help="initial weights, as `ziggurat export` writes them")
-    parser.add_argument("--accumulate", type=int, default=4, help="micro-batches of a step, of all ranks together")
+    parser.add_argument("--init", help="file of initial weights, as `ziggurat export` writes it")
+    parser.add_argument("--accumulate", type=int, default=4, help="number of micro-batches in a step, over all ranks")
     parser.add_argument("--threads", type=int, default=1, help="of each rank")
     return parser.parse_args()
 
@@ -121,11 +126,14 @@ def parse_arguments():
 def main():
     options = parse_arguments()
     if "RANK" not in os.environ:
-        sys.exit("pytorch_ranks: start it with python3 -m torch.distributed.run --nproc-per-node N")
+        sys.exit(
+            "pytorch_ranks: no launcher started this rank: start it with python3 -m torch.distributed.run "
+            "--nproc-per-node N"
+        )
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if options.accumulate % ranks != 0:
-        sys.exit(f"pytorch_ranks: --accumulate {options.accumulate} does not divide among {ranks} ranks")
+        sys.exit(f"pytorch_ranks: --accumulate {options.accumulate} cannot be divided evenly among {ranks} ranks")
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     training = read_text(options.data, options.context)
@@ -158,8 +166,8 @@ def main():
         if options.json:
             with open(options.json, "w", encoding="utf-8") as file:
                 json.dump({"version": torch.__version__, "tokens_per_second_median": median, "steps": steps}, file, indent=1)
-    # Not destroy_process_group(): on a busy machine one rank was seen to wait for ever in it, or in what came before,
-    # for one that had already left.
+    # Does not call destroy_process_group(): on a busy machine one rank was seen to wait for ever, in it or in what came
+    # before, for a rank that had already left.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

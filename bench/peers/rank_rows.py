@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of one row of ranks.py: the model, who exchanges gradients, who updates parameters."""
+"""Runs one rank of one row of ranks.py: the model, the exchange of gradients, and the update of
+parameters."""
 
 from __future__ import annotations
 
@@ -15,29 +16,30 @@ from typing import Any
 
 CONTEXT = 256
 RATE, DECAY, BETAS, CLIP = 1e-4, 0.1, (0.9, 0.95), 1.0
-PIECE_BYTES = 25 << 20  # of what is exchanged at once: a bucket of DDP's
+PIECE_BYTES = 25 << 20  # bytes exchanged at a time: a bucket of DDP
 
 
 class Job:
-    """A row: how a batch becomes a step."""
+    """A row: how it makes a step from a batch."""
 
     def step(self, tokens: Any, targets: Any) -> float:
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Waits for what is still under way, which is not to be beside the next row."""
+        """Waits for work that is still in progress, so that it does not run beside the next row."""
 
     def budget_bytes(self) -> int:
-        """What was planned of this rank's memory; 0: nothing was."""
+        """Returns the bytes that were planned of this rank's memory, or 0 if nothing was
+        planned."""
         return 0
 
     def limits(self) -> dict[str, float]:
-        """What is measured of the machine beside the row."""
+        """Returns what is measured of the machine beside the row."""
         return {}
 
 
 class Compute(Job):
-    """Forward and backward of every rank at once, with no exchange and no update."""
+    """Runs forward and backward of every rank at once, with no exchange and no update."""
 
     def __init__(self, model: Any, options: argparse.Namespace) -> None:
         import torch.distributed
@@ -79,12 +81,12 @@ class Compute(Job):
             "all_reduce_seconds": seconds(lambda: dist.all_reduce(rows)),
             "slices_seconds": seconds(slices),
             "exchanged_bytes": pieces * PIECE_BYTES,
-            "memory_seconds": memory_seconds(torch, count) / ranks,  # each updates its part
+            "memory_seconds": memory_seconds(torch, count) / ranks,  # each rank updates its part
         }
 
 
 class Torchs(Job):
-    """DDP, or FSDP2, and PyTorch's fused AdamW over fp32 masters."""
+    """Runs DDP, or FSDP2, with PyTorch's fused AdamW over fp32 masters."""
 
     def __init__(self, model: Any, options: argparse.Namespace) -> None:
         import torch.distributed
@@ -102,7 +104,7 @@ class Torchs(Job):
 
 
 class Ours(Job):
-    """DDP, or FSDP2 over bf16 parameters, and ziggurat.torch.AdamW."""
+    """Runs DDP, or FSDP2 over bf16 parameters, with ziggurat.torch.AdamW."""
 
     def __init__(self, model: Any, options: argparse.Namespace) -> None:
         import torch
@@ -148,7 +150,7 @@ class Ours(Job):
 
 
 class DeepSpeeds(Job):
-    """DeepSpeed's engine, or ours with its interface: stage 2 in RAM, stage 3 with NVMe."""
+    """Runs DeepSpeed's engine, or ours with its interface: stage 2 in RAM, stage 3 with NVMe."""
 
     def __init__(self, model: Any, options: argparse.Namespace) -> None:
         from deepspeed_settings import configuration
@@ -188,7 +190,7 @@ class DeepSpeeds(Job):
 
 
 def groups_of(params: Iterable[Any]) -> list[dict[str, Any]]:
-    """Decay on matrices."""
+    """Returns groups with weight decay on matrices."""
     every = list(params)
     return [
         {"params": [p for p in every if p.dim() == 2], "weight_decay": DECAY},
@@ -197,7 +199,8 @@ def groups_of(params: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def planned(optimizer: Any) -> int:
-    """Of a rank's memory: for the state, for gradients, and for what ranks send each other."""
+    """Returns a rank's planned memory: for the state, for gradients, and for what ranks send each
+    other."""
     figures = optimizer.figures()
     return int(figures["host_budget_bytes"] + figures["exchange_planned_bytes"])
 
@@ -223,11 +226,12 @@ JOBS: dict[str, type[Job]] = {
 
 
 def proportional_bytes() -> int:
-    """This process's memory, what it shares with others divided among them."""
+    """Returns this process's memory, in which shared memory is divided by the number of processes
+    that share it."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) << 10
-    raise RuntimeError("/proc/self/smaps_rollup has no Pss: it needs Linux 4.14")
+    raise RuntimeError("/proc/self/smaps_rollup has no Pss: this program needs Linux 4.14 or newer")
 
 
 def prepare(options: argparse.Namespace) -> Callable[[], dict[str, Any]]:
@@ -239,7 +243,7 @@ def prepare(options: argparse.Namespace) -> Callable[[], dict[str, Any]]:
     torch.manual_seed(1)
     text = read_text(options.data, CONTEXT)
     job = JOBS[options.row](Gpt2(*shape_of(options.model)), options)
-    torch.manual_seed(1 + int(os.environ["RANK"]))  # what follows draws batches
+    torch.manual_seed(1 + int(os.environ["RANK"]))  # the draws of batches follow
 
     def step() -> float:
         starts = torch.randint(len(text) - CONTEXT, (options.tokens // CONTEXT,)).tolist()
@@ -265,7 +269,7 @@ def prepare(options: argparse.Namespace) -> Callable[[], dict[str, Any]]:
 
 def main() -> None:
     options = argparse.Namespace(**json.loads(sys.argv[1]))
-    os.sched_setaffinity(0, {options.core})  # before any library asks how many there are
+    os.sched_setaffinity(0, {options.core})  # before any library asks for the number of cores
     from turns import answer_turns
 
     answer_turns(lambda: prepare(options))

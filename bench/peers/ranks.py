@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""ziggurat.torch among ranks of one core each, beside DDP, FSDP2 and DeepSpeed, in turn.
+"""Compares ziggurat.torch among ranks of one core each with DDP, FSDP2 and DeepSpeed, in turn.
 
-GPT-2 small's shape over bytes in PyTorch on the CPU, bf16 parameters and exchange, clip 1.0, no
-recomputation, gloo over loopback, in three contests whose rows alternate:
+Trains GPT-2 small's shape over bytes in PyTorch on the CPU, with bf16 parameters and exchange, clip 1.0, no
+recomputation, and gloo over loopback, in three contests whose rows alternate:
 
   ddp        DDP and fused AdamW over fp32 masters in RAM, on every rank
   ddp-host   DDP and ziggurat.torch.AdamW, placement="host"
@@ -18,16 +18,15 @@ recomputation, gloo over loopback, in three contests whose rows alternate:
   zds-cpu    the same script and settings with ziggurat.deepspeed
   zds-nvme   likewise
 
-and `compute` in each: forward and backward alone on all ranks at once, what no row can beat.
+and `compute` in each: forward and backward alone on all ranks at once, which no row can beat.
 
     python3 bench/peers/ranks.py --data TEXT --store DIR [--ranks 2] [--tokens 512] [--rounds 10]
         [--steps 8] [--contest NAME]... [--row NAME]...
 
-A rank is a process that has one core to itself. Prints, for each row, the median over the rounds of
-its seconds a step (of the slowest rank) and of its speed over the contest's rival and over
-`compute` in the same round, with the interval that holds the median at 95 % (by rank), beside the
-speed that we ask of it; each rank's peak resident and proportional memory, and what was planned;
-what exchange, memory and drive alone take for a step's bytes.
+A rank is a process that has one core to itself. Prints for each row the median over the rounds of its seconds per step
+(of the slowest rank), and of its speed relative to the contest's rival and to `compute` in the same round, with the
+interval that holds the median at 95 % (by rank), beside the speed that we ask for. It also prints each rank's peak
+resident and proportional memory, what was planned, and what exchange, memory and drive alone take for a step's bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ CONTESTS = {
     "fsdp2": ["compute", "fsdp2", "fsdp2-host", "fsdp2-nvme"],
     "deepspeed": ["compute", "ds-cpu", "ds-nvme", "zds-cpu", "zds-nvme"],
 }
-# Rival, and the speed over it that we ask for.
+# The rival, and the speed relative to it that we ask for.
 BARS = {
     "ddp-host": ("ddp", 1.0),
     "ddp-nvme": ("ddp", 0.95),
@@ -86,7 +85,7 @@ def free_port() -> int:
 
 
 def row_of(name: str, options: argparse.Namespace, folder: Path) -> Row:
-    """Its ranks wait for their first turn before they meet."""
+    """Returns a row whose ranks wait for their first turn before they connect to each other."""
     store = folder / name
     store.mkdir()
     cores = sorted(os.sched_getaffinity(0))
@@ -103,7 +102,7 @@ def row_of(name: str, options: argparse.Namespace, folder: Path) -> Row:
 
 
 def each_rank(said: Said, key: str) -> str:
-    """The largest figure of every rank, in MiB."""
+    """Returns the largest figure of every rank, in MiB."""
     ranks = range(len(said[0]))
     return "/".join(str(max(one[rank][key] for one in said) >> 20) for rank in ranks)
 
@@ -163,10 +162,10 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=os.path.abspath, required=True)
-    parser.add_argument("--store", required=True, help="a directory on the drive to train over")
+    parser.add_argument("--store", required=True, help="a directory on the drive that is used for training")
     parser.add_argument("--model", default="gpt2-small")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=512, help="number of tokens of a rank in a step")
+    parser.add_argument("--tokens", type=int, default=512, help="number of tokens of each rank in a step")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=8, help="number of steps of a row in a round")
     parser.add_argument("--contest", action="append", choices=list(CONTESTS), help="default: all")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a comparison that work in turn on one machine, and what memory and drive alone take.
+"""Runs the rows of a comparison in turn on one machine, and measures what memory and drive alone
+take.
 
-Hosts drift by tens of per cent within minutes, so rows are compared with their neighbours in time:
-each row is one process, or one for each of its ranks, that waits until it is its turn. A worker
-calls `answer_turns`; a driver makes `Row`s, calls `alternate` and prints medians with `interval`.
+Hosts drift by tens of per cent within minutes, so rows are compared with their neighbours in time.
+Each row is one process, or one for each of its ranks, that waits for its turn. A worker calls
+`answer_turns`; a driver makes `Row`s, calls `alternate` and prints medians with `interval`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-RECORD_BYTES = 12  # a parameter, read and written each step
-# What an update moves in memory, with gradient and parameter, and the line of the latter.
+RECORD_BYTES = 12  # bytes of a parameter's record, which each step reads and writes
+# The bytes that an update moves in memory: the record, the gradient, the parameter, and the
+# parameter's cache line.
 UPDATE_BYTES = 2 * RECORD_BYTES + 2 + 2 + 2
-TURN_LIMIT_S = 900  # the first one builds DeepSpeed's operations where they are not built
+TURN_LIMIT_S = 900  # the first turn builds DeepSpeed's operations if they are not built
 
 
 class CannotRun(Exception):
@@ -34,7 +36,7 @@ class CannotRun(Exception):
 
 
 class Row:
-    """The processes of a row, one for each rank; they begin their turns together."""
+    """The processes of a row, one for each rank, which begin their turns together."""
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class Row:
                 )
 
     def turn(self) -> list[dict[str, Any]]:
-        """What each rank says of its turn."""
+        """Returns what each rank reports of its turn."""
         said: dict[int, dict[str, Any]] = {}
         until = time.monotonic() + TURN_LIMIT_S
         with selectors.DefaultSelector() as waiting:
@@ -81,13 +83,13 @@ class Row:
         return [said[rank] for rank in sorted(said)]
 
     def kill(self) -> None:
-        """Ends processes that may be at work beside the others."""
+        """Ends processes that may still work beside other rows."""
         for process in self._processes:
             process.kill()
 
     def close(self) -> None:
         for process in self._processes:
-            with contextlib.suppress(BrokenPipeError):  # of one that was killed
+            with contextlib.suppress(BrokenPipeError):  # the process was killed
                 process.stdin.close()
         for process in self._processes:
             try:
@@ -97,7 +99,7 @@ class Row:
                 process.wait()
 
     def _last_words(self) -> str:
-        """The last line of the first rank that ended."""
+        """Returns the last line of the first rank that ended."""
         ended = [
             log
             for process, log in zip(self._processes, self._logs, strict=True)
@@ -110,9 +112,8 @@ class Row:
 
 
 def answer_turns(prepare: Callable[[], Callable[[], dict[str, Any]]]) -> None:
-    """Calls what `prepare` returns for each line of standard input, and prints what it says.
-
-    What libraries print goes to the log.
+    """Calls the function that `prepare` returns for each line of standard input, and prints the
+    result. What libraries print goes to the log.
     """
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -124,12 +125,12 @@ def answer_turns(prepare: Callable[[], Callable[[], dict[str, Any]]]) -> None:
 def alternate(
     rows: Sequence[Row], rounds: int, after: Callable[[], None]
 ) -> dict[str, list[list[dict[str, Any]]]]:
-    """What the ranks of each row said in each round.
+    """Returns what the ranks of each row reported in each round.
 
     A row that cannot run is named with its reason and left out.
     """
     figures: dict[str, list[list[dict[str, Any]]]] = {row.name: [] for row in rows}
-    for number in range(-1, rounds):  # the first is warm-up
+    for number in range(-1, rounds):  # the first round is warm-up
         for row in rows:
             if row.name not in figures:
                 continue
@@ -151,19 +152,20 @@ def alternate(
 
 
 def slowest(said: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds a step of a row in a round."""
+    """Returns the seconds per step of a row's slowest rank in a round."""
     return max(one["seconds"] for one in said)
 
 
 def speeds(
     row: Sequence[Sequence[Mapping[str, Any]]], base: Sequence[Sequence[Mapping[str, Any]]]
 ) -> list[float]:
-    """Those of `row` over `base`, round by round."""
+    """Returns the speeds of `row` relative to `base`, round by round."""
     return [slowest(b) / slowest(r) for r, b in zip(row, base, strict=True)]
 
 
 def memory_seconds(torch: Any, count: int) -> float:
-    """What copying as many bytes takes as an update of `count` parameters reads and writes."""
+    """Returns the seconds that copying takes for the bytes that an update of `count` parameters
+    reads and writes."""
     source = torch.ones(8 << 20)  # more than caches hold, less than the activations that were here
     target = torch.zeros_like(source)
     begin = time.perf_counter()
@@ -173,9 +175,8 @@ def memory_seconds(torch: Any, count: int) -> float:
 
 
 def drive_seconds(directory: Path, total_bytes: int) -> float:
-    """What reading and then writing as many bytes takes.
-
-    8 MiB at a time from 4 threads, past the page cache.
+    """Returns the seconds that reading and then writing `total_bytes` takes, 8 MiB at a time from 4
+    threads, past the page cache.
     """
     piece = 8 << 20
     total_bytes = math.ceil(total_bytes / piece) * piece
@@ -204,7 +205,8 @@ def drive_seconds(directory: Path, total_bytes: int) -> float:
 
 
 def interval(values: Sequence[float]) -> str:
-    """The median, and the ranks that hold it at 95 %, by the binomial distribution."""
+    """Returns the median, and the interval of ranks that holds it at 95 %, by the binomial
+    distribution."""
     ordered, count = sorted(values), len(values)
     outside, rank = 0.0, 0
     while rank < count // 2:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/device_mlp/cuda_machine.cc: a trainer's own stream and pinned memory.
+// integrations/device_mlp/cuda_machine.cc: runs the layers on a GPU, with the trainer's own stream
+// and pinned memory.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/device_mlp/cuda_machine_absent.cc: in a build without CUDA there is no CudaDevice.
+// integrations/device_mlp/cuda_machine_absent.cc: refuses to run on a GPU in a build without CUDA.
 #include "base/error.h"
 #include "integrations/device_mlp/machine.h"
 

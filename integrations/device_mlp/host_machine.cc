@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/device_mlp/host_machine.cc: the layers' rules, element by element.
+// integrations/device_mlp/host_machine.cc: runs the layers' rules on the CPU, element by element.
 #include <algorithm>
 
 #include "integrations/device_mlp/machine.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/device_mlp/kernels.cu: the layers as kernels.
+// integrations/device_mlp/kernels.cu: launches the layers as CUDA kernels.
 #include "base/numerics/launch_inl.h"
 #include "integrations/device_mlp/kernels.h"
 

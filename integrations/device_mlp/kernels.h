@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/device_mlp/kernels.h: queue a layer as a kernel (kernels.cu).
+// integrations/device_mlp/kernels.h: queues a layer as a kernel (kernels.cu).
 #pragma once
 
 #include "base/numerics/kernel_launch.h"

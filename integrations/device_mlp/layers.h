@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/device_mlp/layers.h: the layers of a small language model as block programs
-// (base/numerics/block_program.h): a thread makes one element, by a sum in a fixed order, so a GPU
-// and the CPU have the same bits. Not fast: no tile is ever shared.
+// (base/numerics/block_program.h). A thread computes one element, by a sum in a fixed order, so a
+// GPU and the CPU give the same bits. The layers are not fast, because threads share no tile.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace ziggurat::device_mlp {
 
-/// `rule(i)` for each i below `count`.
+/// Runs `rule(i)` for each i below `count`.
 template <class Rule>
 struct Each {
   static constexpr std::uint32_t kThreads = 64;
@@ -31,14 +31,14 @@ struct Each {
   }
 };
 
-/// A unit's parameters on the device.
+/// The parameters of a unit, on the device.
 struct Params {
   DType dtype;
   const std::byte* values;
   ZIGGURAT_HOST_DEVICE float at(std::size_t i) const { return value_at(dtype, values, i); }
 };
 
-/// x[row, e] = table[token of the row, e].
+/// Computes x[row, e] = table[token of the row, e].
 struct Embed {
   const std::uint8_t* tokens;
   Params table;
@@ -50,13 +50,13 @@ struct Embed {
   }
 };
 
-/// Weight [outputs, inputs] and then bias [outputs].
+/// The shape of a layer's weight [outputs, inputs], which its bias [outputs] follows.
 struct Shape {
   std::size_t inputs, outputs;
   ZIGGURAT_HOST_DEVICE std::size_t weights() const { return inputs * outputs; }
 };
 
-/// y = x W^T + b, or its positive part.
+/// Computes y = x W^T + b, or the positive part of it.
 struct Linear {
   Shape shape;
   Params params;
@@ -74,8 +74,8 @@ struct Linear {
   }
 };
 
-/// e^x for x <= 0, by + and x alone: (1 + y + y^2/2)^1024 with y = x/1024, within 1e-4 of it down
-/// to -30.
+/// Returns e^x for x <= 0 with + and x alone: (1 + y + y^2/2)^1024 with y = x/1024, which is within
+/// 1e-4 of it down to -30.
 ZIGGURAT_HOST_DEVICE inline float exp_of(float x) {
   const float y = x * (1.0F / 1024.0F);
   float power = 1.0F + y + y * y * 0.5F;
@@ -83,8 +83,8 @@ ZIGGURAT_HOST_DEVICE inline float exp_of(float x) {
   return power;
 }
 
-/// The target's probability in each row of logits, and in their place the gradient of the mean
-/// cross-entropy. A thread a row.
+/// Computes the target's probability in each row of logits, and replaces the logits by the gradient
+/// of the mean cross-entropy. One thread per row.
 struct Softmax {
   std::size_t classes;
   const std::uint8_t* targets;
@@ -109,7 +109,7 @@ struct Softmax {
   }
 };
 
-/// gradient += dy^T x, and for the bias the sum of dy. A thread a parameter.
+/// Adds dy^T x to the gradient, and the sum of dy for the bias. One thread per parameter.
 struct LinearGradient {
   Shape shape;
   const float* x;
@@ -129,7 +129,7 @@ struct LinearGradient {
   }
 };
 
-/// dx = dy W; 0 where x was not positive, if `gated`.
+/// Computes dx = dy W; if `gated`, 0 where x was not positive.
 struct LinearBackward {
   Shape shape;
   Params params;
@@ -148,7 +148,7 @@ struct LinearBackward {
   }
 };
 
-/// gradient[token, e] += the sum over the token's rows. A thread a parameter.
+/// Adds the sum over the token's rows to gradient[token, e]. One thread per parameter.
 struct EmbedGradient {
   const std::uint8_t* tokens;
   const float* dx;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/device_mlp/main.cc: `device_mlp`: flags, and errors as a line.
+// integrations/device_mlp/main.cc: the program `device_mlp`: reads its flags, and prints an error
+// as one line.
 #include <CLI/CLI.hpp>
 #include <iostream>
 
@@ -30,13 +31,14 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("--text", options.text_path, "a file of text to learn")->required();
   app.add_option("--device", options.device,
-                 "cuda:N, host (emulated), or auto: cuda:0 where there is a GPU");
-  app.add_option("--store", options.store, "directory of the optimizer's state; resumed from");
+                 "cuda:N, host (emulated), or auto, which takes cuda:0 if there is a GPU");
+  app.add_option("--store", options.store,
+                 "directory of the optimizer's state, from which a run resumes");
   app.add_option("--placement", options.placement,
-                 "tier of each class: device, host or nvme; all=TIER; or auto");
+                 "tier of each class (device, host or nvme), or all=TIER, or auto");
   add_size(app, "--device-memory", options.device_memory_bytes, "budget of device memory");
   add_size(app, "--host-memory", options.host_memory_bytes, "budget of host memory");
-  app.add_option("--steps", options.steps, "number of steps, with those of the runs before");
+  app.add_option("--steps", options.steps, "number of steps, including those of earlier runs");
   app.add_option("--learning-rate", options.learning_rate, "of every step");
   app.add_option("--rows", options.shape.rows, "number of guesses in a step")
       ->check(CLI::PositiveNumber);

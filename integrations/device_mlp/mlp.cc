@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/device_mlp/mlp.cc: acquire, queue, release; layer by layer. Nobody waits for the
-// device between the bytes of a step and its loss, but by the engine's calls on the stream.
+// integrations/device_mlp/mlp.cc: acquires, queues and releases, layer by layer. Between the bytes
+// of a step and its loss nothing waits for the device, except the engine's calls on the stream.
 #include "integrations/device_mlp/mlp.h"
 
 #include <cmath>
@@ -27,7 +27,7 @@ const std::uint8_t* bytes_at(DeviceSpan<std::byte> span) noexcept {
   return reinterpret_cast<const std::uint8_t*>(span.address());
 }
 
-/// A unit's parameters, for what is queued until release().
+/// Acquires a unit's parameters for the layers that are queued until release().
 class Acquired {
  public:
   Acquired(Engine& engine, Machine& machine, UnitId unit)
@@ -143,7 +143,7 @@ void Mlp::forward() {
   hidden.release();
 }
 
-/// Forward and backward in one: its logits give way to their gradient.
+/// Runs forward and backward of the head in one; the gradient replaces the logits.
 void Mlp::head() {
   const Shape shape = head_shape(shape_);
   Acquired head(engine_, machine_, kHead);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/device_mlp/mlp.h: the smallest trainer that computes where an engine's device is: a
-// language model over bytes with one hidden layer, which guesses the byte behind a few others. An
-// example of Engine's calls for authors of trainers, and the proof that a GPU and the emulated
-// device train with the same bits; not for use.
+// integrations/device_mlp/mlp.h: the smallest trainer that computes on an engine's device: a
+// language model over bytes with one hidden layer, which guesses the byte that follows a few
+// others. It shows authors of trainers the Engine's calls, and proves that a GPU and the emulated
+// device train with the same bits. It is not for use.
 //
-// Units: 0 the embedding [256, width], 1 the hidden layer, 2 the head, each a weight and a bias.
-// Activations and what layers hand back are memory of the trainer's own on the device.
+// Unit 0 is the embedding [256, width], unit 1 the hidden layer and unit 2 the head; the last two
+// have a weight and a bias each. The trainer has its own device memory for activations and for the
+// gradients that layers hand back.
 #pragma once
 
 #include <cstdint>
@@ -18,31 +19,32 @@
 namespace ziggurat::device_mlp {
 
 struct MlpShape {
-  std::size_t rows = 8;     ///< of a step
+  std::size_t rows = 8;     ///< rows of a step
   std::size_t context = 4;  ///< bytes that a guess is made from
-  std::size_t width = 8;    ///< of a byte's embedding
+  std::size_t width = 8;    ///< width of a byte's embedding
   std::size_t hidden = 16;
 };
 
 inline constexpr std::size_t kClasses = 256;
 
 ModelSpec mlp_model(const MlpShape& shape);
-/// Values by element, the same on every machine. An Initializer of mlp_model().
+/// Fills in values by element, the same on every machine. An Initializer of mlp_model().
 void initialize_mlp(UnitId unit, std::uint64_t first, std::span<float> values);
 
 class Mlp {
  public:
-  /// All must outlive it; `device` is the engine's. Errors: kResourceExhausted.
+  /// All arguments must outlive this object; `device` is the engine's. Errors: kResourceExhausted.
   Mlp(Engine& engine, Device& device, Machine& machine, const MlpShape& shape);
 
-  /// Device bytes that the constructor takes: EngineConfig::trainer_device_bytes.
+  /// Returns the device bytes that the constructor takes: EngineConfig::trainer_device_bytes.
   static std::uint64_t device_bytes(const MlpShape& shape);
 
-  /// One step over rows of `text` that `step` chooses. Returns the mean cross-entropy before it.
+  /// Makes one step over rows of `text` that `step` chooses. Returns the mean cross-entropy before
+  /// the step.
   double step(std::span<const std::uint8_t> text, std::uint64_t step, float learning_rate);
 
  private:
-  /// One buffer's parts.
+  /// The parts of the one buffer.
   struct Space {
     DeviceSpan<std::byte> tokens, targets;
     DeviceSpan<float> x, h, logits, dh, dx, probabilities;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/device_mlp/program.cc: opens the device that was asked for, and steps.
+// integrations/device_mlp/program.cc: opens the device that was asked for, and makes steps.
 #include "integrations/device_mlp/program.h"
 
 #include <fmt/format.h>
@@ -30,7 +30,7 @@ std::vector<std::uint8_t> read_text(const ProgramOptions& options) {
   return {read.begin(), read.end()};
 }
 
-/// The GPU's number; none: the emulated device.
+/// Returns the GPU's number, or none for the emulated device.
 std::optional<int> gpu_of(const std::string& device) {
   if (device == "host") return std::nullopt;
   if (device == "auto") return cuda_devices().gpus.empty() ? std::nullopt : std::optional(0);

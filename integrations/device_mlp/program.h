@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/device_mlp/program.h: the program `device_mlp`: trains mlp.h on a text, on a GPU or
-// on the emulated device, and prints each step's loss with its bits, so that two runs can be
-// compared by their output.
+// integrations/device_mlp/program.h: the program `device_mlp`. It trains mlp.h on a text, on a GPU
+// or on the emulated device, and prints each step's loss with its bits, so that the output of two
+// runs can be compared.
 #pragma once
 
 #include <iosfwd>
@@ -14,7 +14,7 @@ namespace ziggurat::device_mlp {
 
 struct ProgramOptions {
   std::string text_path;
-  std::string device = "auto";  ///< or "host", or "cuda:N"
+  std::string device = "auto";  ///< "auto", "host" or "cuda:N"
   std::string store = "device_mlp.store";
   std::string placement = "params=host,grads=host,optimizer=nvme";
   std::uint64_t device_memory_bytes = 64 * kMiB;
@@ -24,8 +24,8 @@ struct ProgramOptions {
   MlpShape shape{.rows = 32, .context = 16, .width = 32, .hidden = 256};
 };
 
-/// Errors: kInvalidArgument for a text that cannot be read or is too short and for a device that is
-/// neither of the three; and what an engine's opening and steps give.
+/// Trains. Errors: kInvalidArgument if the text cannot be read or is too short, and if the device
+/// is neither of the three; and those of an engine's opening and steps.
 void train(const ProgramOptions& options, std::ostream& out);
 
 }  // namespace ziggurat::device_mlp

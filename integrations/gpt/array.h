@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/array.h: parameters and activations by address, their type known at run time
-// only: a pointer's arithmetic in elements. The kernels alone look at what is in them.
+// integrations/gpt/array.h: arrays of parameters and activations by address. Their element type is
+// known only at run time, and pointer arithmetic counts elements. Only the kernels read the values.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace ziggurat::gpt {
 
-/// Byte is std::byte or const std::byte.
+/// An array of elements; Byte is std::byte or const std::byte.
 template <class Byte>
 struct BasicArray {
   template <class T>
@@ -20,7 +20,7 @@ struct BasicArray {
 
   BasicArray() = default;
   BasicArray(DType type, Byte* first) : dtype(type), data(first) {}
-  /// 16-bit elements are bf16 unless it is said otherwise.
+  /// Makes an array of 16-bit elements, which are bf16 unless `type` says otherwise.
   BasicArray(Element<bf16>* first, DType type = DType::kBFloat16)  // NOLINT: converts
       : BasicArray(type, reinterpret_cast<Byte*>(first)) {}
   BasicArray(Element<float>* first)  // NOLINT: converts

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/attention.cc: blocks of queries over oneDNN products and the softmax kernels.
+// integrations/gpt/attention.cc: attention by blocks of queries, over oneDNN's products and the
+// softmax kernels.
 #include "integrations/gpt/attention.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ struct Shapes {
   MatmulShape scores, out, d_probabilities, d_queries, d_keys, d_values;
 };
 
-// `rows` queries against `keys` keys.
+// Returns the shapes of the products of `rows` queries with `keys` keys.
 Shapes shapes_of(const ModelConfig& model, std::int64_t context, std::int64_t rows,
                  std::int64_t keys) {
   const std::int64_t d = model.head_width();
@@ -141,7 +142,7 @@ void Attention::backward(std::size_t worker, const HeadView& head, ConstArray ou
     block.d_values.execute(worker, scratch.probabilities, d_rows, scratch.d_values, scratch.wide);
     block.d_keys.execute(worker, scratch.d_scores, queries, scratch.d_keys, scratch.wide);
     block.d_queries.execute(worker, scratch.d_scores, head.keys, scratch.tile, scratch.wide);
-    // These queries have done their work; keys and values are needed to the last block.
+    // Overwrites these queries, which no later block needs; keys and values are needed to the end.
     kernels::store({scratch.tile, head_width_, block.rows, head_width_}, {queries, 3 * width_});
   }
   kernels::store({scratch.d_keys, head_width_, context_, head_width_}, {head.keys, 3 * width_});

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/gpt/attention.h: causal self-attention of one head, forward and backward.
 //
-// Queries go in blocks of 128 against the keys up to the block's end: what lies above the diagonal
-// is mostly not computed, and no matrix is quadratic in the context. Backward makes the
-// probabilities again from the scores.
+// Takes queries in blocks of 128, against the keys up to the block's end. So most of what lies
+// above the diagonal is not computed, and no matrix is quadratic in the context. Backward computes
+// the probabilities again from the scores.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@
 
 namespace ziggurat::gpt {
 
-/// One sequence of one head: where its rows start. Queries, keys and values lie in one matrix of 3
-/// x the heads' columns.
+/// Where the rows of one head of one sequence start. Queries, keys and values lie in one matrix,
+/// which is three times as wide as all heads of this rank.
 struct HeadView {
   Array queries;
   Array keys;
   Array values;
-  kernels::RowStats* stats;  ///< of the softmax, one a row
+  kernels::RowStats* stats;  ///< the softmax's statistics, one pair for each row
 };
 
 class Attention {
@@ -34,18 +34,17 @@ class Attention {
                     WorkerScratch& scratch);
   static WideElements wide_scratch(const ModelConfig& model, std::int64_t context);
 
-  /// out = softmax(q k^T / sqrt(head width)) v; rows of `out` are as far apart as all heads are
-  /// wide that this rank has.
+  /// Computes out = softmax(q k^T / sqrt(head width)) v. A row of `out` has all heads of this rank.
   void forward(std::size_t worker, const HeadView& head, Array out,
                const WorkerScratch& scratch) const;
-  /// Replaces queries, keys and values by their gradients. `out` as forward left it, `d_out` its
-  /// gradient.
+  /// Replaces queries, keys and values by their gradients. `out` is forward's output, and `d_out`
+  /// the gradient of that.
   void backward(std::size_t worker, const HeadView& head, ConstArray out, ConstArray d_out,
                 const WorkerScratch& scratch) const;
 
  private:
   struct QueryBlock {
-    std::int64_t first, rows;  ///< sees keys [0, first + rows)
+    std::int64_t first, rows;  ///< the block sees keys [0, first + rows)
     Matmul scores, out, d_probabilities, d_queries, d_keys, d_values;
   };
 

@@ -13,7 +13,8 @@ namespace {
 using kernels::ConstRows;
 using kernels::Rows;
 
-// y[rows, out] = x[rows, in] W[in, out], and its two gradients.
+// The product y[rows, out] = x[rows, in] W[in, out]; below, the shapes of it and of its two
+// gradients.
 struct Linear {
   std::int64_t rows, in, out;
   DType dtype;
@@ -60,12 +61,13 @@ Linear mlp_projection(const ModelConfig& model, std::int64_t rows) {
   return {rows, model.part_hidden(), model.width, model.dtype};
 }
 
-// The tile of `out` that this tile of the product belongs to.
+// Returns the part of `out` to which this tile of the product belongs.
 Rows at_tile(Array out, std::int64_t leading, const TiledMatmul::Tile& tile) {
   return {out + tile.row * leading + tile.column, leading};
 }
 
-// A loop over a product's tiles; `epilogue(tile, values)` runs on each while it is in cache.
+// Returns a loop over a product's tiles, which runs `epilogue(tile, values)` on each while it is in
+// cache.
 template <class Epilogue>
 auto product_loop(Team& team, std::span<const WorkerScratch> scratch, const TiledMatmul& matmul,
                   ConstArray a, ConstArray b, const Epilogue& epilogue) {
@@ -150,7 +152,7 @@ WideElements Block::wide_scratch(const ModelConfig& model, const Shape& shape) {
   return most;
 }
 
-// Heads are numbered sequence by sequence.
+// Returns where a head's values are. Heads are numbered sequence by sequence.
 HeadView Block::head(const BlockActivations& activations, std::size_t index) const {
   const std::int64_t width = model_.part_width();
   const auto sequence = static_cast<std::int64_t>(index) / model_.part_heads();
@@ -163,7 +165,8 @@ HeadView Block::head(const BlockActivations& activations, std::size_t index) con
           .stats = activations.softmax_stats + static_cast<std::int64_t>(index) * shape_.context};
 }
 
-// Where a head's columns of its sequence start in a matrix of all this rank's heads.
+// Returns where a head's columns start, at its sequence's first row of a matrix of all this rank's
+// heads.
 std::int64_t Block::head_begin(std::size_t index) const {
   const auto sequence = static_cast<std::int64_t>(index) / model_.part_heads();
   const auto number = static_cast<std::int64_t>(index) % model_.part_heads();
@@ -271,8 +274,8 @@ void Block::backward(Team& team, std::span<const WorkerScratch> scratch,
   norm_1_backward(team, pass);
 }
 
-// y = middle + gelu W + b. Longest tiles first, so that the short column sums fill the end of a
-// phase.
+// Goes backward through y = middle + gelu W + b. The longest tiles come first, so that the short
+// column sums fill the end of a phase.
 void Block::mlp_backward(Team& team, std::span<const WorkerScratch> scratch,
                          const Backward& pass) const {
   const std::int64_t width = model_.width;
@@ -289,7 +292,7 @@ void Block::mlp_backward(Team& team, std::span<const WorkerScratch> scratch,
            product_loop(team, scratch, d_mlp_projection_input_, pass.all_gradient,
                         params + at_.mlp_projection_weight, through_gelu),
            bias_gradient_loop(pass.gradient, rows_.own, width, d_params + at_.mlp_projection_bias));
-  const ConstArray d_hidden = a.before_gelu;  // what it became
+  const ConstArray d_hidden = a.before_gelu;  // through_gelu() has replaced the values
 
   const auto to_rows = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
     kernels::store(values, at_tile(pass.d_rows, width, t));
@@ -301,7 +304,8 @@ void Block::mlp_backward(Team& team, std::span<const WorkerScratch> scratch,
       bias_gradient_loop(d_hidden, rows_.all, hidden, d_params + at_.fc_bias));
 }
 
-// d_rows, own rows, through a norm of `in`: added to the gradient.
+// Takes the own rows of d_rows backward through a norm of `in`, and adds the result to the
+// gradient.
 void Block::norm_backward(Team& team, const Norm& norm, ConstArray in, const Backward& pass) const {
   const std::int64_t width = model_.width;
   const ConstArray d_out = pass.d_rows + rows_.first * width;
@@ -328,7 +332,7 @@ void Block::norm_2_backward(Team& team, const Backward& pass) const {
                 pass.activations.middle, pass);
 }
 
-// middle = x + attention W + b
+// Goes backward through middle = x + attention W + b.
 void Block::attention_backward(Team& team, std::span<const WorkerScratch> scratch,
                                const Backward& pass) const {
   const std::int64_t width = model_.width;

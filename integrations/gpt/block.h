@@ -2,12 +2,14 @@
 // integrations/gpt/block.h: one transformer block (pre-LN attention and MLP) of one micro-batch,
 // forward and backward.
 //
-// Phases of a team region: products tile by tile with their elementwise tail applied while the tile
-// is in cache, then the row-wise kernels. The residual stream has the model's type.
+// A pass consists of phases of a team region: products tile by tile, whose elementwise tail is
+// applied while a tile is in cache, then the row-wise kernels. The residual stream has the model's
+// type.
 //
-// Where tensor-parallel ranks divide the block, each has some heads and some hidden columns, makes
-// their part of attention's and the MLP's output, and the ranks add these up (Shoeybi et al. 2019,
-// section 3); backward, the same of the gradients of what went in. Such a sum ends a phase.
+// If tensor-parallel ranks divide the block, each has some heads and some hidden columns. Each
+// computes its part of attention's and the MLP's output, and the ranks add the parts up (Shoeybi et
+// al. 2019, section 3). In backward they add up the gradients of the inputs in the same way. Such a
+// sum ends a phase.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +25,8 @@
 
 namespace ziggurat::gpt {
 
-/// What forward leaves for backward: 15 x rows x width elements, and statistics; of a part less.
+/// What forward keeps for backward: 15 x rows x width elements and statistics, or less if ranks
+/// divide the block.
 struct BlockActivations {
   // Over all rows.
   Array ln_1, qkv, attention, ln_2, before_gelu, gelu;
@@ -46,8 +49,8 @@ class Block {
   static WideElements wide_scratch(const ModelConfig& model, const Shape& shape);
 
   enum class Keep : std::uint8_t {
-    kNothing,  ///< for the output alone
-    kAll,      ///< for backward; without an output, what only the output needs is left out
+    kNothing,  ///< keeps nothing: only the output is wanted
+    kAll,      ///< keeps all for backward; without `y`, skips what only `y` needs
   };
   struct Forward {
     ConstArray params;
@@ -55,35 +58,36 @@ class Block {
     const BlockActivations& activations;
     Keep keep;
     Array y;             ///< own rows x width; may be null
-    Array partial = {};  ///< rows x width, where ranks divide the block: what they add up
+    Array partial = {};  ///< rows x width: what the ranks add up if they divide the block
   };
-  /// y = block(x). All workers of the team call it, with the same arguments. For a block that one
-  /// rank has whole: elsewhere it is these phases, with what ranks exchange after each.
+  /// Computes y = block(x), for a block that this rank has whole. All workers of the team call it
+  /// with the same arguments. If ranks divide the block, the phases below are called instead; the
+  /// comment beside each tells what the ranks exchange after it.
   void forward(Team& team, std::span<const WorkerScratch> scratch, const Forward& pass) const;
-  void norm_1(Team& team, const Forward& pass) const;  ///< then ln_1 of all rows
+  void norm_1(Team& team, const Forward& pass) const;  ///< then: gather ln_1 of all rows
   void attend(Team& team, std::span<const WorkerScratch> scratch,
-              const Forward& pass) const;              ///< then the sum of partial, own rows
-  void norm_2(Team& team, const Forward& pass) const;  ///< then ln_2 of all rows
+              const Forward& pass) const;              ///< then: sum `partial` into own rows
+  void norm_2(Team& team, const Forward& pass) const;  ///< then: gather ln_2 of all rows
   void mlp(Team& team, std::span<const WorkerScratch> scratch,
-           const Forward& pass) const;                  ///< then the sum of partial, own rows
-  void add_mlp(Team& team, const Forward& pass) const;  ///< nothing
+           const Forward& pass) const;                  ///< then: sum `partial` into own rows
+  void add_mlp(Team& team, const Forward& pass) const;  ///< then: nothing
 
   struct Backward {
     ConstArray params;
     ConstArray x;
-    const BlockActivations& activations;  ///< as forward with Keep::kAll left them; consumed
-    Array gradient;                       ///< own rows; in: d loss / d y; out: d loss / d x
-    ConstArray all_gradient;              ///< of all rows: `gradient` where that has them
+    const BlockActivations& activations;  ///< what forward with Keep::kAll left; overwritten
+    Array gradient;                       ///< own rows; d loss / d y in, d loss / d x out
+    ConstArray all_gradient;              ///< all rows; may be `gradient` if this rank has all rows
     Array d_rows;                         ///< scratch, rows x width
-    float* d_params;                      ///< added to; what is not divided, over own rows
+    float* d_params;                      ///< adds sums, over own rows for undivided parameters
   };
   void backward(Team& team, std::span<const WorkerScratch> scratch, const Backward& pass) const;
   void mlp_backward(Team& team, std::span<const WorkerScratch> scratch,
-                    const Backward& pass) const;  ///< then the sum of d_rows, own rows
-  void norm_2_backward(Team& team, const Backward& pass) const;  ///< then all_gradient
+                    const Backward& pass) const;                 ///< then: sum d_rows into own rows
+  void norm_2_backward(Team& team, const Backward& pass) const;  ///< then: gather all_gradient
   void attention_backward(Team& team, std::span<const WorkerScratch> scratch,
-                          const Backward& pass) const;  ///< then the sum of d_rows, own rows
-  void norm_1_backward(Team& team, const Backward& pass) const;  ///< nothing
+                          const Backward& pass) const;           ///< then: sum d_rows into own rows
+  void norm_1_backward(Team& team, const Backward& pass) const;  ///< then: nothing
 
  private:
   struct Norm {

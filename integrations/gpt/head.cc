@@ -130,7 +130,7 @@ void Head::norm(Team& team, ConstArray params, ConstArray x, const HeadActivatio
 void Head::logits(Team& team, std::span<const WorkerScratch> scratch, ConstArray params,
                   const HeadActivations& a) const {
   team.for_each(logits_.tile_count(), [&](std::size_t i) {
-    // Whole rows: a tile is a contiguous piece of the matrix.
+    // A tile has whole rows, so it is a contiguous piece of the matrix.
     logits_.compute(i, team.index(), a.normal, params + at_.wte,
                     a.logits + logits_.tile(i).row * model_.part_vocabulary(),
                     scratch[team.index()].wide);

@@ -7,7 +7,8 @@
 
 #include "base/error.h"
 
-// Scalable vectors have no arrays; their machines run the 128-bit kernels, with the same bits.
+// Arrays of scalable vectors do not exist, so machines with scalable vectors run the 128-bit
+// kernels, which give the same bits.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "integrations/gpt/kernels.cc"
@@ -16,7 +17,7 @@
 #include "integrations/gpt/kernels_inl.h"
 #include "integrations/gpt/vocabulary_inl.h"
 
-// (name, element type, parameters, arguments) of each.
+// Lists each kernel as (name, element type, parameters, arguments).
 #define ZIGGURAT_GPT_KERNELS(KERNEL)                                                               \
   KERNEL(widen, from.dtype, (ConstArray from, std::int64_t count, float* to), (from, count, to))   \
   KERNEL(store, out.data.dtype, (const Tile& tile, Rows out), (tile, out))                         \
@@ -140,7 +141,7 @@ void force_simd_target(std::string_view name) {
     }
   }
   throw Error(ErrorCode::kInvalidArgument,
-              "there is no SIMD target \"" + std::string(name) + "\" here");
+              "this CPU or build has no SIMD target \"" + std::string(name) + "\"");
 }
 
 }  // namespace ziggurat::gpt::kernels

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/kernels_inl.h: kernels.h for every element type: widened, computed in fp32 in
-// the order written here, rounded once. Included once per SIMD target.
+// integrations/gpt/kernels_inl.h: the kernels of kernels.h for every element type: values are
+// widened, computed in fp32 in the order written here, and rounded once. Included once per SIMD
+// target.
 #include <cmath>
 #include <cstdint>
 
@@ -156,7 +157,8 @@ void layernorm(ConstArray in, std::int64_t rows, std::int64_t width, const Affin
   }
 }
 
-// With n = normalised x and g = dy * weight: dx = inverse * (g - mean(g) - n * mean(g n)).
+// Computes dx = inverse * (g - mean(g) - n * mean(g n)), where n is the normalised x and g is dy *
+// weight.
 template <class E>
 void layernorm_backward(ConstArray d_out, ConstArray in, const RowStats* stats, ConstArray weights,
                         std::int64_t rows, std::int64_t width, ConstArray residuals, Array d_in) {
@@ -195,7 +197,8 @@ void layernorm_backward(ConstArray d_out, ConstArray in, const RowStats* stats, 
   }
 }
 
-// Strips of four vectors: whole cache lines of every row, and the sums stay in registers.
+// A strip is four vectors wide: it covers whole cache lines of every row, and its sums stay in
+// registers.
 constexpr std::int64_t kStrip = 4;
 
 template <class E, std::int64_t kVectorsOfStrip>
@@ -270,7 +273,7 @@ HWY_INLINE void zero(Type* to, std::int64_t begin, std::int64_t end) {
   for (std::int64_t i = begin; i < end; ++i) to[i] = 0;
 }
 
-// Lanes of a vector that starts at key `begin` and lie below `end`.
+// Returns the lanes whose keys lie below `end`, in a vector that starts at key `begin`.
 HWY_INLINE hn::Mask<F32> keys_below(std::int64_t begin, std::int64_t end) {
   const I32 i32;
   const auto key = hn::Iota(i32, static_cast<std::int32_t>(begin));

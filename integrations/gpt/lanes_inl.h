@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/lanes_inl.h: the vocabulary of kernels.cc, compiled once per SIMD target: blocks
-// of 16 floats, loads and stores of every element type, exp, and sums over 16 virtual lanes.
+// integrations/gpt/lanes_inl.h: the building blocks of kernels.cc, compiled once per SIMD target:
+// blocks of 16 floats, loads and stores of every element type, exp, and sums over 16 virtual lanes.
 #include <cstddef>
 #include <cstdint>
 
@@ -30,15 +30,15 @@ using Vec = hn::Vec<F32>;
 inline constexpr std::size_t kLanes = hn::MaxLanes(F32());
 inline constexpr std::size_t kVectors = kBlock / kLanes;  // of a block
 
-// The element types: how one lies in memory, and what rounding to it does. The conversions of
-// single elements are for the ends of rows.
+// The element types: how an element lies in memory, and how a value is rounded to it. The
+// conversions of single elements are for the ends of rows.
 struct Bf16 {
   using Type = bf16;
   static HWY_INLINE Vec load(const Type* from) {
     const auto bits = hn::PromoteTo(U32(), hn::LoadU(U16(), from));
     return hn::BitCast(F32(), hn::ShiftLeft<16>(bits));
   }
-  // base/dtype.h's float_to_bf16: nearest, ties away, NaN made quiet.
+  // Rounds as float_to_bf16() of base/dtype.h does: to nearest, ties away, NaN made quiet.
   static HWY_INLINE void store(Vec value, Type* to) {
     const U32 u32;
     const auto bits = hn::BitCast(u32, value);
@@ -81,14 +81,14 @@ struct Fp32 {
   static HWY_INLINE Type narrow(float value) { return value; }
 };
 
-// e^x for x in [-87, 88], clamped to it. Relative error below 3e-7: n = nearest(x / ln 2), Taylor
-// of degree 6 on what is left.
+// Returns e^x, with x clamped to [-87, 88] and a relative error below 3e-7: splits off n =
+// nearest(x / ln 2), and takes a Taylor polynomial of degree 6 of the rest.
 HWY_INLINE Vec exp_clamped(Vec x) {
   const F32 d;
   const Vec magic = hn::Set(d, 12582912.0F);  // 1.5 * 2^23: adding it rounds to an integer
   x = hn::Min(hn::Max(x, hn::Set(d, -87.0F)), hn::Set(d, 88.0F));
   const Vec n = hn::Sub(hn::Add(hn::Mul(x, hn::Set(d, 1.44269504F)), magic), magic);
-  // ln 2 in two parts: the first has 9 bits, so that n times it is exact.
+  // ln 2 comes in two parts, of which the first has 9 bits, so that n times it is exact.
   Vec r = hn::Sub(x, hn::Mul(n, hn::Set(d, 0.693359375F)));
   r = hn::Sub(r, hn::Mul(n, hn::Set(d, -2.12194440e-4F)));
   Vec p = hn::Set(d, 1.0F / 720);
@@ -103,8 +103,8 @@ HWY_INLINE Vec exp_clamped(Vec x) {
   return hn::Mul(p, hn::BitCast(d, exponent));
 }
 
-// gelu(x), tanh form, is x * sigmoid(x * (c1 + c3 x^2)) with these constants: 2 sqrt(2 / pi), and
-// 0.044715 times that.
+// The tanh form of gelu(x) is x * sigmoid(x * (c1 + c3 x^2)). These constants are c1 = 2 sqrt(2 /
+// pi), and c3 = 0.044715 c1.
 inline constexpr float kGelu1 = 1.5957691216057308F;
 inline constexpr float kGelu3 = 0.0713548162726009F;
 
@@ -125,7 +125,7 @@ HWY_INLINE Vec gelu_derivative(Vec x) {
   return hn::Add(s, hn::Mul(hn::Mul(x, hn::Mul(s, hn::Sub(hn::Set(d, 1.0F), s))), slope));
 }
 
-// 16 running sums (or maxima), whatever the vector's width.
+// Holds 16 running sums (or maxima), whatever the vector's width.
 struct Lanes16 {
   Vec v[kVectors];
 
@@ -135,7 +135,7 @@ struct Lanes16 {
   HWY_INLINE void to_array(float* lanes) const {
     for (std::size_t i = 0; i < kVectors; ++i) hn::StoreU(v[i], F32(), lanes + i * kLanes);
   }
-  // The fixed tree: halves onto halves, 16 to 8 to 4 to 2 to 1.
+  // Adds in a fixed tree, halves onto halves: 16 to 8 to 4 to 2 to 1.
   HWY_INLINE float sum() const {
     float lanes[kBlock];
     to_array(lanes);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/matmul.cc: oneDNN behind its seam.
+// integrations/gpt/matmul.cc: the matrix products, by oneDNN.
 //
-// Debian's oneDNN 2.6.3 packs operands in a buffer it allocates itself (tile operands in fp32-sized
-// blocks, some hundred KiB per worker): outside the device budget, inside the process allowance.
+// Debian's oneDNN 2.6.3 packs operands in a buffer that it allocates itself (tile operands in
+// fp32-sized blocks, some hundred KiB per worker). The buffer is outside the device budget, but
+// inside the process allowance.
 #include "integrations/gpt/matmul.h"
 
 #include <fmt/format.h>
@@ -16,7 +17,7 @@
 #include "base/log.h"
 #include "integrations/gpt/kernels.h"
 
-// libgomp's, declared here because <omp.h> belongs to the compiler's own OpenMP.
+// Functions of libgomp, declared here because <omp.h> belongs to the compiler's own OpenMP.
 extern "C" {
 int omp_get_max_threads(void);
 void omp_set_num_threads(int);
@@ -27,8 +28,8 @@ namespace {
 
 using Memory = dnnl::memory;
 
-// OpenMP's limit is per thread. Workers keep it at one for ever; the trainer's thread, which
-// belongs to the embedder, gets its own back.
+// OpenMP's limit is per thread. Workers keep a limit of one for ever; the trainer's thread belongs
+// to the embedder, so OneOpenMpThread restores its limit.
 void limit_this_worker_to_one_thread() {
   thread_local const bool done = [] {
     ::omp_set_num_threads(1);
@@ -60,7 +61,7 @@ Memory::desc describe(std::int64_t rows, std::int64_t columns, const Layout& lay
   return {{rows, columns}, type, strides};
 }
 
-// The operand as widened: dense, stored rows as before.
+// Returns the layout of a widened operand: dense, with the same stored rows.
 Layout dense(std::int64_t rows, std::int64_t columns, const Layout& layout) {
   return {layout.transposed ? rows : columns, layout.transposed};
 }
@@ -99,14 +100,14 @@ const char* isa_name(dnnl::cpu_isa isa) {
   }
 }
 
-// AVX-512 without bf16 instructions builds bf16 products too, at a third of fp32's speed: fp32 is
-// the better path there.
+// A CPU with AVX-512 but without bf16 instructions can build bf16 products too, at a third of
+// fp32's speed, so fp32 is used there.
 bool find_bf16_products() {
   const OneOpenMpThread one;
   const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
   bool found = isa == dnnl::cpu_isa::avx512_core_bf16 || isa == dnnl::cpu_isa::avx512_core_amx;
 #if !defined(__x86_64__)
-  found = true;  // oneDNN has no ISA names there: what builds is used
+  found = true;  // oneDNN has no ISA names there, so what builds is used
 #endif
   if (found) {
     try {
@@ -123,15 +124,14 @@ bool find_bf16_products() {
     }
   }
   if (!found) {
-    note_degraded(
-        "matmul",
-        fmt::format("no bf16 dot product ({}): operands are widened to fp32, about twice as slow",
-                    isa_name(isa)));
+    note_degraded("matmul", fmt::format("the CPU has no bf16 dot product ({}): operands are "
+                                        "widened to fp32, which is about twice as slow",
+                                        isa_name(isa)));
   }
   return found;
 }
 
-// Rows of the operand as stored, and elements in each.
+// How many rows an operand has as it is stored, and how many elements each of them.
 struct Stored {
   std::int64_t rows, columns;
 };
@@ -139,7 +139,8 @@ Stored stored(std::int64_t rows, std::int64_t columns, const Layout& layout) {
   return layout.transposed ? Stored{columns, rows} : Stored{rows, columns};
 }
 
-/// fp16 is never multiplied as it is: few CPUs can, and their products would have other bits.
+/// Returns whether operands are widened to fp32. fp16 always is, because few CPUs can multiply it,
+/// and their products would have other bits.
 bool is_widened(DType dtype) {
   return dtype == DType::kFloat16 || (dtype == DType::kBFloat16 && !has_bf16_products());
 }
@@ -152,10 +153,10 @@ void widen_operand(ConstArray from, const Stored& size, std::int64_t leading, st
   }
 }
 
-// Tiles of products that go through a tile buffer: 512 x 192, or x 128. Measured on Zen 5, one
-// core, 512 rows, GPT-2 small's shapes, best of 6 in CPU time: 408-439 GF/s at K = 768, 388-423 at
-// K = 3072 (128 columns); the whole matrix in one call gives 400-445, tiles of half the rows 10-30
-// less.
+// The tiles of products that go through a tile buffer are 512 x 192 or 512 x 128. Measured on Zen
+// 5, one core, 512 rows, GPT-2 small's shapes, best of 6 in CPU time: 408-439 GF/s at K = 768, and
+// 388-423 at K = 3072 (128 columns). The whole matrix in one call gives 400-445, and tiles of half
+// the rows give 10-30 less.
 constexpr std::int64_t kTileRows = 512;
 constexpr std::int64_t kTileColumns = 192;
 constexpr std::int64_t kTileMultiplyAdds = std::int64_t{1} << 28;  // at most 1.3 ms at those speeds
@@ -164,15 +165,16 @@ struct TileSize {
   std::int64_t rows, columns;
 };
 
-// Columns that divide leave no narrow tile at the edge. Rows are halved until the tile is short.
+// Chooses a tile. Columns that divide the matrix leave no narrow tile at its edge; the rows are
+// halved until a tile takes little enough time.
 TileSize tile_size(const MatmulShape& shape) {
   TileSize tile{kTileRows, kTileColumns};
   if (shape.whole_rows) {
     tile = {kTileRows * kTileColumns / shape.n, shape.n};
   } else if (shape.add) {
-    // A weight gradient goes straight to its place: wide and low tiles reuse its transposed left
-    // operand, whose packing is the slow part (256 x 768: 385-424 GF/s; 256 x 384: 364-416; 768 x
-    // 256: 337-399).
+    // A weight gradient is written directly to its place. Wide and low tiles reuse its transposed
+    // left operand, whose packing is the slow part (256 x 768: 385-424 GF/s; 256 x 384: 364-416;
+    // 768 x 256: 337-399).
     tile = {256, 256};
     for (const std::int64_t columns : {768, 512, 384}) {
       if (shape.n % columns == 0) {
@@ -184,7 +186,7 @@ TileSize tile_size(const MatmulShape& shape) {
     const bool long_tile = tile.rows * tile.columns * shape.k > kTileMultiplyAdds;
     if (shape.n % 128 == 0 && (long_tile || shape.n % kTileColumns != 0)) tile.columns = 128;
   }
-  // Widened operands are scratch: 128 rows of K = 3072 are 1.5 MiB a worker.
+  // Widened operands take scratch memory: 128 rows of K = 3072 are 1.5 MiB per worker.
   if (is_widened(shape.dtype)) tile.rows = std::min<std::int64_t>(tile.rows, 128);
   while (tile.rows > 64 && tile.rows * tile.columns * shape.k > kTileMultiplyAdds) tile.rows /= 2;
   return {std::min(tile.rows, shape.m), std::min(tile.columns, shape.n)};
@@ -193,7 +195,7 @@ TileSize tile_size(const MatmulShape& shape) {
 }  // namespace
 
 struct Matmul::Impl {
-  // oneDNN wraps each pointer in a memory object; one set per worker, made once.
+  // Each worker has one set of oneDNN's memory objects, made once, which wrap the pointers.
   struct Handles {
     Memory a, b, c, scratch;
     std::array<dnnl_exec_arg_t, 4> args;

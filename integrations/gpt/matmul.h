@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/gpt/matmul.h: matrix products by oneDNN, single-threaded, one tile at a time.
 //
-// oneDNN would thread with OpenMP, and its threads change the bits of some products. So a worker
-// calls it for one tile, with an OpenMP limit of one thread, and the grid of tiles depends on the
-// shape alone. The reduction is never split over tiles. Products are fp32; rounding them is the
-// caller's epilogue, by the rules in base/dtype.h and base/numerics/float16.h. fp16 operands, and
-// bf16 ones where the CPU has no bf16 dot product, are widened to fp32 per tile: that is exact.
+// oneDNN would use OpenMP threads, and these change the bits of some products. So a worker calls it
+// for one tile, with an OpenMP limit of one thread, and the grid of tiles depends on the shape
+// alone. The reduction is never split over tiles. Products are fp32; the caller's epilogue rounds
+// them, by the rules in base/dtype.h and base/numerics/float16.h. fp16 operands, and bf16 operands
+// on a CPU without a bf16 dot product, are widened to fp32 per tile, which is exact.
 #pragma once
 
 #include <cstddef>
@@ -19,33 +19,32 @@
 
 namespace ziggurat::gpt {
 
-/// How a matrix lies in memory: `leading` elements from one stored row to the next; transposed: the
-/// stored rows are its columns.
+/// How a matrix lies in memory: stored rows begin `leading` elements apart. If `transposed`, the
+/// stored rows are the matrix's columns.
 struct Layout {
   std::int64_t leading = 0;
   bool transposed = false;
 };
 
-/// C[m,n] (fp32, `leading_c`) = A[m,k] B[k,n] (`dtype`), plus C where `add`.
+/// The product C[m,n] (fp32, `leading_c`) = A[m,k] B[k,n] (`dtype`), to which `add` adds the old C.
 struct MatmulShape {
   std::int64_t m = 0, k = 0, n = 0;
   Layout a, b;
   std::int64_t leading_c = 0;
   bool add = false;
-  bool whole_rows = false;  ///< TiledMatmul: do not cut columns
+  bool whole_rows = false;  ///< makes TiledMatmul cut no columns
   DType dtype = DType::kBFloat16;
 };
 
-/// fp32 scratch that one worker needs to run a product; empty where nothing is widened.
+/// The fp32 scratch that one worker needs to run a product; empty if nothing is widened.
 struct WideScratch {
   std::span<float> a, b;
 };
 
-/// One product of a fixed shape. execute() may run on all workers at once, each under its own
-/// index.
+/// One product of a fixed shape. All workers may call execute() at once, each with its own index.
 class Matmul {
  public:
-  /// `workers`: how many indices execute() will see.
+  /// `workers` is the number of indices that execute() gets.
   Matmul(const MatmulShape& shape, std::size_t workers);
   ~Matmul();
   Matmul(Matmul&&) noexcept;
@@ -59,7 +58,7 @@ class Matmul {
   std::unique_ptr<Impl> impl_;
 };
 
-/// A product cut into tiles of at most about a millisecond: the same tiles whatever the number of
+/// A product cut into tiles that take at most about a millisecond, the same tiles for any number of
 /// workers.
 class TiledMatmul {
  public:
@@ -71,10 +70,10 @@ class TiledMatmul {
 
   std::size_t tile_count() const noexcept { return tiles_.size(); }
   const Tile& tile(std::size_t index) const noexcept { return tiles_[index]; }
-  /// Largest tile in elements: what `c` of compute() must hold.
+  /// Returns the elements of the largest tile, which `c` of compute() must hold.
   static std::int64_t tile_elements_max() noexcept;
 
-  /// The tile's product into `c`, dense (rows x columns). For shapes without `add`.
+  /// Computes a tile's product into `c`, dense (rows x columns). For shapes without `add`.
   void compute(std::size_t index, std::size_t worker, ConstArray a, ConstArray b, float* c,
                const WideScratch& wide) const;
   /// Adds the tile's product to its place in the whole matrix `c`. For shapes with `add`.
@@ -91,17 +90,17 @@ class TiledMatmul {
   std::vector<Matmul> kernels_;  ///< whole tiles, and those cut by the right and lower edges
 };
 
-/// Elements of WideScratch that any tile of `shape` needs, {a, b}; {0, 0} where nothing is widened.
+/// The elements of WideScratch that any tile of `shape` needs; 0 if nothing is widened.
 struct WideElements {
   std::int64_t a = 0, b = 0;
 };
 WideElements wide_elements(const MatmulShape& shape);
 WideElements wide_elements_tiled(const MatmulShape& shape);
 
-/// Whether this CPU, as oneDNN is allowed to use it (ONEDNN_MAX_CPU_ISA), multiplies bf16. Found
+/// Returns whether this CPU, as oneDNN may use it (ONEDNN_MAX_CPU_ISA), multiplies bf16. Found
 /// once.
 bool has_bf16_products();
-/// "oneDNN 2.6.3 avx512_core_bf16, bf16 dot: yes".
+/// Returns a text like "oneDNN 2.6.3 avx512_core_bf16, bf16 dot: yes".
 std::string matmul_fingerprint();
 
 }  // namespace ziggurat::gpt

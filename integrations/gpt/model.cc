@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/model.cc: names, shapes, offsets, initial values.
+// integrations/gpt/model.cc: the parameters' names, shapes, offsets and initial values.
 #include "integrations/gpt/model.h"
 
 #include <fmt/format.h>
@@ -31,14 +31,14 @@ struct NamedParam {
   Init init;
 };
 
-/// How tensor parallelism divides a parameter. Matrices are [in, out]: a column-parallel
-/// layer divides `out` and its bias, a row-parallel one `in` (Shoeybi et al. 2019, "Megatron-LM",
-/// section 3).
+/// How tensor parallelism divides a parameter. Matrices are [in, out]. A column-parallel layer
+/// divides `out` and its bias, and a row-parallel layer divides `in` (Shoeybi et al. 2019,
+/// "Megatron-LM", section 3).
 constexpr int kColumns = 1;
 constexpr int kRows = 0;
 constexpr int kBias = 0;
 
-/// c_attn: each rank has the queries, keys and values of its heads.
+/// The sections of c_attn, because each rank has the queries, keys and values of its heads.
 constexpr int kQkv = 3;
 
 ParamSpec matrix(std::string name, std::int64_t rows, std::int64_t columns, int tp_dim = -1,
@@ -57,7 +57,7 @@ ParamSpec vector(std::string name, std::int64_t count, int tp_dim = -1, int tp_s
           .tp_sections = tp_sections};
 }
 
-// The one table that spec, layout and initial values are read from.
+// The one table from which spec, layout and initial values are read.
 std::vector<NamedParam> embedding_params(const ModelConfig& c) {
   return {{matrix("wte.weight", c.vocabulary, c.width, kRows), Init::kNormal},
           {matrix("wpe.weight", c.context_max, c.width), Init::kNormal},
@@ -81,13 +81,13 @@ std::vector<NamedParam> block_params(const ModelConfig& c, std::int64_t block) {
           {vector(h + "mlp.c_proj.bias", c.width), Init::kZero}};
 }
 
-/// For the whole model.
+/// Returns a unit's parameters in the whole model.
 std::vector<NamedParam> unit_params(const ModelConfig& c, UnitId unit) {
   return unit == kEmbeddingUnit ? embedding_params(c)
                                 : block_params(c, static_cast<std::int64_t>(unit) - 1);
 }
 
-/// For config.part.
+/// Returns the spec of a unit for config.part.
 UnitSpec unit_spec(const ModelConfig& config, UnitId unit) {
   UnitSpec whole{
       .name = unit == kEmbeddingUnit ? std::string("embedding") : fmt::format("h.{}", unit - 1),
@@ -106,7 +106,7 @@ std::vector<std::int64_t> offsets(const UnitSpec& unit) {
   return result;
 }
 
-// A stretch of a unit's flat parameters with one rule.
+// A range of a unit's flat parameters that one rule initializes.
 struct Segment {
   std::uint64_t end;
   Init init;
@@ -156,18 +156,19 @@ ModelConfig parse_model(std::string_view text) {
   for (std::int64_t* field : fields) {
     if (field != fields[0]) {
       if (at == end || *at != 'x')
-        refuse(text, "it is not a known name, nor three numbers with x between them");
+        refuse(text, "the text is neither a known name nor three numbers with x between them");
       ++at;
     }
     const auto [next, error] = std::from_chars(at, end, *field);
     if (error != std::errc() || *field < 1)
-      refuse(text, "it is not a known name, nor three positive numbers with x between them");
+      refuse(text,
+             "the text is neither a known name nor three positive numbers with x between them");
     at = next;
   }
   if (at != end)
     refuse(text, fmt::format("\"{}\" follows the third number", std::string_view(at, end)));
   if (config.layers > 1000 || config.width > 65536)
-    refuse(text, "it may have at most 1000 layers of width 65536");
+    refuse(text, "a model may have at most 1000 layers, and a width of at most 65536");
   if (config.width % 16 != 0)
     refuse(text, fmt::format("width {} is not a multiple of 16", config.width));
   if (config.width % config.heads != 0) {
@@ -180,8 +181,8 @@ void require_divisible(const ModelConfig& model, int ranks) {
   const auto require = [&](bool good, const char* what, std::int64_t count, const char* into) {
     if (good) return;
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("`tp={}`: model {} has {} {}, and {} ranks cannot divide them{}: {} / "
-                            "{} = {} each, {} left over",
+                fmt::format("`tp={}`: model {} has {} {}, which {} ranks cannot divide{}: {} / {} "
+                            "= {} each, with {} left over",
                             ranks, to_string(model), count, what, ranks, into, count, ranks,
                             count / ranks, count % ranks));
   };
@@ -209,7 +210,7 @@ ModelSpec make_spec(const ModelConfig& config) {
 namespace {
 
 Initializer make_whole_initializer(const ModelConfig& config, std::uint64_t seed) {
-  // All blocks share one table: only the key differs.
+  // All blocks share one table, because only the key differs.
   const auto embedding =
       std::make_shared<const std::vector<Segment>>(segments(config, kEmbeddingUnit));
   const auto block = std::make_shared<const std::vector<Segment>>(segments(config, block_unit(0)));

@@ -21,10 +21,11 @@ struct ModelConfig {
   std::int64_t width = 768;
   std::int64_t heads = 12;
   std::int64_t vocabulary = 256;
-  std::int64_t context_max = 1024;  ///< rows of the learned positions
-  DType dtype = DType::kBFloat16;   ///< of parameters and activations; sums are fp32
-  /// What one rank computes of each layer, where several divide them: attention's heads, the MLP's
-  /// hidden columns, rows of the vocabulary (Shoeybi et al. 2019, "Megatron-LM", section 3).
+  std::int64_t context_max = 1024;  ///< number of learned positions
+  DType dtype = DType::kBFloat16;   ///< type of parameters and activations; sums are fp32
+  /// The part of each layer that this rank computes, if several ranks divide the layers: some of
+  /// attention's heads, of the MLP's hidden columns and of the vocabulary (Shoeybi et al. 2019,
+  /// "Megatron-LM", section 3).
   TensorPart part{};
 
   std::int64_t head_width() const { return width / heads; }
@@ -36,7 +37,7 @@ struct ModelConfig {
   }
   // For this part.
   std::int64_t part_heads() const { return heads / part.ranks; }
-  std::int64_t part_width() const { return width / part.ranks; }  ///< of its heads, side by side
+  std::int64_t part_width() const { return width / part.ranks; }  ///< width of all its heads
   std::int64_t part_hidden() const { return hidden() / part.ranks; }
   std::int64_t part_vocabulary() const { return vocabulary / part.ranks; }
   std::int64_t first_token() const { return part.rank * part_vocabulary(); }
@@ -49,22 +50,23 @@ struct ModelConfig {
 /// of 16 and of the heads.
 ModelConfig parse_model(std::string_view text);
 /// Errors: kInvalidArgument, with the arithmetic, unless `ranks` divide the heads, the width (into
-/// multiples of 16) and the vocabulary (the same).
+/// multiples of 16) and the vocabulary (also into multiples of 16).
 void require_divisible(const ModelConfig& model, int ranks);
 /// "12x768x12".
 std::string to_string(const ModelConfig& config);
 
-/// Unit 0 holds what is tied or shared (wte, wpe, ln_f); unit 1 + i is block i. Matrices come first
-/// in each unit.
+/// Unit 0 holds the parameters that are tied or shared (wte, wpe, ln_f); unit 1 + i is block i.
+/// Matrices come first in each unit.
 inline constexpr UnitId kEmbeddingUnit = 0;
 constexpr UnitId block_unit(std::int64_t block) { return static_cast<UnitId>(1 + block); }
-/// The spec of config.part. Its name is to_string(config), the whole's: parse_model() reads it
-/// back, but for the dtype.
+/// Returns the spec of config.part. The spec's name is to_string(config), which names the whole
+/// model; parse_model() reads it back, except for the dtype.
 ModelSpec make_spec(const ModelConfig& config);
 
-/// Normal(0, 0.02), residual projections by another 1/sqrt(2 layers); biases 0; norms 1. A value is
-/// a function of (seed, unit, element of the whole unit) alone and uses no libm, so any range comes
-/// out the same on every machine, and parts have the values of the whole. Thread-safe.
+/// Returns the initial values: Normal(0, 0.02), residual projections divided by sqrt(2 layers);
+/// biases 0; norms 1. A value is a function of (seed, unit, element of the whole unit) alone and
+/// uses no libm, so any range has the same values on every machine, and parts have the values of
+/// the whole. Thread-safe.
 Initializer make_initializer(const ModelConfig& config, std::uint64_t seed);
 
 /// Where each parameter of unit 0 starts in the flat span of config.part, in elements.
@@ -73,7 +75,7 @@ struct EmbeddingLayout {
   std::int64_t wte, wpe, ln_f_weight, ln_f_bias;
 };
 
-/// The same for a block.
+/// Where each parameter of a block starts in the flat span of config.part, in elements.
 struct BlockLayout {
   explicit BlockLayout(const ModelConfig& config);
   std::int64_t qkv_weight, attention_projection_weight, fc_weight, mlp_projection_weight;

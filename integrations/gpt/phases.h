@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/phases.h: several independent loops as one phase of a team region: one barrier,
-// and no worker idle at the end of a short loop while another is there to start.
+// integrations/gpt/phases.h: several independent loops as one phase of a team region, with one
+// barrier, so that no worker is idle at the end of a short loop while another loop can start.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace ziggurat::gpt {
 
-/// body(i) for i in [0, count).
+/// Runs body(i) for i in [0, count).
 template <class Body>
 struct Loop {
   std::size_t count;
@@ -19,8 +19,8 @@ struct Loop {
 template <class Body>
 Loop(std::size_t, Body) -> Loop<Body>;
 
-/// Runs all loops, the first one's indices first; returns when all are done. They must not depend
-/// on one another.
+/// Runs all loops, starting with the first loop's indices, and returns when all are done. The loops
+/// must not depend on one another.
 template <class... Bodies>
 void together(Team& team, const Loop<Bodies>&... loops) {
   team.for_each((loops.count + ...), [&](std::size_t index) {
@@ -38,7 +38,7 @@ void together(Team& team, const Loop<Bodies>&... loops) {
   });
 }
 
-/// Rows (or columns) [begin, begin + count) of `total`, in pieces of `size`.
+/// The rows (or columns) [begin, begin + count) of `total`, which is cut into pieces of `size`.
 struct Piece {
   std::int64_t begin, count;
 };
@@ -50,8 +50,8 @@ constexpr Piece piece(std::size_t index, std::int64_t total, std::int64_t size) 
   return {begin, total - begin < size ? total - begin : size};
 }
 
-/// Elementwise loops: 32 rows are some tens of microseconds; 128 columns are four cache lines of
-/// a row of 16-bit elements.
+/// The pieces of elementwise loops: 32 rows take some tens of microseconds, and 128 columns are
+/// four cache lines of a row of 16-bit elements.
 inline constexpr std::int64_t kRowPiece = 32;
 inline constexpr std::int64_t kColumnPiece = 128;
 

@@ -14,8 +14,8 @@ struct SinCos {
   double cos;
 };
 
-// For `turns` in [0, 1): reduced to an eighth of a turn around the nearest quarter, then Taylor
-// (error below 1e-10).
+// Returns sine and cosine for `turns` in [0, 1): reduces to an eighth of a turn around the nearest
+// quarter, then uses Taylor polynomials (error below 1e-10).
 SinCos sin_cos_of_turns(double turns) noexcept {
   constexpr double kHalfPi = 1.57079632679489661923;
   const double quarters = turns * 4.0;
@@ -65,7 +65,7 @@ double portable_log(double value) noexcept {
     mantissa *= 0.5;
     ++exponent;
   }
-  // log m = 2 atanh((m - 1) / (m + 1)); the argument is at most 0.172.
+  // Uses log m = 2 atanh((m - 1) / (m + 1)), whose argument is at most 0.172.
   const double s = (mantissa - 1.0) / (mantissa + 1.0);
   const double s2 = s * s;
   const double series =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/regions.h: the workers' compute, and how long it took.
+// integrations/gpt/regions.h: runs the trainer's compute on the workers, and measures its time.
 #pragma once
 
 #include <chrono>
@@ -14,7 +14,7 @@ class Regions {
  public:
   explicit Regions(WorkerPool& workers) : workers_(workers) {}
 
-  /// Runs `region` on the workers; its wall time is added to `direction`.
+  /// Runs `region` on the workers, and adds its wall time to `direction`.
   void run(const char* name, double ComputeSeconds::*direction,
            const std::function<void(Team&)>& region) {
     const auto start = std::chrono::steady_clock::now();

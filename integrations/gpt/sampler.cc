@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/sampler.cc: forward over a window, and a draw from its last row.
+// integrations/gpt/sampler.cc: runs forward over a window, and draws a byte from its last row.
 #include "integrations/gpt/sampler.h"
 
 #include <fmt/format.h>
@@ -19,11 +19,11 @@
 namespace ziggurat::gpt {
 namespace {
 
-// Windows are padded to a multiple of this, so that few shapes are built. What follows a row never
-// changes it (causal).
+// Windows are padded to a multiple of this length, so that few shapes are built. Rows that follow
+// never change a row, because attention is causal.
 constexpr std::int64_t kWindowStep = 64;
 
-// Compute for windows of one length.
+// Computes windows of one length.
 class Window {
  public:
   Window(const ModelConfig& model, std::int64_t length, std::size_t threads,
@@ -67,7 +67,7 @@ class Window {
   std::optional<TensorPasses> divided_;
 };
 
-// Logits of one row, over all parts of the vocabulary.
+// Returns the logits of one row, over all parts of the vocabulary.
 std::vector<float> logits_of(std::int64_t row, const ModelConfig& model,
                              const SamplerSpace& space) {
   std::vector<float> logits(static_cast<std::size_t>(model.vocabulary));
@@ -77,8 +77,8 @@ std::vector<float> logits_of(std::int64_t row, const ModelConfig& model,
   return logits;
 }
 
-// The byte with the largest logit / temperature + Gumbel noise: a draw from their softmax without
-// an exp.
+// Returns the byte with the largest logit / temperature + Gumbel noise, which is a draw from the
+// softmax without any exp.
 std::uint8_t draw(std::span<const float> logits, float temperature, std::uint64_t key) {
   std::size_t best = 0;
   double best_score = 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/sampler.h: text from the model, one byte at a time, in memory that the trainer
-// lends.
+// integrations/gpt/sampler.h: draws text from the model, one byte at a time, in memory that the
+// trainer lends.
 //
-// Each byte runs the window through every unit again: nothing is cached between bytes, so a byte
-// costs one pass of the parameters over whatever links they live behind.
+// Each byte runs the window through every unit again. Nothing is cached between bytes, so a byte
+// costs one pass of the parameters over the links to where they are kept.
 #pragma once
 
 #include <cstddef>
@@ -18,15 +18,15 @@
 
 namespace ziggurat::gpt {
 
-/// For one sequence of up to `context` rows.
+/// The memory and the ranks for one sequence of up to `context` rows.
 struct SamplerSpace {
   std::int64_t context;
   const TrainerSpace& trainer;
   Regions& regions;
-  TensorRanks* tensor;  ///< null where the model is whole; else each of them samples
+  TensorRanks* tensor;  ///< null if this rank has the whole model; else all of them sample
 };
 
-/// Trainer::sample(), on as many workers as `threads`.
+/// Does what Trainer::sample() documents, on `threads` workers.
 std::string sample(Engine& engine, std::size_t threads, const ModelConfig& model,
                    const SamplerSpace& space, const std::string& prompt,
                    const SampleOptions& options);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/tensor_passes.cc: phase, exchange, phase.
+// integrations/gpt/tensor_passes.cc: runs a phase, exchanges its results, runs the next phase.
 #include "integrations/gpt/tensor_passes.h"
 
 #include <algorithm>
@@ -78,7 +78,7 @@ void TensorPasses::head(ConstArray params, const Batch& batch, float scale, Arra
                [&](Team& team) { head_.norm_backward(team, params, x, a, gradient); });
 }
 
-/// For a gradient that is over own rows.
+/// Returns all rows of a gradient of which each rank has its own rows.
 ConstArray TensorPasses::all_rows(ConstArray own) {
   if (rows_.own == rows_.all) return own;
   ranks_.gather_rows(own, space_.gathered, rows_, model_.width);

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/tensor_passes.h: forward and backward of one micro-batch where tensor-parallel
-// ranks divide every layer: the phases of block.h and head.h, and between them what ranks exchange.
+// integrations/gpt/tensor_passes.h: forward and backward of one micro-batch if tensor-parallel
+// ranks divide every layer: the phases of block.h and head.h, and the ranks' exchanges between
+// them.
 //
-// V being the bytes of rows x width activations, ranks sum V (TensorRanks::sum_rows)
+// V is the bytes of rows x width activations. The ranks sum V (TensorRanks::sum_rows)
 //
 //   once for the embedding and once for the loss's gradient,
-//   and for each layer twice forward, twice backward,
-//   and once where backward makes the activations again: of attention; the MLP's output is not
+//   for each layer twice in forward and twice in backward,
+//   and once if backward computes the activations again: attention's sum; the MLP's output is not
 //   needed
 //
-// (Shoeybi et al. 2019, section 3). With sequence parallelism a sum ends in own rows, and rows are
-// gathered where a divided layer begins (Korthikanti et al. 2022, section 4.2.2): the same bytes,
-// but for recomputation, which gathers both norms. What a norm's gathering gave is kept for
-// backward: it costs memory of one layer where layers are made again.
+// (Shoeybi et al. 2019, section 3). With sequence parallelism a sum leaves each rank its own rows,
+// and rows are gathered where a divided layer begins (Korthikanti et al. 2022, section 4.2.2). That
+// sends the same bytes, except that recomputation gathers both norms. The gathered rows of a norm
+// are kept for backward, which costs the memory of one layer if layers are computed again.
 #pragma once
 
 #include <cstdint>
@@ -34,16 +35,17 @@ class TensorPasses {
                const Head& head, const TrainerSpace& space, Regions& regions, TensorRanks& ranks);
 
   void embed(ConstArray params, const Batch& batch, Array x);
-  /// As Block::forward().
+  /// Computes what Block::forward() does.
   void forward(const Block::Forward& pass, double ComputeSeconds::*direction);
-  /// This part's, of every row.
+  /// Computes this part's logits of every row.
   void logits(ConstArray params, Array x);
-  /// Losses; with `gradient` backward too: x becomes the loss's gradient.
+  /// Computes the losses. With `gradient` it goes backward too, and x becomes the loss's gradient.
   void head(ConstArray params, const Batch& batch, float scale, Array x, float* gradient);
-  /// As Block::backward(); pass.all_gradient is this function's own.
+  /// Computes what Block::backward() does; sets pass.all_gradient itself.
   void backward(Block::Backward pass);
   void embed_backward(const Batch& batch, ConstArray dx, float* d_params);
-  /// Sums over ranks the gradients of parameters that are not divided: each rank has its own rows'.
+  /// Sums the gradients of undivided parameters over the ranks, each of which has those of its own
+  /// rows.
   void sum_shared(UnitId unit, std::span<float> gradient);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/tensor_ranks.cc: one call of a communicator each.
+// integrations/gpt/tensor_ranks.cc: each function makes one call of a communicator.
 #include "integrations/gpt/tensor_ranks.h"
 
 #include "core/schedule/context.h"
@@ -26,7 +26,7 @@ TensorRanks::TensorRanks(Runtime& runtime, const Place& place)
 
 TensorRanks::~TensorRanks() { runtime_.reactor.destroy(group_); }
 
-/// `call` makes one call of the group, on the reactor's thread.
+/// Waits for `call`, which makes one call of the group on the reactor's thread.
 template <class Call>
 void TensorRanks::wait_for(const Call& call) {
   const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);

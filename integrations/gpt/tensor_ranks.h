@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/tensor_ranks.h: what the ranks that divide every layer tell each other between
-// its phases. Called from the trainer's thread by every rank alike; blocks.
+// integrations/gpt/tensor_ranks.h: the exchanges, between phases, of the ranks that divide every
+// layer. Every rank makes the same calls, from the trainer's thread; they block.
 //
-// Sums are in rank order in fp32, rounded once to the type of the values. Over T ranks a rank sends
-// of V bytes 2 V (T-1)/T to sum them everywhere, and half of that to sum them to each rank's own
-// rows, or to gather those.
+// Sums are computed in rank order in fp32, and rounded once to the type of the values. Over T
+// ranks, to sum V bytes everywhere a rank sends 2 V (T-1)/T bytes. To sum them to each rank's own
+// rows, or to gather those rows, it sends half of that.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ namespace ziggurat::gpt {
 
 class TensorRanks {
  public:
-  /// Those of `place` among runtime.ranks, which are connected.
+  /// Groups the tensor-parallel ranks of `place` out of runtime.ranks, which are connected.
   TensorRanks(Runtime& runtime, const Place& place);
   ~TensorRanks();
   TensorRanks(const TensorRanks&) = delete;
@@ -31,16 +31,16 @@ class TensorRanks {
 
   TensorPart part() const noexcept { return part_; }
 
-  /// Sums rows.all rows of `width` over ranks; each rank gets its own rows. The bits do
-  /// not depend on which rows those are.
+  /// Sums rows.all rows of `width` over ranks; each rank gets its own rows. The bits do not depend
+  /// on which rows those are.
   void sum_rows(Array values, const RowShare& rows, std::int64_t width);
-  /// Every rank's own rows, to all; nothing where those are all.
+  /// Gives every rank's own rows to all ranks; does nothing if each rank has all rows.
   void gather_rows(Array values, const RowShare& rows, std::int64_t width);
-  /// The same from another place.
+  /// Gathers rows into `values` from `own`, which lies elsewhere.
   void gather_rows(ConstArray own, Array values, const RowShare& rows, std::int64_t width);
-  /// Each rank's slice of `bytes`, in their order, to all.
+  /// Gives each rank's slice of `bytes`, which are in the ranks' order, to all ranks.
   void gather(std::span<std::byte> bytes);
-  /// fp32, over ranks.
+  /// Sums fp32 values over the ranks.
   void sum(std::span<float> values);
 
  private:

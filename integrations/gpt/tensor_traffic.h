@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/tensor_traffic.h: the bytes that a rank sends to those with which it divides
-// every layer, in a step, before anything runs.
+// integrations/gpt/tensor_traffic.h: the bytes that a rank sends in a step to the ranks with which
+// it divides every layer, computed before anything runs.
 //
 // V is the bytes of rows x width activations of a micro-batch. Each of T ranks sends for each
 // micro-batch (tensor_passes.h says what for):
 //
-//   forward         (1 + 2 layers) 2 V (T-1)/T,   of the loss 12 bytes a row to each other rank
-//   made again           layers 2 V (T-1)/T       where blocks keep their inputs only
+//   forward         (1 + 2 layers) 2 V (T-1)/T,   and 12 bytes a row of the loss to each other rank
+//   made again           layers 2 V (T-1)/T       if blocks keep only their inputs
 //   backward        (1 + 2 layers) 2 V (T-1)/T
 //
-// With divided rows, forward and backward send as much, what is made again half as much more, and
-// gradients of what is not divided are summed in fp32, once a step.
+// If ranks divide the rows, forward and backward send as much, what is made again takes half as
+// much more, and gradients of undivided parameters are summed in fp32 once a step.
 //
-// Pure functions; any thread. Not counted: frames around payloads.
+// Pure functions, for any thread. The frames around payloads are not counted.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace ziggurat::gpt {
 
 struct TensorTraffic {
   std::uint64_t forward_bytes = 0;
-  std::uint64_t again_bytes = 0;  ///< forward, repeated for backward
+  std::uint64_t again_bytes = 0;  ///< bytes of the forward that backward repeats
   std::uint64_t backward_bytes = 0;
   std::uint64_t shared_gradient_bytes = 0;
   std::uint64_t total() const noexcept {
@@ -32,7 +32,7 @@ struct TensorTraffic {
   }
 };
 
-/// Bytes of one rank of model.part.ranks; 0 where there is one rank.
+/// Returns the bytes that one rank of model.part.ranks sends; 0 if there is one rank.
 TensorTraffic tensor_traffic(const ModelConfig& model, const RunShape& shape);
 
 }  // namespace ziggurat::gpt

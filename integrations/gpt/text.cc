@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/text.cc: reading, splitting and drawing.
+// integrations/gpt/text.cc: reads and splits the text, and draws batches from it.
 #include "integrations/gpt/text.h"
 
 #include <fmt/format.h>
@@ -30,7 +30,8 @@ void append_file(const fs::path& path, std::vector<std::uint8_t>& bytes) {
   errno = 0;
   std::ifstream in(path, std::ios::binary);
   if (error || !in)
-    throw bad_data(path.string(), "cannot be read: " + errno_text(error ? error.value() : errno));
+    throw bad_data(path.string(),
+                   "the file cannot be read: " + errno_text(error ? error.value() : errno));
   const std::size_t before = bytes.size();
   bytes.resize(before + size);
   in.read(reinterpret_cast<char*>(bytes.data() + before), static_cast<std::streamsize>(size));
@@ -66,7 +67,7 @@ Text Text::load(const std::string& path, std::int64_t context) {
   } else if (fs::is_regular_file(status)) {
     append_file(path, bytes);
   } else {
-    throw bad_data(path, "it is neither a regular file nor a folder");
+    throw bad_data(path, "the path is neither a regular file nor a folder");
   }
   return from_bytes(std::move(bytes), path, context);
 }
@@ -75,14 +76,12 @@ Text Text::from_bytes(std::vector<std::uint8_t> bytes, const std::string& name,
                       std::int64_t context) {
   if (context < 1)
     throw Error(ErrorCode::kInvalidArgument, fmt::format("context {} must be at least 1", context));
-  if (bytes.empty()) throw bad_data(name, "it has no text (0 bytes)");
+  if (bytes.empty()) throw bad_data(name, "the data has no text (0 bytes)");
   const auto sequence = static_cast<std::uint64_t>(context) + 1;  // a target follows each input
   if (bytes.size() < 2 * sequence) {
-    throw bad_data(
-        name,
-        fmt::format(
-            "{} is too short for context {}: a sequence to train on and one held out need {} bytes",
-            format_bytes(bytes.size()), context, 2 * sequence));
+    throw bad_data(name, fmt::format("a text of {} is too short for context {}: a sequence to "
+                                     "train on and one held out need {} bytes",
+                                     format_bytes(bytes.size()), context, 2 * sequence));
   }
   Text text;
   text.context_ = context;

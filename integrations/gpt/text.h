@@ -14,7 +14,7 @@
 
 namespace ziggurat::gpt {
 
-/// One micro-batch: `targets[i]` is the byte that follows `inputs[i]`. Row-major, one row a
+/// One micro-batch. `targets[i]` is the byte that follows `inputs[i]`. Row-major; a row is a
 /// sequence.
 struct Batch {
   std::vector<std::uint8_t> inputs;
@@ -23,17 +23,17 @@ struct Batch {
 
 class Text {
  public:
-  /// Reads a file, or every regular file below a folder in sorted path order (joined without a
-  /// separator). The last 5 %, at least one sequence of `context` bytes, is held out. Errors:
-  /// kInvalidArgument for a path that is missing or neither, an empty text, and one shorter than
-  /// two sequences.
+  /// Reads a file, or every regular file below a folder in the order of sorted paths (joined
+  /// without a separator). The last 5 %, at least one sequence of `context` bytes, is held out.
+  /// Errors: kInvalidArgument if the path is missing or is neither file nor folder, if the text is
+  /// empty, or if it is shorter than two sequences.
   static Text load(const std::string& path, std::int64_t context);
-  /// The same over bytes at hand; `name` is what errors call them.
+  /// Takes bytes that are in memory; errors call them `name`.
   static Text from_bytes(std::vector<std::uint8_t> bytes, const std::string& name,
                          std::int64_t context);
 
   std::uint64_t size_bytes() const noexcept { return bytes_.size(); }
-  /// Identity of the data, for EngineConfig::run_identity.
+  /// Returns a hash that identifies the data, for EngineConfig::run_identity.
   std::uint64_t hash() const noexcept;
 
   struct Position {
@@ -41,12 +41,13 @@ class Text {
     std::uint64_t step;   ///< from 0
     std::uint64_t micro;  ///< micro-batch of that step
   };
-  /// `batch` sequences, each starting at a byte of the training part drawn by `position`.
+  /// Returns `batch` sequences; `position` draws the byte of the training part at which each
+  /// starts.
   Batch training_batch(const Position& position, std::int64_t batch) const;
-  /// Sequences `index * batch` to `(index + 1) * batch` of the held-out part, back to back,
-  /// starting over at its end.
+  /// Returns sequences `index * batch` to `(index + 1) * batch` of the held-out part, back to back;
+  /// starts over at its end.
   Batch held_out_batch(std::uint64_t index, std::int64_t batch) const;
-  /// Sequences in the held-out part.
+  /// Returns the number of sequences in the held-out part.
   std::uint64_t held_out_count() const noexcept;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/trainer.cc: how a trainer uses the engine. Read forward_backward() first; the
-// rest is what it calls.
+// integrations/gpt/trainer.cc: how a trainer uses the engine. Read forward_backward() first, then
+// the functions that it calls.
 #include "integrations/gpt/trainer.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@
 namespace ziggurat::gpt {
 namespace {
 
-// A unit's parameters for as long as this lives.
+// Acquires a unit's parameters for as long as this object lives.
 class AcquiredUnit {
  public:
   AcquiredUnit(Engine& engine, UnitId unit, DType dtype)
@@ -60,7 +60,7 @@ void check_shape(const ModelConfig& model, const RunShape& shape) {
         "`sp` needs tensor parallelism, and `tp` is 1: set `tp` to 2 or more, or leave `sp` out");
   if (shape.rows() % ranks != 0) {
     refuse(
-        fmt::format("sequence parallelism: batch {} x context {} = {} rows, which {} ranks "
+        fmt::format("sequence parallelism divides batch {} x context {} = {} rows, which {} ranks "
                     "cannot divide evenly: {} would be left over",
                     shape.batch, shape.context, shape.rows(), ranks, shape.rows() % ranks));
   }
@@ -140,7 +140,7 @@ class Trainer::Impl {
       forward_block(block, batches.size());
   }
 
-  // Vertical order: every micro-batch of the unit while its parameters are here.
+  // Vertical order: runs every micro-batch through the unit while its parameters are on the device.
   void forward_block(std::int64_t block, std::size_t micro_batches) {
     const auto i = static_cast<std::size_t>(block);
     const AcquiredUnit unit(engine_, block_unit(block), model_.dtype);
@@ -161,7 +161,8 @@ class Trainer::Impl {
     });
   }
 
-  // Mean loss; backward too if it has a scale: each micro-batch's output gives way to its gradient.
+  // Returns the mean loss. With a scale it goes backward too: each micro-batch's output becomes its
+  // gradient.
   double head(std::span<const Batch> batches, float loss_scale) {
     const AcquiredUnit unit(engine_, kEmbeddingUnit, model_.dtype);
     const bool backward = loss_scale != kNoGradient;
@@ -231,8 +232,8 @@ class Trainer::Impl {
     engine_.finish_gradient(id);
   }
 
-  // The embedding's gradient needs no parameters; unit 0's accumulator has been open since the
-  // head.
+  // Needs no parameters for the embedding's gradient. Unit 0's accumulator has been open since
+  // head().
   void embed_backward(std::span<const Batch> batches) {
     const std::span<float> gradient = HostDevice::view(engine_.gradient(kEmbeddingUnit));
     if (divided_) {
@@ -256,7 +257,7 @@ class Trainer::Impl {
 
   Engine& engine_;
   WorkerPool& workers_;
-  TensorRanks* tensor_;  // null where the model is whole
+  TensorRanks* tensor_;  // null if this rank has the whole model
   Regions regions_;
   ModelConfig model_;
   RunShape shape_;
@@ -264,7 +265,7 @@ class Trainer::Impl {
   TrainerSpace space_;
   Block block_;
   Head head_;
-  std::optional<TensorPasses> divided_;  // where tensor-parallel ranks divide the layers
+  std::optional<TensorPasses> divided_;  // set if tensor-parallel ranks divide the layers
 };
 
 void Trainer::Impl::check(std::span<const Batch> batches) const {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/trainer.h: GPT-2's forward and backward over an engine's parameters: the manual
-// for embedding the engine.
+// integrations/gpt/trainer.h: GPT-2's forward and backward over an engine's parameters. It shows
+// how to embed the engine.
 //
-// The trainer owns its activations and nothing else. Parameters come from Engine::acquire,
-// gradients go into Engine::gradient; where either lives is not its business. A step reads:
+// The trainer owns its activations and nothing else. Parameters come from Engine::acquire, and
+// gradients go into Engine::gradient; the trainer does not know where either is kept. A step is:
 //
 //   std::vector<Batch> micro_batches = ...;                    // RunShape::accumulate of them
 //   double loss = trainer.forward_backward(micro_batches);     // acquires, computes, releases
@@ -30,8 +30,8 @@
 namespace ziggurat::gpt {
 
 enum class ActivationCheckpointing : std::uint8_t {
-  kBlock,  ///< keep each block's input only; backward computes the rest again
-  kOff,    ///< keep everything
+  kBlock,  ///< keeps each block's input only; backward computes the rest again
+  kOff,    ///< keeps all activations
 };
 
 struct RunShape {
@@ -40,8 +40,8 @@ struct RunShape {
   std::int64_t context = 256;   ///< bytes of a sequence
   ActivationCheckpointing checkpointing = ActivationCheckpointing::kBlock;
 
-  /// Where tensor-parallel ranks divide the layers: each keeps its own rows of what lies between
-  /// them (integrations/gpt/row_share.h).
+  /// Whether each tensor-parallel rank keeps only its own rows of the values between the divided
+  /// layers (integrations/gpt/row_share.h).
   bool sequence_parallel = false;
 
   std::int64_t rows() const { return batch * context; }
@@ -52,8 +52,8 @@ struct RunShape {
   }
 };
 
-/// Wall seconds inside the workers' compute since construction: forward includes evaluation, not
-/// recomputation.
+/// Wall seconds that the workers have computed since construction. Forward includes evaluation, but
+/// not recomputation.
 struct ComputeSeconds {
   double forward = 0;
   double backward = 0;
@@ -71,37 +71,39 @@ class TensorRanks;
 
 class Trainer {
  public:
-  /// Allocates the whole workspace (Purpose::kActivations), once. The references must outlive the
-  /// trainer. `tensor`: the ranks that divide the model, of which it has model.part; null where
-  /// that is all of it. Each of them makes the same calls, with the same batches.
-  /// Errors: kInvalidArgument (a shape out of range, rows that do not divide, a device whose memory
-  /// the CPU cannot reach); kResourceExhausted (device budget).
+  /// Allocates the whole workspace (Purpose::kActivations) once. The references must outlive the
+  /// trainer. `tensor` is the ranks that divide the model, of which this rank has model.part, or
+  /// null if that is the whole model. Each of these ranks makes the same calls, with the same
+  /// batches. Errors: kInvalidArgument (a shape out of range, rows that do not divide, a device
+  /// whose memory the CPU cannot reach); kResourceExhausted (device budget).
   Trainer(Engine& engine, HostDevice& device, WorkerPool& workers, const ModelConfig& model,
           const RunShape& shape, TensorRanks* tensor = nullptr);
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// Device bytes that the constructor asks for.
+  /// Returns the device bytes that the constructor asks for.
   static std::uint64_t workspace_bytes(const ModelConfig& model, const RunShape& shape,
                                        std::size_t threads);
 
-  /// The same, and that the embedding, which is the head's matrix too, is in use through the whole
-  /// backward: what a plan must know.
+  /// Returns what a plan must know: workspace_bytes(), and that the embedding, which is also the
+  /// head's matrix, is in use through the whole backward.
   static TrainerNeed need(const ModelConfig& model, const RunShape& shape, std::size_t threads);
 
-  /// Forward and backward of one step, vertical order: all micro-batches of a unit before the next
-  /// unit. Returns the mean loss over the step's tokens, in nats; every unit's gradient of
-  /// `loss_scale` times that mean is finished, so engine.step() may follow, with that scale.
+  /// Runs forward and backward of one step in vertical order: all micro-batches of a unit before
+  /// the next unit. Returns the mean loss over the step's tokens, in nats. Every unit's gradient of
+  /// `loss_scale` times that mean is then finished, so engine.step() may follow, with that scale.
   /// Errors: kInvalidArgument unless there are `accumulate` micro-batches of batch x context; and
   /// the engine's.
   double forward_backward(std::span<const Batch> micro_batches, float loss_scale = 1.0F);
 
-  /// Mean loss over `micro_batches` (any number, each of batch x context); no gradient.
+  /// Returns the mean loss over `micro_batches` (any number, each of batch x context); makes no
+  /// gradient.
   double evaluate(std::span<const Batch> micro_batches);
 
-  /// `prompt` (at least one byte) and what the model adds. Sees the last `context` bytes at most.
-  /// Where the model is divided, each of its ranks calls it, and gets the same.
+  /// Returns `prompt` (at least one byte) and what the model adds to it. The model sees at most the
+  /// last `context` bytes. If ranks divide the model, each of them calls this and gets the same
+  /// text.
   std::string sample(const std::string& prompt, const SampleOptions& options);
 
   ComputeSeconds compute_seconds() const noexcept;
@@ -111,7 +113,7 @@ class Trainer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What decides the bits of forward and backward besides our own code: "oneDNN 2.6.3
+/// Names what decides the bits of forward and backward besides our own code: "oneDNN 2.6.3
 /// avx512_core_bf16, bf16 dot: yes".
 std::string numerics_fingerprint();
 

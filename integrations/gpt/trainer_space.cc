@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/trainer_space.cc: cutting the buffer.
+// integrations/gpt/trainer_space.cc: cuts the trainer's buffer into its arrays.
 #include "integrations/gpt/trainer_space.h"
 
 #include <algorithm>

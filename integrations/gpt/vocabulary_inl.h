@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/vocabulary_inl.h: kernels.h's two ends of the model: symbols to vectors, and
-// logits to a loss; of the whole vocabulary and of a rank's run of it. Included once per SIMD
-// target.
+// integrations/gpt/vocabulary_inl.h: the kernels of kernels.h for the two ends of the model:
+// symbols to vectors, and logits to a loss, for the whole vocabulary or a rank's range of it.
+// Included once per SIMD target.
 #include <cstdint>
 
 #include "hwy/highway.h"
@@ -113,7 +113,7 @@ HWY_INLINE float row_maximum(const float* logits, std::int64_t columns) {
   return best.max();
 }
 
-// Sum of exp(logit - maximum).
+// Returns the sum of exp(logit - maximum).
 HWY_INLINE float row_exp_sum(const float* logits, std::int64_t columns, Vec maximum) {
   const F32 d;
   Lanes16 sum;
@@ -192,7 +192,8 @@ void cross_entropy(const float* logits, const std::uint8_t* targets, std::int64_
       E::store(hn::Mul(exp_clamped(hn::Sub(hn::LoadU(d, logits + c), maximum)), factor),
                d_logits + c);
     }
-    // exp_clamped of the target once more, in the lane arithmetic above, less the one.
+    // Computes exp_clamped of the target again, in the vector arithmetic used above, and subtracts
+    // the one.
     const Vec e = exp_clamped(hn::Sub(hn::Set(d, logits[target]), maximum));
     d_logits[target] = E::narrow(hn::GetLane(e) * (scale / total) - scale);
     d_logits += vocabulary;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/workspace.h: the trainer's device memory, cut once into the pieces that compute
-// needs.
+// integrations/gpt/workspace.h: cuts the trainer's device memory once into the pieces that its
+// compute needs.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 namespace ziggurat::gpt {
 
-/// Cuts a buffer from front to back. Over no buffer it only counts, so that the size asked for and
-/// the cuts made from it come from the same code.
+/// Cuts a buffer from front to back. Without a buffer it only counts, so that the size to ask for
+/// and the cuts come from the same code.
 class Carver {
  public:
   explicit Carver(std::byte* base) : base_(base) {}
@@ -33,20 +33,20 @@ class Carver {
 
  private:
   static constexpr std::uint64_t kAlignment = 64;
-  // Keeps arrays of a power of two from starting at equal addresses modulo 4 KiB, where a store
-  // delays a load of another.
+  // Keeps arrays of a power of two from starting at equal addresses modulo 4 KiB, where a store to
+  // one delays a load from another.
   static constexpr std::uint64_t kStagger = 320;
 
   std::byte* base_;
   std::uint64_t used_bytes_ = 0;
 };
 
-/// One worker's own scratch.
+/// The scratch of one worker.
 struct WorkerScratch {
   float* tile = nullptr;  ///< TiledMatmul::tile_elements_max()
   WideScratch wide;
 
-  // Attention, for one block of queries against all keys.
+  // Attention's scratch, for one block of queries against all keys.
   float* scores = nullptr;
   float* d_probabilities = nullptr;
   Array probabilities;

@@ -118,7 +118,7 @@ std::string Process::out() const { return contents(out_); }
 
 /// Without what a run says of this machine's processor, which no test here is about.
 std::string Process::err() const {
-  constexpr std::string_view kOfThisMachine = "matmul: no bf16 dot product";
+  constexpr std::string_view kOfThisMachine = "matmul: the CPU has no bf16 dot product";
   std::istringstream lines(contents(err_));
   std::string kept;
   for (std::string line; std::getline(lines, line);) {

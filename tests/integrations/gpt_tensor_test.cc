@@ -341,8 +341,8 @@ TEST(GptTensorModel, WhatDoesNotDivideIsRefusedWithTheArithmetic) {
     return "";
   };
   EXPECT_EQ(why("2x64x4", 4), "");
-  EXPECT_THAT(why("2x96x6", 4), ::testing::HasSubstr("6 heads, and 4 ranks cannot divide them "
-                                                     "evenly: 6 / 4 = 1 each, 2 left over"));
+  EXPECT_THAT(why("2x96x6", 4), ::testing::HasSubstr("6 heads, which 4 ranks cannot divide "
+                                                     "evenly: 6 / 4 = 1 each, with 2 left over"));
   EXPECT_THAT(why("2x32x4", 4), ::testing::HasSubstr("32 columns"));
   const ModelConfig model = model_of("2x64x4", DType::kBFloat16, {.ranks = 2});
   const RunShape shape{.batch = 3, .accumulate = 1, .context = 5, .sequence_parallel = true};

@@ -60,7 +60,7 @@ TEST_F(GptText, AFolderIsItsFilesInSortedOrder) {
 TEST_F(GptText, NamesWhatIsWrongWithThePath) {
   EXPECT_THAT(error_of((folder_ / "absent").string(), 8),
               HasSubstr("absent: there is no such file or folder"));
-  EXPECT_THAT(error_of(write("empty", ""), 8), HasSubstr("it has no text"));
+  EXPECT_THAT(error_of(write("empty", ""), 8), HasSubstr("the data has no text"));
   EXPECT_THAT(error_of(write("short", "0123456789"), 8), HasSubstr("too short for context 8"));
   EXPECT_THAT(error_of("/dev/null", 8), HasSubstr("neither a regular file nor a folder"));
   EXPECT_THAT(error_of(write("fine", std::string(100, 'x')), 0), HasSubstr("context 0"));

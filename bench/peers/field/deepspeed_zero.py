@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reports' scripts with DeepSpeed's engine on two ranks, and with its optimizer for the CPU.
 
-ZeRO stages 2 and 3 with the optimizer's state on the CPU. fp32 unless a report is about 16 bits.
+They use ZeRO stages 2 and 3 with the optimizer's state on the CPU, in fp32 unless a report is
+about 16 bits.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def step_of(engine: Any, step: int = 0) -> None:
 
 
 def values_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Whole on every rank, which stage 3 has to gather."""
+    """Returns whole values on every rank, which stage 3 has to gather."""
     params = list(model.parameters())
     with deepspeed.zero.GatheredParameters(params):
         return [param.detach().clone() for param in params]
@@ -70,7 +71,8 @@ def trained(report: str, stage: int, what: str = "") -> Any:
     engine = engine_of(bag, stage, bag.groups(job), **more)
     for step in range(1, job.steps + 1):
         for batch in range(job.micro):
-            engine.backward(engine(job.gradients(step, batch)))  # it divides by `micro` itself
+            # the engine divides by `micro` itself
+            engine.backward(engine(job.gradients(step, batch)))
             engine.step()
     check(job, values_of(engine.module))
     return engine
@@ -114,7 +116,8 @@ def loaded_late(when: int, by_engine: bool, folder: Path) -> None:
 
 
 def moments(engine: Any) -> dict[str, torch.Tensor]:
-    """Of a and b after one more step without gradients, which links them to what was loaded."""
+    """Returns the moments of a and b after one more step without gradients, which connects them to
+    the loaded state."""
     engine.backward(engine({name: torch.zeros(6, 4) for name in "ab"}))
     engine.step()
     named = dict(engine.module.named_parameters())
@@ -179,7 +182,7 @@ def full_disk(stage: int, folder: Path) -> str:
     other = Net(2, width=200)
     path, _ = engine_of(other, stage).load_checkpoint(str(folder))
     if path is None:
-        raise Wrong(f"loading the newest loads nothing{said}")
+        raise Wrong(f"a load of the newest checkpoint loads nothing{said}")
     check_loaded(values_of(other), saved)
     return said
 
@@ -244,7 +247,7 @@ CELLS: dict[str, dict[str, Script]] = {
     "14": {name: partial(by_formula, "14", stage) for name, stage in STAGES.items()},
 }
 NOT_RUN = {
-    "10": "its data sampler was not tried",
-    "sparse": "not tried with its `sparse_gradients`",
-    "compiled": "the step is the engine's",
+    "10": "DeepSpeed's data sampler was not tried",
+    "sparse": "DeepSpeed's `sparse_gradients` was not tried",
+    "compiled": "DeepSpeed's engine makes the step",
 }

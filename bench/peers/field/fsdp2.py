@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reports' scripts with fully_shard and torch.optim.AdamW on two ranks over gloo.
 
-What is saved and loaded goes through torch.distributed.checkpoint.
+They save and load with torch.distributed.checkpoint.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ CELLS: dict[str, dict[str, Script]] = {
     "13": {what: partial(other_layouts, what) for what in LAYOUTS},
     "14": {"": partial(by_formula, "14")},
 }
-BESIDE_IT = "the step is torch.optim's"
+BESIDE_IT = "torch.optim makes the step"
 NOT_RUN = {
     "4": BESIDE_IT,
     "10": "PyTorch alone has nothing that resumes a loader",

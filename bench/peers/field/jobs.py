@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs for AdamW whose gradients we make, so that every library has the same, and what is right."""
+"""Jobs for AdamW with gradients that we make, so that every library gets the same ones, and the
+right results."""
 
 from __future__ import annotations
 
@@ -13,25 +14,26 @@ from torch import Tensor
 DECAY = 0.01
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
-# Three steps of fp32 stay within a few roundings of float64's; what reports tell of is 1e-2 a step.
+# Three steps in fp32 stay within a few roundings of float64. The errors in the reports are 1e-2 a
+# step.
 TOLERANCE = 1e-5
 
 
 class Wrong(Exception):
-    """An outcome that is not right, with the number; other exceptions are the library's own."""
+    """An outcome that is not right, with the number. Other exceptions are the library's own."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Tensors that AdamW trains by gradients that we make, so that every library has the same."""
+    """Tensors that AdamW trains with gradients that we make, the same ones for every library."""
 
     tensors: Sequence[Tensor]
-    groups: Sequence[Sequence[int]] = ((),)  # indices of tensors; one empty group: all of them
+    groups: Sequence[Sequence[int]] = ((),)  # indices of tensors; an empty group means all of them
     rates: Sequence[float] = (1e-2,)  # of each group
     frozen: Sequence[int] = ()
     clip: float | None = None
     norm: float = 2.0
-    micro: int = 1  # batches a step
+    micro: int = 1  # batches per step
     steps: int = 3
 
     def members(self) -> list[list[int]]:
@@ -42,9 +44,10 @@ class Job:
         return [i for i in range(len(self.tensors)) if i not in self.frozen]
 
     def gradients(self, step: int, batch: int) -> list[Tensor]:
-        """Of one batch, not yet divided by how many there are in a step."""
+        """Returns the gradients of one batch, not yet divided by the number of batches in a
+        step."""
         torch.manual_seed(100 * step + batch)
-        scale = (1.0, 30.0, 0.3)[step % 3]  # without clipping, steps would differ
+        scale = (1.0, 30.0, 0.3)[step % 3]  # makes steps differ if they are not clipped
         return [scale * torch.randn(tensor.shape) for tensor in self.tensors]
 
 
@@ -56,7 +59,7 @@ def job_of(report: str, what: str = "", norm: float = 2.0) -> Job:
     torch.manual_seed(7)
     if report == "1":
         return Job([torch.randn(33), torch.empty(0, 10)], clip=1.0)
-    if report == "2":  # `what` is a group of its own
+    if report == "2":  # `what` is the content of a second group
         other = {"empty": torch.empty(0), "frozen": torch.ones(5), "one element": torch.randn(1)}
         frozen = [1] if what == "frozen" else []
         return Job([torch.randn(9), other[what]], [[0], [1]], [1e-2, 0.5], frozen)
@@ -70,7 +73,7 @@ def job_of(report: str, what: str = "", norm: float = 2.0) -> Job:
 
 
 class Bag(torch.nn.Module):
-    """The tensors of a job as parameters, with a loss that has its gradients."""
+    """The tensors of a job as parameters, with a loss whose gradients are the job's."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()
@@ -91,7 +94,7 @@ class Bag(torch.nn.Module):
 
 
 def expected(job: Job) -> list[Tensor]:
-    """What AdamW makes of a job, by its formula, in float64."""
+    """Returns the right result of a job, by AdamW's formula in float64."""
     values = [tensor.double().contiguous() for tensor in job.tensors]
     first = [torch.zeros_like(value) for value in values]
     second = [torch.zeros_like(value) for value in values]
@@ -123,12 +126,12 @@ def check(job: Job, found: Sequence[Tensor]) -> None:
             raise Wrong(f"{bad} of {value.numel()} numbers of tensor {index} are not finite")
         apart = float((value.double() - right).abs().max())
         if apart > TOLERANCE:
-            still = ": it has not moved" if torch.equal(value, start) else ""
-            raise Wrong(f"tensor {index} is off by {apart:.1e}{still}")
+            still = ", because no step changed it" if torch.equal(value, start) else ""
+            raise Wrong(f"tensor {index} differs from the right result by {apart:.1e}{still}")
 
 
 def train(job: Job, make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> Bag:
-    """In one process, as a script does that has an optimizer and no engine around it."""
+    """Trains in one process, like a script with an optimizer but no engine."""
     bag = Bag(job)
     optimizer = make(bag.groups(job))
     steps(job, bag, optimizer)

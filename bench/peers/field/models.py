@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that scripts share, and what is right of each."""
+"""The models that the scripts share, and the checks of what is right for each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from field.jobs import Wrong
 from torch import Tensor
 
-SPACING = 2**-8  # of bf16 numbers around 1
+SPACING = 2**-8  # between bf16 numbers around 1
 WORDS_MAX = 100
 
 
 def brief(error: BaseException) -> str:
-    """The type and the first words of an error, fit for a cell of a table."""
+    """Returns the type and the first words of an error, fit for a table's cell."""
     words = " ".join(str(error).split()).replace("|", "/").replace("`", "'")
     if len(words) > WORDS_MAX:
         words = words[:WORDS_MAX].rsplit(" ", 1)[0] + " ..."
@@ -28,7 +28,7 @@ def values_of(model: torch.nn.Module) -> list[Tensor]:
 
 
 class Net(torch.nn.Module):
-    """An embedding, two layers and a head, which is the embedding where that is asked for."""
+    """An embedding, two layers and a head; the head can be tied to the embedding."""
 
     def __init__(self, seed: int, tied: bool = False, width: int = 8) -> None:
         super().__init__()
@@ -79,21 +79,21 @@ def check_tied(model: Net, saved: Sequence[Tensor], found: Sequence[Tensor]) -> 
 
 
 def check_fives(found: Sequence[Tensor]) -> None:
-    """Report 6: weights of 5 that were loaded, after steps of 1e-3."""
+    """Checks report 6: loaded weights of 5, after steps of 1e-3."""
     means = [float(value.float().mean()) for value in found]
     if any(abs(mean - 5) > 0.1 for mean in means):
         raise Wrong(f"weights of 5.0 that were loaded are {means[0]:.2f} after steps of 1e-3")
 
 
 def check_decayed(value: Tensor) -> None:
-    """Report 12: ones that lost 1e-4 of themselves 400 times."""
+    """Checks report 12: ones that lost 1e-4 of themselves 400 times."""
     mean = float(value.float().mean())
     if abs(mean - 0.9999**400) > SPACING:
         raise Wrong(f"{mean:.4f} where {0.9999**400:.4f} is right")
 
 
 def pair(seed: int) -> torch.nn.ParameterDict:
-    """Report 7: two parameters of one shape."""
+    """Returns report 7's two parameters of one shape."""
     torch.manual_seed(seed)
     return torch.nn.ParameterDict({name: torch.randn(6, 4) for name in "ab"})
 
@@ -104,7 +104,7 @@ def gradients_of_pair(step: int) -> dict[str, Tensor]:
 
 
 class Pair(torch.nn.Module):
-    """The pair where a library wants a module: its loss has those gradients."""
+    """The pair as a module, whose loss has the pair's gradients."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -124,7 +124,8 @@ def check_moments(found: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> N
 
 @contextlib.contextmanager
 def files_end_at(count: int) -> Iterator[None]:
-    """Report 9: a file of more bytes is refused with EFBIG, in mid-write, as on a full disk."""
+    """Lets a write past `count` bytes fail with EFBIG in mid-write, as on a full disk (report
+    9)."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
     try:
@@ -134,9 +135,9 @@ def files_end_at(count: int) -> Iterator[None]:
 
 
 def said_of(error: BaseException | None) -> str:
-    """Report 9: what the error of a save that failed lacks."""
+    """Returns what the error of a failed save lacks (report 9)."""
     if error is None:
-        raise Wrong("the save that failed raised nothing")
+        raise Wrong("the failed save raised no error")
     words = str(error)
     lacks = [] if "step" in words else ["path"]
     if not any(cause in words for cause in ("File too large", "Errno 27")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reports' scripts with ziggurat.torch, state in host memory."""
+"""The reports' scripts with ziggurat.torch, and state in host memory."""
 
 from __future__ import annotations
 
@@ -95,9 +95,10 @@ def full_disk(folder: Path) -> str:
 
 
 def log_batches(folder: Path, stop_after: int | None = None) -> None:
-    """Three epochs of five batches, from where it was; ends without a word after `stop_after`.
+    """Logs three epochs of five batches, from where the run was; ends abruptly after `stop_after`
+    batches.
 
-    A step that was not durable then is made again, from the same batch at the same place.
+    A step that was not durable by then is made again, from the same batch at the same place.
     """
     torch.manual_seed(7)
     layer = torch.nn.Linear(1, 1)
@@ -108,7 +109,8 @@ def log_batches(folder: Path, stop_after: int | None = None) -> None:
     with (folder / "batches").open("a") as log:
         for _ in resume.epochs(3):
             for batch in resume:
-                if taken == stop_after:  # its step is not made: it comes again
+                # leaves this batch without a step, so the batch must come again
+                if taken == stop_after:
                     log.flush()
                     os._exit(0)
                 layer(batch).sum().backward()
@@ -124,7 +126,7 @@ def second_epoch(folder: Path) -> None:
     for stop in stops:
         part = folder / f"stopped-{stop}"
         part.mkdir()
-        child = os.fork()  # before this process has an engine
+        child = os.fork()  # forks before this process has an engine
         if child == 0:
             try:
                 log_batches(part, stop)
@@ -139,7 +141,7 @@ def second_epoch(folder: Path) -> None:
         part = folder / f"stopped-{stop}"
         log_batches(part)
         if set((part / "batches").read_text().splitlines()) != right:
-            raise Wrong(f"stopped after {stop} batches, it goes on with others")
+            raise Wrong(f"after a stop at {stop} batches the run continued with other batches")
 
 
 def other_layouts(what: str, folder: Path) -> None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scripts for every optimizer that takes the place of torch.optim's; `make` makes it.
+"""The scripts for every optimizer that takes the place of torch.optim's; `make` makes the
+optimizer.
 
-A script is a function of a folder, behind what a table gives it. It returns where the outcome is
-right, with a remark or None, and raises Wrong, with the number, where it is not.
+A script is a function whose last argument is a folder; a table gives the arguments before it. It
+returns if the outcome is right, with a remark or None. If the outcome is wrong, it raises Wrong,
+with the number.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ Make = Callable[..., Any]
 Script = Callable[[Path], "str | None"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SPACINGS = {"fp32": 2**-23, "bf16": 2**-8, "fp16": 2**-11}  # of numbers around 1
-# Around the widths of registers, and the one of report 4.
+SPACINGS = {"fp32": 2**-23, "bf16": 2**-8, "fp16": 2**-11}  # between numbers around 1
+# Sizes around the widths of registers, and the size of report 4.
 SIZES = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 257]
 SIZES += [1000, 1023, 1024, 1025, 4097, 5001]
 
@@ -41,9 +43,9 @@ def as_by_formula(make: Make, report: str, folder: Path, **more: Any) -> None:
 def every_size(
     make: Make, kind: str, folder: Path, sizes: Sequence[int] = SIZES
 ) -> None:
-    """Each step is within a rounding of the parameter's type.
+    """Checks that each step is within a rounding of the parameter's type.
 
-    The values to be right are PyTorch's in fp32, from the same gradients of 16 bits.
+    The right values are PyTorch's in fp32, from the same 16-bit gradients.
     """
     params = [torch.nn.Parameter(torch.linspace(-1, 1, n).to(DTYPES[kind])) for n in sizes]
     exact = [torch.nn.Parameter(param.detach().float()) for param in params]
@@ -57,9 +59,12 @@ def every_size(
         right.step()
     for param, other in zip(params, exact, strict=True):
         apart = float((param.detach().float() - other.detach()).abs().max()) / SPACINGS[kind]
-        # In fp32, roundings on the way to a step are larger than the one of its result.
+        # In fp32, the roundings within a step are larger than the rounding of its result.
         if not apart <= (8 if kind == "fp32" else 3):
-            raise Wrong(f"{apart:.1f} spacings of {kind} off at size {param.numel()}")
+            raise Wrong(
+                f"{apart:.1f} spacings of {kind} from the right result, in a parameter of "
+                f"{param.numel()} elements"
+            )
 
 
 def loaded_late(make: Make, when: int, folder: Path) -> None:
@@ -123,4 +128,4 @@ def compiled_step(make: Make, folder: Path) -> None:
         step()
         optimizer.zero_grad()
         if any(torch.equal(a, b) for a, b in zip(values_of(layer), before, strict=True)):
-            raise Wrong("a step moved nothing")
+            raise Wrong("a step changed no weight")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reports' scripts with torchao's optimizers, which keep moments in 8 bits.
 
-They save through the model's and the optimizer's state dict, so what a model's names, ties and
-files are is PyTorch's column. Its CPUOffloadOptimizer is for parameters on an accelerator.
+These optimizers save through the state dicts of model and optimizer, so PyTorch's column tells
+what becomes of a model's names, ties and files. torchao's CPUOffloadOptimizer is for parameters on
+an accelerator.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def adamw(params: Any, **settings: Any) -> AdamW8bit:
     return AdamW8bit(params, **({"lr": 1e-2, "weight_decay": DECAY} | settings))
 
 
-SOME_SIZES = [7, 16, 33, 1000, 1024, 1025]  # its step is compiled for each
+# few sizes, because torchao compiles its step for each size
+SOME_SIZES = [7, 16, 33, 1000, 1024, 1025]
 ROUNDED = {"to nearest": False, "bf16_stochastic_round": True}
 CELLS: dict[str, dict[str, Script]] = {
     "1": {"": partial(as_by_formula, adamw, "1")},
@@ -48,10 +50,10 @@ CELLS: dict[str, dict[str, Script]] = {
     "sparse": {"": partial(empty_sparse, adamw)},
     "compiled": {"": partial(compiled_step, adamw)},
 }
-SAVED_BY_TORCH = "a model is saved by PyTorch"
+SAVED_BY_TORCH = "PyTorch saves the model"
 NOT_RUN = {
     "5": SAVED_BY_TORCH,
     "8": SAVED_BY_TORCH,
     "9": SAVED_BY_TORCH,
-    "10": "it has nothing to do with loaders",
+    "10": "torchao has nothing to do with loaders",
 }

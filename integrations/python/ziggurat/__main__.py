@@ -11,24 +11,24 @@ COMMAND = Path(__file__).parent / "bin" / "ziggurat"
 
 
 def main() -> NoReturn:
-    """Becomes the command, so that its signals and its exit code are its own.
-
-    ``doctor --train`` is Python's: it trains with PyTorch.
+    """Becomes the command, so that its signals and its exit code are its own. Runs ``doctor
+    --train`` in Python instead, because it trains with PyTorch.
     """
     if sys.argv[1:2] == ["doctor"] and "--train" in sys.argv:
         from ziggurat._train_check import main as train_check
 
         sys.exit(train_check(sys.argv[2:]))
-    # Python ignores these, and a program that it becomes would inherit that: `ziggurat ... | head`
-    # would complain of a broken pipe.
+    # Python ignores these two signals, and the command would inherit that: `ziggurat ... | head`
+    # would then report a broken pipe.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
         os.execv(COMMAND, ["ziggurat", *sys.argv[1:]])
     except OSError as error:
         sys.exit(
-            f"ziggurat: error: cannot run {COMMAND}: {error.strerror}; install the wheel "
-            "(scripts/build-wheel makes it), or run a build's: build/release/bin/ziggurat"
+            f"ziggurat: error: cannot run {COMMAND}: {error.strerror}. Install the wheel, which "
+            "scripts/build-wheel makes, or run the command of a build, such as "
+            "build/release/bin/ziggurat"
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface (integrations/c/ziggurat.h) as ctypes has it: structs, signatures, errors."""
+"""Declares the C interface (integrations/c/ziggurat.h) for ctypes: structs, signatures, errors."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from typing import Any
 
 from ziggurat._words import in_settings
 
-Words = Callable[[str], str]  # a message in words of whoever called
+Words = Callable[[str], str]  # turns an error's text into the caller's words
 
 ABI_VERSION = 0
-DTYPES = {"fp32": (0, 4), "bf16": (1, 2), "fp16": (2, 2)}  # code, bytes of an element
+# each type's code, and the bytes of one element
+DTYPES = {"fp32": (0, 4), "bf16": (1, 2), "fp16": (2, 2)}
 NESTEROV, MAXIMIZE = 1, 2  # bits of GroupStruct.flags
 
 
 class ZigguratError(RuntimeError):
-    """What the engine has against a call, in its words."""
+    """An error that the engine reports. All other errors of this package derive from it."""
 
 
 class InvalidArgument(ZigguratError, ValueError):
-    """Fix the call or the settings."""
+    """The call or the settings are wrong: fix them."""
 
 
 class ResourceExhausted(ZigguratError, MemoryError):
-    """Free something, or give a larger budget."""
+    """Memory or space has run out: free something, or give a larger budget."""
 
 
 class Unavailable(ZigguratError):
@@ -36,7 +37,8 @@ class Unavailable(ZigguratError):
 
 
 class NotFinite(Unavailable):
-    """The gradients' norm is not finite: skip the step. Was an Unavailable, and is caught as one."""
+    """The gradients' norm is not finite: skip the step. Derives from Unavailable, which older
+    scripts catch."""
 
 
 class DataLoss(ZigguratError):
@@ -44,7 +46,7 @@ class DataLoss(ZigguratError):
 
 
 class Unimplemented(ZigguratError, NotImplementedError):
-    """Not built yet."""
+    """The engine does not support this yet."""
 
 
 _ERRORS: dict[int, type[ZigguratError]] = {
@@ -56,7 +58,7 @@ _ERRORS: dict[int, type[ZigguratError]] = {
     9: NotFinite,
 }
 for _error in (ZigguratError, *_ERRORS.values()):
-    _error.__module__ = "ziggurat"  # a traceback names what a script can catch
+    _error.__module__ = "ziggurat"  # lets a traceback name the class as a script imports it
 
 
 class Memory(ctypes.Structure):
@@ -262,7 +264,7 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 
 def _library_path() -> str:
-    """ZIGGURAT_LIBRARY, or the one that came with this package."""
+    """Returns ZIGGURAT_LIBRARY, or the path of the library that came with this package."""
     named = os.environ.get("ZIGGURAT_LIBRARY")
     if named:
         return named
@@ -271,14 +273,15 @@ def _library_path() -> str:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The engine. Errors: ImportError naming the path, and what would help."""
+    """Loads the engine's library. Errors: ImportError, which names the path and the fix."""
     path = _library_path()
     try:
         loaded = ctypes.CDLL(path)
     except OSError as error:
         raise ImportError(
-            f"cannot load the engine from {path}: {error}; install the wheel (scripts/build-wheel "
-            "makes it), or set ZIGGURAT_LIBRARY to a build's: build/dev/lib/libziggurat.so"
+            f"cannot load the engine from {path}: {error}. Install the wheel, which "
+            "scripts/build-wheel makes, or set ZIGGURAT_LIBRARY to the library of a build, such as "
+            "build/dev/lib/libziggurat.so"
         ) from error
     abi = loaded.ziggurat_abi_version()
     if abi != ABI_VERSION:
@@ -286,7 +289,8 @@ def library() -> ctypes.CDLL:
             f"{path} has ABI {abi}, but this package needs {ABI_VERSION}: install "
             "the library and the package of one version"
         )
-    loaded.ziggurat_last_error.restype = ctypes.c_char_p  # in C's words, which no caller here has
+    # in the words of C; call() uses the next one
+    loaded.ziggurat_last_error.restype = ctypes.c_char_p
     loaded.ziggurat_last_error_in_settings.restype = ctypes.c_char_p
     loaded.ziggurat_version.restype = ctypes.c_char_p
     for name, arguments in _SIGNATURES.items():
@@ -302,7 +306,8 @@ def version() -> str:
 
 
 def call(name: str, *arguments: Any, words: Words = in_settings) -> None:
-    """Errors: what the engine has against it, its advice in the caller's `words`."""
+    """Calls function `name` of the library. Errors: the engine's, with its advice in the caller's
+    `words`."""
     status = getattr(library(), name)(*arguments)
     if status != 0:
         text = library().ziggurat_last_error_in_settings().decode(errors="replace")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's optimizer does among the ranks of a job, and how it finds them."""
+"""The part of an engine's optimizer that finds the ranks of a job and shares work with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ziggurat._sharing import Alone, Divided, Sharded, active_ddp, group_of_mesh
 
 
 class AmongRanks:
-    """The part of an engine's optimizer that knows of other ranks."""
+    """The part of an engine's optimizer that knows the other ranks."""
 
     _hooks: GradientHooks
     _opened: list[Opened]
@@ -32,7 +32,7 @@ class AmongRanks:
     _exchange: str
     _model: torch.nn.Module | None
     _sharing: Alone
-    _watches_for_ddp = False  #: a model that may be wrapped has made no forward yet
+    _watches_for_ddp = False  #: whether a model that may yet be wrapped has made no forward
 
     ddp_attached: Callable[[], None]
 
@@ -40,18 +40,19 @@ class AmongRanks:
         return self._watches_for_ddp and self._sharing.ranks is None
 
     def _slots(self) -> list[Slot]:
-        """Of all parameters, in the model's order."""
+        """Returns the slots of all parameters, in the model's order."""
         raise NotImplementedError
 
     def _param_of(self, slot: Slot) -> torch.Tensor:
         raise NotImplementedError
 
     def _updated(self, param: torch.Tensor) -> None:
-        """Returns when the engine has written what is here of `param`; any thread's."""
+        """Returns when the engine has written this rank's part of `param`. Any thread may call
+        it."""
         raise NotImplementedError
 
     def _divide(self, ddp: Any, group: Any, reduce_dtype: torch.dtype | None) -> None:
-        """At construction: which ranks there are, and what each has."""
+        """Finds at construction which ranks there are and what each of them holds."""
         mesh = group_of_meshes(self._order)
         if mesh is not None:
             self._sharing = Sharded(self._ranks(mesh), self._model)
@@ -70,14 +71,15 @@ class AmongRanks:
         return self._threads or workers_beside(list(params))
 
     def attach_ddp(self, model: DistributedDataParallel) -> None:
-        """Exchanges gradients as `model`'s backward has them; for a model that was wrapped after
-        the optimizer was made, before its first backward. Another that was is given to the
-        constructor: ``model=model``."""
+        """Exchanges gradients in `model`'s backward. Call it before the first backward if the model
+        was wrapped after the optimizer was made; otherwise give the model to the constructor:
+        ``model=model``."""
         if dist.get_world_size(model.process_group) == 1:
             return
         if self._opened:
             raise InvalidArgument(
-                "the optimizer has a state for this process alone: wrap the model in "
+                "the optimizer's state was already opened for this process alone: wrap the model "
+                "in "
                 "DistributedDataParallel before the first step, and before Resume"
             )
         ranks = self._ranks(model.process_group)
@@ -90,7 +92,8 @@ class AmongRanks:
         self.ddp_attached()
 
     def _watch_for_ddp(self, model: torch.nn.Module) -> None:
-        """Accelerate and Trainer wrap the model after the optimizer was made."""
+        """Attaches to the model at its first forward, because Accelerate and Trainer wrap it after
+        the optimizer was made."""
         this = weakref.ref(self)
 
         self._watches_for_ddp = True
@@ -105,13 +108,14 @@ class AmongRanks:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Among the ranks of ``group``: backwards inside only add to this rank's gradients."""
+        """Lets backwards inside only add to this rank's gradients; nothing is sent to ``group``."""
         feeder = self._sharing.feeder
         with feeder.no_sync() if isinstance(feeder, BackwardFeeder) else contextlib.nullcontext():
             yield
 
     def backward(self, loss: torch.Tensor, **arguments: Any) -> None:
-        """``loss.backward()``; with reentrant checkpointing among ranks fewer bytes are sent."""
+        """Calls ``loss.backward()``. Sends fewer bytes than that where checkpointing is
+        reentrant."""
         feeder = self._sharing.feeder
         alone = contextlib.nullcontext()
         with feeder.whole_backward() if isinstance(feeder, BackwardFeeder) else alone:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in the engine's own format, which `ziggurat ckpt` and other tools read: saved by any
-number of ranks, loaded by any.
+"""Saves checkpoints in the engine's own format, which `ziggurat ckpt` and other tools read. Any
+number of ranks can save one, and any number can load it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ziggurat._opened import DTYPES, Opened
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._resume import random_states
 
-MAGIC = b"ziggurat.torch 1\n"  # before what this package adds to a checkpoint
+MAGIC = b"ziggurat.torch 1\n"  # marks this package's part of a checkpoint's blob
 
 
 def save_checkpoint(
@@ -36,21 +36,26 @@ def save_checkpoint(
     resume: Mapping[str, Any] | None = None,
     **kept: Any,
 ) -> str:
-    """Saves `model`, and the state of `optimizer`, in ``FOLDER/step-NNNNNNNNN``, which is returned.
-    Where another run, or one that this one left by loading an older checkpoint, has that name
-    already, the directory's name ends with some digits of this run's line of history.
+    """Saves `model` and the state of `optimizer` in ``FOLDER/step-NNNNNNNNN``, and returns that
+    path. The name may be taken already: by another run, or by steps that this run left when it
+    loaded an older checkpoint. The new name then ends with some digits of this run's line of
+    history.
 
-    Parameters' masters, moments and steps, buffers, groups' settings and random states; and what
-    is given by name: objects with ``state_dict()``, as ``scheduler=scheduler, scaler=scaler``.
-    `resume` says plain facts of the run for tools and people, by the names that
-    ``ziggurat ckpt verify`` asks for: ``{"consumed_samples": 51200, "tokenizer": "gpt2"}``. `step` is the optimizer's steps if it
-    is not given. Of this run's checkpoints in the folder the newest `keep_last` stay, and those of every
-    `keep_every` steps; 0: all; what another run saved there always stays. With `keep_best` the best step's stays too, which `resume` names:
-    ``{"best_metric": {"name": "loss", "step": 300, "value": 2.1}}``.
+    A checkpoint has the parameters' masters, moments and steps, the buffers, the groups' settings
+    and the random states. It also has each object with ``state_dict()`` that is given by name, as
+    in ``scheduler=scheduler, scaler=scaler``. `resume` adds plain facts about the run for tools
+    and people, under the names that ``ziggurat ckpt verify`` asks for: ``{"consumed_samples":
+    51200, "tokenizer": "gpt2"}``. `step` defaults to the optimizer's number of steps.
 
-    Between two steps, a call of all ranks: each writes what it has, a chunk at a time, and training
-    goes on when all of it is durable. Errors: InvalidArgument where the folder has this step
-    already; ResourceExhausted for a full disk; nothing of the checkpoint is there then.
+    Of this run's checkpoints in the folder the newest `keep_last` stay, and those of every
+    `keep_every` steps; 0 keeps all. Checkpoints of other runs always stay. With `keep_best` the
+    checkpoint of the best step stays too, which `resume` names: ``{"best_metric": {"name": "loss",
+    "step": 300, "value": 2.1}}``.
+
+    All ranks call this between two steps. Each rank writes its part, a chunk at a time, and
+    training goes on when the whole checkpoint is durable. Errors: InvalidArgument if the folder
+    already has this step; ResourceExhausted if the disk is full. A save that fails leaves nothing
+    of the checkpoint.
     """
     sharing, folder = optimizer._sharing, os.path.abspath(folder)
     optimizer.synchronize()
@@ -78,7 +83,7 @@ def save_checkpoint(
 
 
 def _saved_as(folder: str, name: str) -> str:
-    """What the checkpoint that was just made is called: ``latest`` was written for it."""
+    """Returns the path of the checkpoint that was just made, which ``latest`` names."""
     with open(f"{folder}/latest", encoding="utf-8") as latest:
         saved = latest.read().strip()
     return f"{folder}/{saved if saved.startswith(name) else name}"
@@ -87,7 +92,7 @@ def _saved_as(folder: str, name: str) -> str:
 def _resume_facts(
     optimizer: EngineOptimizer, given: Mapping[str, Any] | None, kept: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """By the names of a manifest: where the checkpoint has what a run goes on with."""
+    """Says, under a manifest's names, where the checkpoint holds what a run needs to go on."""
     facts: dict[str, Any] = {"rng": {"in": "blob", "ranks": _ranks(optimizer)}}
     facts["loss_scale"] = {"in": "blob"} if "scaler" in kept else None
     facts["best_metric"] = None
@@ -104,11 +109,13 @@ def _ranks(optimizer: EngineOptimizer) -> int:
 
 
 class _Saving:
-    """What of a model and its optimizer goes where in a checkpoint."""
+    """Decides which part of a model and its optimizer is stored where in a checkpoint."""
 
     def __init__(self, optimizer: EngineOptimizer, model: torch.nn.Module) -> None:
         if not optimizer._opened:
-            raise InvalidArgument("save_checkpoint(): the optimizer trains no parameter")
+            raise InvalidArgument(
+                "save_checkpoint(): the optimizer trains no parameter, so there is no state to save"
+            )
         for opened in optimizer._opened:
             opened.settle()
         self._optimizer, self._model = optimizer, model
@@ -118,9 +125,9 @@ class _Saving:
         self._params: list[dict[str, Any]] = []
         self._indices: dict[torch.Tensor, int] = {}
         self._value_parts: list[dict[str, Any]] = []
-        self._held: list[torch.Tensor] = []  # host memory of `values`
+        self._held: list[torch.Tensor] = []  # keeps alive the host memory that `values` points to
         self.values: list[Values] = []
-        self._others: dict[str, torch.Tensor] = {}  # what is no tensor of this format
+        self._others: dict[str, torch.Tensor] = {}  # tensors that the engine's format cannot hold
         for name, target in self._places.targets.items():
             if self._places.name_of(target) == name:
                 self._add(name, target)
@@ -175,7 +182,7 @@ class _Saving:
         return max(opened.engine.generation for opened in self._optimizer._opened)
 
     def blob(self, kept: Mapping[str, Any], random: list[Any]) -> bytes:
-        """Plain data and tensors only: whoever loads it runs no code."""
+        """Holds only plain data and tensors, so that loading it runs no code."""
         groups = [
             {key: value for key, value in group.items() if key not in ("params", "param_names")}
             | {"names": [self._places.name_of(param) for param in group["params"]]}

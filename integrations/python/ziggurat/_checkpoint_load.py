@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a checkpoint of the engine's own format to a model and a new optimizer, however both are
-divided among ranks.
+"""Loads a checkpoint of the engine's own format into a model and a new optimizer, however each of
+them is divided among ranks.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ziggurat._optimizer import EngineOptimizer
 from ziggurat._parts import Part
 from ziggurat._resume import set_random_states
 
-AT_ONCE = 1 << 20  # elements that are read into PyTorch's memory
+AT_ONCE = 1 << 20  # elements read into PyTorch's memory at a time
 
 
 def read_values(checkpoint: Checkpoint, index: int, first: int, count: int) -> torch.Tensor:
-    """Elements of tensor `index`, in fp32."""
+    """Returns `count` elements of tensor `index` from `first` on, in fp32."""
     values = torch.empty(count, dtype=torch.float32)
     checkpoint.read(index, first, values.data_ptr(), count)
     return values
@@ -41,14 +41,16 @@ def read_values(checkpoint: Checkpoint, index: int, first: int, count: int) -> t
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """What was found, and what was not."""
+    """What a load found in the checkpoint, and what it did not find."""
 
     path: str
     step: int
-    missing: list[str]  #: values and state that it lacks; state begins anew there
-    unexpected: list[str]  #: what it has and the model or the optimizer has no place for
-    resume: dict[str, Any]  #: the plain facts that it was saved with
-    notes: list[str]  #: what was left as it is, and why
+    #: values and state that the checkpoint lacks; such state starts from the beginning
+    missing: list[str]
+    #: names in the checkpoint for which the model or the optimizer has no place
+    unexpected: list[str]
+    resume: dict[str, Any]  #: the plain facts that were given when it was saved
+    notes: list[str]  #: what was left as it was, with the reason
 
 
 def load_checkpoint(
@@ -61,30 +63,31 @@ def load_checkpoint(
     weights_only: bool = False,
     **kept: Any,
 ) -> LoadedCheckpoint:
-    """Takes over the weights of `model`, and masters, moments and steps of `optimizer`, from a
+    """Loads the weights of `model`, and the masters, moments and steps of `optimizer`, from a
     checkpoint that :func:`save_checkpoint` or ``ziggurat train`` wrote.
 
-    `path` is the checkpoint, or a folder whose newest whole one is loaded. It may be of any number
-    of ranks, and of any placement. Comes before the optimizer's first step, with the model wrapped
-    as it will be trained; a call of all ranks, each of which reads its part. The state goes into
-    the store as it is read, a chunk at a time, and every byte is compared with its hash. Groups'
-    settings, and what is given by name as to :func:`save_checkpoint`, become what they were; random
-    states do where there are as many ranks as then. `weights_only` takes values alone: training
-    begins at step 0. ``rename`` gives our name for each of theirs, or None for what is left out.
+    `path` is the checkpoint, or a folder whose newest whole checkpoint is loaded. Any number of
+    ranks and any placement may have saved it. All ranks call this before the optimizer's first
+    step, with the model wrapped as it will be trained, and each reads its part. The state is
+    written to the store as it is read, a chunk at a time, and every byte is compared with its
+    hash. The groups' settings and the objects given by name (as to :func:`save_checkpoint`) are
+    restored; random states are restored only where the number of ranks is the same. `weights_only`
+    loads the values alone, and training begins at step 0. ``rename`` returns our name for each
+    name in the checkpoint, or None for what is left out.
 
-    Errors: InvalidArgument for what is missing or unexpected unless ``strict=False``, and for other
-    shapes; DataLoss naming file and tensor for a damaged byte. Names and shapes are compared before
-    anything is written.
+    Errors: InvalidArgument if something is missing or unexpected, unless ``strict=False``, and if
+    a shape differs; DataLoss, which names file and tensor, if a byte is damaged. Names and shapes
+    are compared before anything is written.
     """
     if optimizer._opened:
         raise InvalidArgument(
-            "load_checkpoint() comes before the optimizer's first step and Resume: make a new "
-            "optimizer, whose state is the checkpoint's from the beginning"
+            "the optimizer already has a state: make a new optimizer, and call load_checkpoint() "
+            "before its first step and before Resume"
         )
     if os.path.isfile(path):
         raise InvalidArgument(
-            f"{path}: is a file, but a checkpoint is a folder: load what PyTorch or DeepSpeed "
-            "saved with load_foreign_checkpoint()"
+            f"{path} is a file, but a checkpoint is a folder: use load_foreign_checkpoint() for a "
+            "file that PyTorch or DeepSpeed saved"
         )
     optimizer.synchronize()
     runtime = optimizer._sharing.runtime(optimizer._workers(optimizer._order))
@@ -115,9 +118,10 @@ class _Loading:
     ) -> None:
         self._checkpoint, self._optimizer = checkpoint, optimizer
         self._strict, self._weights_only = strict, weights_only
-        self._own = _own_of(checkpoint.blob)  # {} where another program saved it
+        self._own = _own_of(checkpoint.blob)  # empty if another program saved the checkpoint
         self._notes: list[str] = []
-        self._tensors: dict[int, int] = {}  # of a Saved, by its id: its place in the checkpoint
+        # a tensor's index in the checkpoint, by the id of its Saved
+        self._tensors: dict[int, int] = {}
         content = self._content()
         if rename is not None:
             rename_content(content, rename)
@@ -130,13 +134,14 @@ class _Loading:
         self._kept_alive = content
 
     def prepare(self, kept: Mapping[str, Any]) -> None:
-        """Errors: what does not fit. Nothing is written."""
+        """Compares the checkpoint with the model and the optimizer; writes nothing. Errors: what
+        does not fit."""
         self._look_at_what_is_there()
         self._new_groups = None if self._weights_only else self._groups()
         self._kept = self._objects(kept)
 
     def run(self) -> LoadedCheckpoint:
-        """Behind prepare() of all ranks."""
+        """Loads the state, after prepare() has succeeded on all ranks."""
         groups, objects = self._new_groups, self._kept
         self._agree()
         self._optimizer._sharing.together("load_checkpoint()", self._fill)
@@ -159,7 +164,7 @@ class _Loading:
         )
 
     def _content(self) -> Content:
-        """What it has by name; nothing is read yet."""
+        """Lists what the checkpoint has by name; reads none of it yet."""
         checkpoint = self._checkpoint
         content = Content(f"the checkpoint {checkpoint.directory}")
         directory = Path(checkpoint.directory)
@@ -192,17 +197,20 @@ class _Loading:
     def _look_at_what_is_there(self) -> None:
         plan, layout = self._plan, f"the checkpoint {self._checkpoint.directory}"
         if plan.wrong_shapes:
-            raise InvalidArgument(f"{layout}: {listed('other shapes', plan.wrong_shapes)}")
+            raise InvalidArgument(
+                f"{layout} does not fit the model: {listed('other shapes', plan.wrong_shapes)}"
+            )
         if self._strict and (plan.missing or plan.unexpected):
             found = {"missing": plan.missing, "unexpected": plan.unexpected}
             words = "; ".join(listed(what, names) for what, names in found.items() if names)
             raise InvalidArgument(
-                f"{layout}: {words}: give rename= for other names, weights_only=True for values "
-                "alone, or strict=False to go on without"
+                f"{layout}: {words}; give rename= if the names differ, weights_only=True to load "
+                "the values alone, or strict=False to load the rest"
             )
 
     def _groups(self) -> list[dict[str, Any]] | None:
-        """Settings for each of the optimizer's groups; None: they stay."""
+        """Returns the settings for each of the optimizer's groups, or None if the groups keep
+        theirs."""
         saved: list[dict[str, Any]] = self._own.get("groups", [])
         names = [
             [self._places.name_of(param) for param in group["params"]]
@@ -221,18 +229,20 @@ class _Loading:
         return None
 
     def _objects(self, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of `kept` that are loaded. Errors: what the checkpoint does not have."""
+        """Returns those objects of `kept` that the checkpoint has. Errors: those that it does not
+        have."""
         saved = self._own.get("kept", {})
         if self._strict and (lacking := [name for name in kept if name not in saved]):
             has = ", ".join(saved) or "none"
             raise InvalidArgument(
-                f"load_checkpoint(): the checkpoint has no {', '.join(lacking)}: it was saved with "
-                f"{has}; strict=False leaves them as they are"
+                f"load_checkpoint(): the checkpoint has no state for {', '.join(lacking)}; it was "
+                f"saved with {has}. Give strict=False to leave what is missing as it is"
             )
         return {name: one for name, one in kept.items() if name in saved}
 
     def _agree(self) -> None:
-        """All ranks load the same one. Errors: InvalidArgument."""
+        """Checks that all ranks load the same checkpoint. Errors: InvalidArgument if they do
+        not."""
         ranks = self._optimizer._sharing.ranks
         if ranks is None:
             return
@@ -241,12 +251,14 @@ class _Loading:
         if len(set(every)) > 1:
             raise InvalidArgument(
                 f"load_checkpoint(): rank {ranks.rank} found {self._checkpoint.directory}, but "
-                "another rank found another checkpoint: name the one to load"
+                "another rank found another checkpoint: give the path of one checkpoint, in a "
+                "folder that all ranks share"
             )
 
     @torch.no_grad()
     def _fill(self) -> None:
-        """What the engine rounds its masters to, and buffers."""
+        """Fills the parameters with their masters rounded to the parameters' types, and the
+        buffers."""
         for target, saved in self._plan.values.items():
             index = self._tensors.get(id(saved))
             if index is None:
@@ -261,7 +273,7 @@ class _Loading:
                 self._read_into(here, index, first)
 
     def _read_into(self, here: torch.Tensor, index: int, first: int) -> None:
-        """Elements from `first` on, some at a time."""
+        """Reads the elements from `first` on, some at a time."""
         whole = here.is_contiguous()
         flat = here.view(-1) if whole else torch.empty(here.numel(), dtype=here.dtype)
         for begin in range(0, flat.numel(), AT_ONCE):
@@ -272,7 +284,8 @@ class _Loading:
             here.copy_(flat.view(here.shape))
 
     def _read_box(self, index: int, target: torch.Tensor) -> torch.Tensor:
-        """What is here of `target`, in fp32, where it is no run of the whole."""
+        """Reads this rank's part of `target`, in fp32, where the part is no contiguous run of the
+        whole."""
         values = read_values(self._checkpoint, index, 0, target.numel()).view(target.shape)
         for dim, (begin, size) in enumerate(zip(*local_box(target), strict=True)):
             values = values.narrow(dim, begin, size)
@@ -290,8 +303,8 @@ class _Loading:
             for param in opened.members:
                 if opened.index(param) is None:
                     opened.set_steps(param, self._steps_here(param))
-        # A rank reads what others have of a parameter's state without their doing: not before they
-        # have loaded it.
+        # A rank reads the other ranks' part of a parameter's state directly, so it waits here until
+        # all of them have loaded it.
         optimizer._sharing.all_of(True)
 
     def _steps_here(self, param: torch.Tensor) -> int:
@@ -299,7 +312,7 @@ class _Loading:
         return 0 if state is None else int(state["step"].read().item())
 
     def _load(self, parts: Sequence[Part]) -> tuple[int, dict[str, Any]]:
-        """As Engine takes it."""
+        """Returns the checkpoint's handle and what to load from it, as Engine takes them."""
         given, steps = [], []
         for part in parts:
             saved = self._plan.values.get(part.param)
@@ -321,15 +334,16 @@ class _Loading:
             return
         if len(states) != size:
             self._notes.append(
-                f"random states stay as they are: the checkpoint has those of {len(states)} "
-                f"ranks, but there are {size}"
+                "random states stay as they are, because the checkpoint has those of "
+                f"{len(states)} ranks, but this job has {size}"
             )
             return
         set_random_states(states[rank])
 
 
 def _first_of(target: torch.Tensor) -> int | None:
-    """Where in the whole what is here begins, if it is a run of it."""
+    """Returns where this rank's part begins in the whole, or None if the part is no contiguous
+    run."""
     if not is_dtensor(target):
         return 0
     offsets, box = local_box(target)
@@ -344,6 +358,6 @@ def _first_of(target: torch.Tensor) -> int | None:
 def _own_of(blob: bytes) -> dict[str, Any]:
     if not blob.startswith(MAGIC):
         return {}
-    # Plain data and tensors only: a checkpoint runs no code.
+    # weights_only admits plain data and tensors alone: loading a checkpoint runs no code.
     own: dict[str, Any] = torch.load(io.BytesIO(blob[len(MAGIC) :]), weights_only=True)
     return own

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the engine finds parameters and gradients: in place, or copies of an accelerator's.
+"""Where the engine finds parameters and gradients: in place, or in host copies of an accelerator's
+memory.
 
-The engine reads and writes host memory. An accelerator's parameters and gradients therefore have
-pinned copies there, made once, which PyTorch's own streams fill and empty beside the computation:
-one down, one up, for each accelerator and engine. All that is asked of an accelerator is in
-``Accelerator``, which a test's double replaces. Not yet run on a real one.
+The engine reads and writes host memory. Parameters and gradients of an accelerator therefore have
+pinned copies in host memory, made once. Two streams for each accelerator and engine, one down and
+one up, copy beside the computation. All that is asked of an accelerator is in ``Accelerator``,
+which a test's double replaces. It has not yet run on a real accelerator.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import torch
 from ziggurat._gradient import LentGradient
 from ziggurat._native import InvalidArgument, ResourceExhausted, Unimplemented
 
-_LINE_BYTES = 64  # two parameters share no line of a cache
+_LINE_BYTES = 64  # keeps two parameters out of one cache line
 
 
 class Accelerator:
-    """What is asked of ``torch.get_device_module()``; PyTorch 2.4 has no torch.accelerator."""
+    """Wraps what is used of ``torch.get_device_module()``; PyTorch 2.4 has no torch.accelerator."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -35,31 +36,34 @@ class Accelerator:
         return self._module.Stream(device=self.device)
 
     def current_stream(self) -> Any:
-        """Of the calling thread: in backward, the one that the forward ran on."""
+        """Returns the calling thread's stream: in backward, the one that the forward ran on."""
         return self._module.current_stream(self.device)
 
     def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queues it; one of both is pinned."""
+        """Queues a copy on `stream`; one of the two tensors is pinned."""
         with torch.no_grad(), self._module.stream(stream):
             target.detach().copy_(source.detach(), non_blocking=True)
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Let go, its memory goes to nobody before `stream` has done what was queued by then."""
+        """Keeps the memory of `tensor` from being used again before `stream` has done the work
+        queued so far."""
         tensor.record_stream(stream)
 
     def read(self, scalars: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """On the CPU: one copy, after all that the current stream has queued."""
+        """Reads the scalars to the CPU in one copy, after all that the current stream has
+        queued."""
         return list(torch.stack(list(scalars)).cpu().unbind())
 
     def pinned(self, size_bytes: int) -> torch.Tensor:
-        """Bytes that the accelerator copies from and to by itself."""
+        """Returns host memory that the accelerator can copy from and to by itself."""
         if self.device.type != "cuda":
             return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-        # A mapping of our own, registered: PyTorch's allocator of pinned memory rounds up to a
-        # power of two, at worst to twice the size, and the engine's C interface lends no memory.
+        # This is a registered mapping of our own, because PyTorch's allocator of pinned memory
+        # rounds up to a power of two, at worst to twice the size, and the engine's C interface
+        # lends no memory.
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # A fork (DataLoader's workers) that shared its pages could leave this process new ones at
-        # the next write, and the accelerator the old ones.
+        # After a fork (DataLoader's workers) that shared these pages, the next write could move
+        # this process to new pages while the accelerator still uses the old ones.
         memory.madvise(mmap.MADV_DONTFORK)
         bytes_ = torch.frombuffer(memory, dtype=torch.uint8)
         address = bytes_.data_ptr()
@@ -68,14 +72,14 @@ class Accelerator:
         if status != 0:
             raise ResourceExhausted(
                 f"cannot pin {size_bytes} bytes of host memory for the parameters on {self.device} "
-                f"(cudaHostRegister: error {status}): free host memory, or train fewer of them"
+                f"(cudaHostRegister: error {status}): free host memory, or train fewer parameters"
             )
         weakref.finalize(memory, _unpin, self._module, self.device, address, os.getpid())
         return bytes_
 
 
 def _unpin(module: Any, device: torch.device, address: int, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child has no accelerator, and not this mapping
+    if os.getpid() == owner:  # a forked child has neither the accelerator nor this mapping
         module.synchronize(device)
         module.cudart().cudaHostUnregister(address)
 
@@ -86,21 +90,23 @@ def _accelerator(device: torch.device) -> Accelerator:
 
 
 def accelerator_of(tensor: torch.Tensor) -> Accelerator | None:
-    """None: on the CPU."""
+    """Returns the accelerator that holds the tensor, or None if it is on the CPU."""
     return None if tensor.device.type == "cpu" else _accelerator(tensor.device)
 
 
 def workers_beside(params: Sequence[torch.Tensor]) -> int:
-    """As many as PyTorch computes with; with parameters on an accelerator, which leave the cores
-    idle, all of this process's share but one for the loop that feeds it."""
+    """Returns how many worker threads the engine uses: as many as PyTorch computes with. If
+    parameters are on an accelerator, PyTorch leaves the cores idle: then all of this process's
+    share but one core, which runs the training loop."""
     if all(accelerator_of(param) is None for param in params):
         return torch.get_num_threads()
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's, on this machine
+    # number of processes on this machine, which torchrun sets
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, len(os.sched_getaffinity(0)) // processes - 1)
 
 
 def scales_to_host(scales: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Each as it is, on the CPU: those of an accelerator in one copy."""
+    """Returns each scale on the CPU; the scales of one accelerator take one copy."""
     there: dict[Accelerator, list[int]] = {}
     for at, scale in enumerate(scales):
         accelerator = accelerator_of(scale)
@@ -114,9 +120,9 @@ def scales_to_host(scales: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class InPlace:
-    """Parameters on the CPU: the engine reads and writes them where they are, in the order of their
-    indices. Of one that lies in another order (channels_last, transposed) it has a copy that does
-    not, so that neither bits nor what is saved depend on how it lies."""
+    """Parameters on the CPU, which the engine reads and writes where they are, in the order of
+    their indices. A parameter whose memory has another order (channels_last, transposed) gets a
+    contiguous copy, so that neither the bits nor what is saved depend on its layout."""
 
     down_bytes = up_bytes = 0
 
@@ -129,7 +135,8 @@ class InPlace:
         return bool(self._copies)
 
     def read(self, index: int, param: torch.Tensor) -> torch.Tensor:
-        """The memory that the engine has of it, which has its values from finish_reading() on."""
+        """Returns the memory that the engine uses for `param`; it has the values once
+        finish_reading() has returned."""
         if param.is_contiguous():
             self._copies.pop(index, None)
             return param
@@ -143,20 +150,23 @@ class InPlace:
         return self._copies.get(index, param)
 
     def gradient_arrived(self, index: int, param: torch.Tensor) -> None:
-        """In backward, perhaps not for the last time before the step."""
+        """Tells in backward that a gradient has arrived, perhaps not for the last time before the
+        step."""
 
     def gradient(self, index: int, param: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        """Host memory that has `part`, from finish_reading() on until the engine has read it."""
+        """Returns host memory that holds `part` from finish_reading() on, until the engine has read
+        it."""
         return part
 
     def finish_reading(self) -> None:
-        """Returns when all that was asked for is there."""
+        """Returns when all reads that were asked for are done."""
 
     def begin_writing(self) -> None:
-        """At a step: what uses the old parameters is queued."""
+        """Called at a step, when all work that uses the old parameters is queued."""
 
     def write(self, index: int, param: torch.Tensor) -> None:
-        """The engine has written; what the current stream does from now on uses the new values."""
+        """Called when the engine has written; work that the current stream gets from now on uses
+        the new values."""
         copy = self._copies.get(index)
         if copy is not None:
             with torch.no_grad():
@@ -167,7 +177,7 @@ class InPlace:
 
 
 class Staged(InPlace):
-    """The parameters of one engine that are on one accelerator, by their indices."""
+    """The parameters that one engine has on one accelerator, by their indices."""
 
     def __init__(self, accelerator: Accelerator, params: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
@@ -177,9 +187,11 @@ class Staged(InPlace):
         self._shapes = {index: param.shape for index, param in params.items()}
         self._dtypes = {index: param.dtype for index, param in params.items()}
         self._values = self._pinned(self._dtypes)
-        # By the types of parameter and gradient, since a sum of 16-bit gradients has 32.
+        # Sums of gradients, grouped by the types of parameter and gradient, because a sum of 16-bit
+        # gradients is in fp32.
         self._gradients: dict[tuple[torch.dtype, torch.dtype], dict[int, torch.Tensor]] = {}
-        # The last of a step's backwards is taken to be that which was the last of the step before.
+        # The number of times that each gradient arrived in the last step. As many are expected in
+        # this step, so the copy can begin with the last of them.
         self._awaited: dict[int, int] = {}
         self._early: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
@@ -188,7 +200,8 @@ class Staged(InPlace):
         return True
 
     def _pinned(self, dtypes: Mapping[int, torch.dtype]) -> dict[int, torch.Tensor]:
-        """Memory for parameters' elements as `dtypes`: one piece, since to pin it takes long."""
+        """Returns pinned memory for the parameters' elements as `dtypes`: one piece, because
+        pinning is slow."""
         places, size_bytes = {}, 0
         for index, dtype in dtypes.items():
             own_bytes = self._shapes[index].numel() * dtype.itemsize
@@ -243,8 +256,8 @@ class Staged(InPlace):
 
     def begin_writing(self) -> None:
         self._early.clear()
-        # Not when a parameter is written: by then a forward may be queued that the copy is to run
-        # beside.
+        # Waits here, not when a parameter is written: by then a forward may be queued that the copy
+        # is to run beside.
         self._up.wait_stream(self._accelerator.current_stream())
 
     def write(self, index: int, param: torch.Tensor) -> None:
@@ -257,7 +270,7 @@ class Staged(InPlace):
 
 
 def places_of(params: Sequence[torch.Tensor]) -> list[InPlace]:
-    """Of each parameter; those of one accelerator share theirs."""
+    """Returns the place of each parameter; the parameters of one accelerator share one."""
     on_cpu = InPlace()
     there: dict[Accelerator, dict[int, torch.Tensor]] = {}
     for index, param in enumerate(params):
@@ -273,26 +286,26 @@ def places_of(params: Sequence[torch.Tensor]) -> list[InPlace]:
 
 
 def check_layout(param: torch.Tensor, name: str) -> None:
-    """Errors: where two elements are one in memory, naming the parameter."""
+    """Errors: InvalidArgument, which names the parameter, if two elements share memory."""
     if torch._debug_has_internal_overlap(param) != 1:
         return
     raise InvalidArgument(
-        f"parameter '{name}' is expanded: several of its elements are one in memory, which no "
-        "step can write. Make it from its .clone()"
+        f"parameter '{name}' is expanded: several of its elements share memory, so a step cannot "
+        "write them. Make the parameter from its .clone()"
     )
 
 
 def check_device(param: torch.Tensor, name: str) -> None:
-    """Errors: where a parameter cannot be copied from, naming it."""
+    """Errors: if the parameter's device cannot be copied from; the error names the parameter."""
     if param.device.type == "cpu":
         return
     if param.is_meta:
         raise InvalidArgument(
-            f"parameter '{name}' is on the meta device, so it has no values: give it some, by "
-            "model.to_empty(device=...) and load_state_dict(), before the first step"
+            f"parameter '{name}' is on the meta device, so it has no values: call "
+            "model.to_empty(device=...) and load_state_dict() before the first step"
         )
     if not hasattr(torch.get_device_module(param.device), "Stream"):
         raise Unimplemented(
             f"parameter '{name}' is on {param.device}, for which PyTorch has no streams: train it "
-            "on the CPU, or on an accelerator that has them"
+            "on the CPU, or on an accelerator with streams"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of PyTorch's DTensors, which FSDP2 makes of parameters and gradients."""
+"""What this package uses of PyTorch's DTensors; FSDP2 makes parameters and gradients DTensors."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ziggurat._native import Unimplemented
 
 
 def is_dtensor(tensor: Any) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")  # without it, there are none
+    module = sys.modules.get("torch.distributed.tensor")  # None if not imported: no DTensor exists
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_of(tensor: Any) -> torch.Tensor:
-    """What this process has of it: the memory itself, not to be differentiated."""
+    """Returns this process's part of `tensor`: the same memory, without autograd."""
     with torch.no_grad():
         local: torch.Tensor = tensor.to_local()
     return local
 
 
 def like(whole: Any, local: torch.Tensor) -> torch.Tensor:
-    """A DTensor placed as `whole` is, of which this process has `local`."""
+    """Returns a DTensor that is placed as `whole` is and of which this process has `local`."""
     made: torch.Tensor = sys.modules["torch.distributed.tensor"].DTensor.from_local(
         local,
         whole.device_mesh,
@@ -38,15 +38,17 @@ def like(whole: Any, local: torch.Tensor) -> torch.Tensor:
 
 
 def local_part(values: torch.Tensor, whole: Any) -> torch.Tensor:
-    """Of `values`, which every process has all of, what it has of `whole`."""
+    """Returns the part of `values` that corresponds to this process's part of `whole`. Every
+    process has all of `values`."""
     distribute = sys.modules["torch.distributed.tensor"].distribute_tensor
     return local_of(distribute(values, whole.device_mesh, whole.placements, src_data_rank=None))
 
 
 def local_box(whole: Any) -> tuple[list[int], list[int]]:
-    """Where in the whole this process's elements begin, and how many there are of each dimension.
+    """Returns where this process's elements begin in the whole, and how many there are in each
+    dimension.
 
-    Errors: Unimplemented for what is no box of it."""
+    Errors: Unimplemented if the part is no box of the whole."""
     kinds = sys.modules["torch.distributed.tensor"]
     offsets, box = [0] * whole.dim(), list(whole.shape)
     coordinates = whole.device_mesh.get_coordinate()
@@ -57,8 +59,8 @@ def local_box(whole: Any) -> tuple[list[int], list[int]]:
             continue
         if type(place) is not kinds.Shard:
             raise Unimplemented(
-                f"a parameter is placed as {place}, so a rank's part of it is "
-                "not a box: place it as Shard or Replicate"
+                f"a parameter is placed as {place}, so a rank's part is not a box of the whole "
+                "parameter: place the parameter as Shard or Replicate"
             )
         slice_ = -(-box[place.dim] // ranks)
         begin = min(coordinate * slice_, box[place.dim])
@@ -68,8 +70,8 @@ def local_box(whole: Any) -> tuple[list[int], list[int]]:
 
 
 def is_in_runs(whole: Any) -> bool:
-    """Whether what each process has of it are elements that follow one another in the whole. Every
-    process finds the same."""
+    """Returns whether each process's elements follow one another in the whole. Every process finds
+    the same."""
     kinds = sys.modules["torch.distributed.tensor"]
     return all(
         ranks == 1
@@ -80,7 +82,8 @@ def is_in_runs(whole: Any) -> bool:
 
 
 def is_first_copy(whole: Any) -> bool:
-    """Of what several processes have alike, this one's is the first."""
+    """Returns whether this process's copy is the first, where several processes hold the same
+    part."""
     kinds = sys.modules["torch.distributed.tensor"]
     pairs = zip(whole.placements, whole.device_mesh.get_coordinate(), strict=True)
     return all(at == 0 for place, at in pairs if isinstance(place, kinds.Replicate))

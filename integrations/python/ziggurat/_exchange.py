@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients among ranks: each rank gets the mean of its slices, and nothing else (ZeRO-2).
+"""Exchanges gradients among ranks: each rank gets the mean of its own slices, and nothing else
+(ZeRO-2).
 
-Parameters are taken in buckets, the last ones first, since backward reaches those first. A bucket
-whose gradients are all there is sent while backward goes on; what is left is sent at its end. All
-ranks send the same buckets in the same order: a parameter that has no gradient on a rank counts as
-zeros there, and one that has none anywhere is left without.
+Parameters are grouped into buckets, the last parameters first, because backward reaches those
+first. A bucket is sent during backward once all its gradients are there; the rest is sent at the
+end. All ranks send the same buckets in the same order. A parameter that has no gradient on one
+rank counts as zeros there, and one that has no gradient on any rank is left without.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from ziggurat._gradient_content import Slot, Taken
 from ziggurat._ranks import Cut, Ranks, Work
 from ziggurat._shared_content import SharedContent
 
-BUCKET_BYTES = 25 << 20  # as PyTorch's DistributedDataParallel
-IN_FLIGHT = 2  # buckets under way: each takes twice its bytes
+BUCKET_BYTES = 25 << 20  # as in PyTorch's DistributedDataParallel
+IN_FLIGHT = 2  # buckets in flight: each takes twice its bytes
 _PIECE = 64 * 1024  # elements
 
 
 class Bucket:
-    """Where each parameter's slices are in what goes to the ranks: [ranks, row] elements.
+    """Where each parameter's slices are in the [ranks, row] elements that are sent to the ranks.
 
-    Behind the slices a row has an element for each parameter: whether there is a gradient.
+    After the slices, a row has one element for each parameter: whether it has a gradient.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Bucket:
             at += cut.slice
         self._flags = at
         self.row = at + len(self.slots)
-        # Used again once nobody has a slice of it any more, nor the engine.
+        # The sums' memory, used again once neither the engine nor anybody else holds a slice of it.
         self._sums: torch.Tensor | None = None
         self._given: list[weakref.ref[torch.Tensor]] = []
 
@@ -52,7 +53,7 @@ class Bucket:
         return 0 if self._sums is None else self._sums.nbytes
 
     def fill(self, rows: torch.Tensor, i: int, part: Taken | None) -> None:
-        """Puts parameter i's gradient, a slice for each rank, into `rows`."""
+        """Puts the gradient of parameter `i` into `rows`, a slice for each rank."""
         cut, start = self.cuts[i], self._starts[i]
         rows[:, self._flags + i] = 0.0 if part is None else 1.0
         place = rows[:, start : start + cut.slice]
@@ -71,7 +72,8 @@ class Bucket:
             place.mul_(part.scale)
 
     def sums(self, rows: torch.Tensor, rank: int) -> list[torch.Tensor | None]:
-        """Each parameter's slice of the sum of `rows`, in fp32; None: no rank had a gradient."""
+        """Returns each parameter's slice of the sum of `rows`, in fp32, or None if no rank had a
+        gradient."""
         if self._sums is None or any(slice_() is not None for slice_ in self._given):
             self._sums = torch.empty(self.row, dtype=torch.float32, device=rows.device)
         sum_in_order(rows, self._sums)
@@ -85,7 +87,7 @@ class Bucket:
 
 
 def sum_in_order(rows: torch.Tensor, total: torch.Tensor, divisor: int = 1) -> None:
-    """In the order of rows, in fp32 or wider, a piece at a time that stays in a core's cache."""
+    """Sums the rows in their order, in fp32 or wider; takes pieces that stay in a core's cache."""
     wide = torch.promote_types(total.dtype, torch.float32)
     work = None if total.dtype == wide else torch.empty(_PIECE, dtype=wide, device=total.device)
     for begin in range(0, len(total), _PIECE):
@@ -101,7 +103,8 @@ def sum_in_order(rows: torch.Tensor, total: torch.Tensor, divisor: int = 1) -> N
 
 
 class Sent(NamedTuple):
-    """A parameter's elements, and the bytes of one: in its gradient as it is sent, and in itself."""
+    """A parameter's number of elements, and the bytes of one element as it is sent and in the
+    parameter."""
 
     count: int
     wire: int
@@ -109,9 +112,9 @@ class Sent(NamedTuple):
 
 
 def planned_bytes(params: Sequence[Sent], ranks: int) -> int:
-    """The most that a rank takes to exchange their gradients and themselves in buckets of
-    BUCKET_BYTES and one parameter more: the sums of its slices, in one bucket beside those before,
-    and what is under way."""
+    """Returns the most memory that a rank takes to exchange the parameters and their gradients, in
+    buckets of BUCKET_BYTES and one parameter more: the sums of its slices, those of one new
+    bucket beside the old ones, and what is in flight."""
     if not params:
         return 0
     rows = sum(Cut(param.count, ranks).slice + 1 for param in params)
@@ -128,7 +131,8 @@ def in_buckets(
     ranks: int,
     wire: Callable[[torch.Tensor], torch.dtype],
 ) -> list[Bucket]:
-    """Of one type each, and about BUCKET_BYTES, in the order that is given."""
+    """Groups parameters, in the given order, into buckets of one type and about BUCKET_BYTES
+    each."""
     open_of: dict[torch.dtype, list[tuple[Slot, int]]] = {}
     room: dict[torch.dtype, int] = {}
     buckets = []
@@ -158,20 +162,21 @@ class GradientExchange:
         received: Callable[[Slot, torch.Tensor], None],
         contents: Callable[[], Iterable[SharedContent]],
     ) -> None:
-        """`received(slot, slice)`: the ranks' sum of this rank's slice, in fp32. `contents()`: all
-        that there are of gradients."""
+        """`received(slot, slice)` takes the sum, over the ranks, of this rank's slice, in fp32.
+        `contents()` returns the contents of all gradients."""
         self.ranks = ranks
         self._received = received
         self._contents = contents
         self._lane = ranks.lane("gradients")
         self._values = ranks.lane("gradient values")
         self._flying: list[tuple[Bucket, torch.Tensor, torch.Tensor, Work]] = []
-        self._buckets: weakref.WeakSet[Bucket] = weakref.WeakSet()  # that were sent
-        #: Called before the first of several is sent, to be done with the ranks' buffers.
+        self._buckets: weakref.WeakSet[Bucket] = weakref.WeakSet()  # buckets that were sent
+        #: Called before the first of several buckets is sent, so that others give the ranks'
+        #: buffers back.
         self.before: Callable[[], None] = lambda: None
 
     def send(self, bucket: Bucket, parts: Sequence[Taken | None], device: torch.device) -> None:
-        """The parts may change when this returns."""
+        """Sends a bucket. The parts may change when this returns."""
         if not self._flying:
             self.before()
         while len(self._flying) >= IN_FLIGHT:
@@ -188,12 +193,12 @@ class GradientExchange:
 
     @property
     def held_bytes(self) -> int:
-        """Of memory for gradients, and for what is sent."""
+        """Returns the bytes held for gradients, and for what is sent."""
         sums = sum(bucket.sums_bytes for bucket in self._buckets)
         return sums + self.ranks.buffers.held_bytes
 
     def finish(self) -> None:
-        """All that was sent has come back."""
+        """Returns when all that was sent has come back."""
         while self._flying:
             self._finish_one()
 
@@ -207,10 +212,10 @@ class GradientExchange:
             if own is not None:
                 self._received(slot, own)
 
-    # What reads gradients: each is a call of all ranks.
+    # The methods below read gradients: all ranks call each of them together.
 
     def gathered(self, content: SharedContent) -> torch.Tensor:
-        """The whole gradient, from the ranks' slices."""
+        """Returns the whole gradient, gathered from the ranks' slices."""
         own = torch.zeros(content.cut.slice, dtype=torch.float32, device=content.device)
         if content.slice is not None:
             own[: content.slice.numel()] = content.slice
@@ -220,9 +225,11 @@ class GradientExchange:
         return whole.view(content.shape).to(content.dtype)
 
     def norms(self, contents: Sequence[SharedContent], order: float) -> torch.Tensor:
-        """Of each gradient, in fp64 on the CPU: the 2-norm, or with inf the largest value.
+        """Returns the norm of each gradient, in fp64 on the CPU: the 2-norm, or with inf the
+        largest absolute value.
 
-        PyTorch asks for one after the other; the first question is answered for all, in one call.
+        PyTorch asks for one norm after another; the first call finds the norms of all gradients at
+        once.
         """
         for content in contents:
             content.check_sent()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When gradients are exchanged: as backward goes, by our hooks or by DistributedDataParallel's."""
+"""Decides when gradients are exchanged: during backward, by our hooks or by
+DistributedDataParallel's."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def _shared(param: torch.Tensor) -> SharedContent | None:
 
 
 class Feeder:
-    """Gives gradients to an exchange, and what comes back to ``param.grad``."""
+    """Gives gradients to an exchange, and puts what comes back into ``param.grad``."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class Feeder:
         param_of: Callable[[Slot], torch.Tensor],
         slots: Callable[[], Sequence[Slot]],
     ) -> None:
-        """`slots()`: those of all parameters, in the model's order."""
+        """`slots()` returns the slots of all parameters, in the model's order."""
         self.ranks = ranks
         self.exchange = GradientExchange(ranks, self._received, self._contents)
         self._param_of = param_of
@@ -61,25 +62,25 @@ class Feeder:
         self._content(slot).receive(total)
 
     def content(self, slot: Slot, grad: torch.Tensor) -> Content:
-        """That of a gradient that backward has just made, or that was assigned."""
+        """Returns the content of a gradient that backward has just made, or that was assigned."""
         return Content(slot, grad)
 
     def attach(self, slot: Slot) -> None:
-        """The optimizer has got a parameter."""
+        """Called when the optimizer gets a parameter."""
 
     def arrived(self, slot: Slot) -> None:
-        """In backward: the parameter has a gradient."""
+        """Called in backward when the parameter has a gradient."""
 
     def check_sent(self) -> None:
-        """At a step."""
+        """Checks at a step that gradients were exchanged. Errors: InvalidArgument if not."""
 
     def planned_bytes(self, params: Sequence[torch.Tensor]) -> int:
-        """The most that a rank takes to exchange `params` and their gradients."""
+        """Returns the most memory that a rank takes to exchange `params` and their gradients."""
         sent = [Sent(p.numel(), self._wire(p).itemsize, p.element_size()) for p in params]
         return planned_bytes(sent, self.ranks.size)
 
     def _wire(self, param: torch.Tensor) -> torch.dtype:
-        """The type in which its gradient is sent."""
+        """Returns the type in which the parameter's gradient is sent."""
         return param.dtype
 
     def detach(self) -> None:
@@ -87,7 +88,7 @@ class Feeder:
 
 
 class BackwardFeeder(Feeder):
-    """By our hooks: backward need not know of ranks."""
+    """Exchanges by our own hooks, so that backward need not know of ranks."""
 
     def __init__(
         self,
@@ -101,15 +102,16 @@ class BackwardFeeder(Feeder):
         self._trained: list[Slot] = []
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[Slot, int] = {}
-        self._missing: list[set[Slot]] = []  # of each bucket, since it was sent
-        self._sent = 0  # buckets, over all rounds
-        self._ends: set[int] = set()  # backwards at whose end flush() is called
+        # for each bucket, the slots whose gradient has not arrived since the bucket was last sent
+        self._missing: list[set[Slot]] = []
+        self._sent = 0  # number of buckets sent, over all rounds
+        self._ends: set[int] = set()  # ids of backwards that call flush() at their end
         self._syncing = True
         self._told_end = False
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backwards inside only accumulate."""
+        """Lets backwards inside only accumulate."""
         before, self._syncing = self._syncing, False
         try:
             yield
@@ -118,7 +120,7 @@ class BackwardFeeder(Feeder):
 
     @contextlib.contextmanager
     def whole_backward(self) -> Iterator[None]:
-        """All backwards inside, those of reentrant checkpointing too, are one."""
+        """Counts all backwards inside as one, those of reentrant checkpointing too."""
         self._told_end = True
         try:
             yield
@@ -129,7 +131,8 @@ class BackwardFeeder(Feeder):
 
     def content(self, slot: Slot, grad: torch.Tensor) -> Content:
         if torch._C._current_graph_task_id() == -1:
-            return Content(slot, grad)  # assigned: alike on every rank
+            # the script assigned this gradient, so it is the same on every rank
+            return Content(slot, grad)
         content = SharedContent(slot, grad, self.exchange)
         content.part = grad
         return content
@@ -152,7 +155,8 @@ class BackwardFeeder(Feeder):
         self.flush()
 
     def _begin_round(self) -> None:
-        """Which parameters are trained may change between two backwards, on all ranks alike."""
+        """Makes the buckets again if other parameters are trained now. That may change between two
+        backwards, on all ranks alike."""
         if self._buckets and self._sent % len(self._buckets) != 0:
             return
         trained = [slot for slot in self._slots() if self._param_of(slot).requires_grad]
@@ -168,7 +172,7 @@ class BackwardFeeder(Feeder):
         self._sent = 0
 
     def _wire(self, param: torch.Tensor) -> torch.dtype:
-        """Each rank's gradient is rounded to it once; their sum is not."""
+        """Each rank's gradient is rounded to this type once; the ranks' sum is not rounded."""
         return self._reduce_dtype or param.dtype
 
     def _send_next(self) -> None:
@@ -188,7 +192,7 @@ class BackwardFeeder(Feeder):
         return any(content is not None and content.part is not None for content in contents)
 
     def flush(self) -> None:
-        """All ranks send what any of them has to send, and have what comes back."""
+        """Sends until no rank has anything left to send, and waits for what comes back."""
         self._begin_round()
         count = len(self._buckets)
         while count:
@@ -203,8 +207,9 @@ class BackwardFeeder(Feeder):
 
 
 def _lies_as(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """A gradient in DDP's bucket, where it lies as a dense parameter does; PyTorch gives it in the
-    order of its indices all the same, and so with other values."""
+    """Returns a gradient of DDP's bucket in a dense parameter's own memory order. DDP stores it in
+    that order, but PyTorch presents it in the order of indices, and so with values at wrong
+    places."""
     reach = 1 + sum((n - 1) * stride for n, stride in zip(param.shape, param.stride(), strict=True))
     if param.is_contiguous() or reach != param.numel():
         return grad
@@ -212,7 +217,8 @@ def _lies_as(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
 
 
 class DdpFeeder(Feeder):
-    """By DistributedDataParallel's buckets: ``model.register_comm_hook(optimizer, ddp_hook)``."""
+    """Exchanges by DistributedDataParallel's buckets: ``model.register_comm_hook(optimizer,
+    ddp_hook)``."""
 
     def __init__(
         self,
@@ -223,8 +229,9 @@ class DdpFeeder(Feeder):
     ) -> None:
         super().__init__(ranks, param_of, slots)
         self._slot_of = slot_of
-        self._buckets: dict[tuple[Slot, ...], list[Bucket]] = {}  # of each of DDP's
-        self._used: dict[tuple[Slot, ...], list[Bucket]] = {}  # in the backward under way
+        self._buckets: dict[tuple[Slot, ...], list[Bucket]] = {}  # our buckets for each of DDP's
+        # our buckets that the backward in progress has used
+        self._used: dict[tuple[Slot, ...], list[Bucket]] = {}
         self._arrived: dict[Slot, torch.Tensor] = {}
         self._before: dict[Slot, LentGradient] = {}
         self._unsent: set[Slot] = set()
@@ -237,11 +244,11 @@ class DdpFeeder(Feeder):
             self._handles[slot] = param.register_hook(hook)
 
     def check_sent(self) -> None:
-        """At a step. Errors: gradients of this rank alone."""
+        """Checks at a step that gradients were exchanged. Errors: InvalidArgument if not."""
         if self._unsent:
             raise InvalidArgument(
                 f"the gradient of parameter '{next(iter(self._unsent)).name}' was not exchanged "
-                "with the other ranks: the last backward of a step is outside no_sync()"
+                "with the other ranks: leave no_sync() before the last backward of a step"
             )
 
     def detach(self) -> None:
@@ -249,11 +256,11 @@ class DdpFeeder(Feeder):
             handle.remove()
 
     def take(self, bucket: Any) -> None:
-        """In backward: DDP has a bucket of gradients."""
+        """Takes a bucket of gradients that DDP has filled in backward."""
         params = bucket.parameters()
         grads = [_lies_as(*one) for one in zip(bucket.gradients(), params, strict=True)]
         slots = tuple(self._known(param) for param in params)
-        # DDP's first bucket, before it knows the order of gradients, has all of them.
+        # DDP's first bucket has all gradients, because DDP does not know their order yet.
         buckets = self._buckets.get(slots)
         if buckets is None:
             sized = zip(slots, grads, strict=True)
@@ -264,7 +271,7 @@ class DdpFeeder(Feeder):
             parts = list(itertools.islice(taken, len(own.slots)))
             self.exchange.send(own, parts, grads[0].device)
         if bucket.is_last():
-            # Behind the callback that DDP is about to queue, in which it writes every grad.
+            # Runs after the callback that DDP is about to queue, in which it writes every grad.
             _at_end_of_backward(lambda: _at_end_of_backward(self._ended))
 
     def _known(self, param: torch.Tensor) -> Slot:
@@ -272,8 +279,8 @@ class DdpFeeder(Feeder):
         if slot is None:
             raise Unimplemented(
                 f"DistributedDataParallel has a parameter of shape {tuple(param.shape)} that this "
-                "optimizer does not have: give it all that the model trains, or freeze the others "
-                "before the model is wrapped"
+                "optimizer does not have: give the optimizer every parameter that the model "
+                "trains, or freeze the other parameters before the model is wrapped"
             )
         return slot
 
@@ -281,14 +288,15 @@ class DdpFeeder(Feeder):
         before = self._before.get(slot)
         content = None if before is None else before._content
         if isinstance(content, SharedContent) and not content.consumed:
-            content.receive(total)  # at once, since both take memory
+            # frees each part at once, because both the part and its sum take memory
+            content.receive(total)
         else:
             self._arrived[slot] = total
 
     def _ended(self) -> None:
         self.exchange.finish()
         used = {slot for slot in self._arrived if self._param_of(slot).grad is not None}
-        for slot in used:  # on some rank, as DDP has found
+        for slot in used:  # `used` has the slots that had a gradient on some rank, as DDP found
             self._param_of(slot).grad = None
         for slot, before in self._before.items():
             self._param_of(slot).grad = before
@@ -297,12 +305,14 @@ class DdpFeeder(Feeder):
         self._before.clear()
         self._arrived.clear()
         self._unsent.clear()
-        # After its first backward DDP makes others: those of before, and their memory, are let go.
+        # After its first backward DDP makes new buckets. Our buckets for the old ones, and their
+        # memory, are let go.
         self._buckets, self._used = self._used, {}
 
 
 def _begins_anew(owner: weakref.ref[DdpFeeder], slot: Slot, _: torch.Tensor) -> None:
-    """Before backward adds to the grad: what DDP finds there it takes for this rank's."""
+    """Called before backward adds to the grad. Takes the grad away, because DDP would take it for
+    this rank's."""
     feeder = owner()
     if feeder is None:
         return
@@ -314,14 +324,18 @@ def _begins_anew(owner: weakref.ref[DdpFeeder], slot: Slot, _: torch.Tensor) -> 
 
 
 def ddp_hook(owner: weakref.ref[DdpFeeder], bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """DistributedDataParallel's communication hook."""
+    """The communication hook that DistributedDataParallel calls."""
     feeder = owner()
     if feeder is None:
-        raise InvalidArgument("the optimizer of this model is gone: make the model's wrapper anew")
+        raise InvalidArgument(
+            "the optimizer of this model no longer exists: wrap the model in "
+            "DistributedDataParallel again"
+        )
     feeder.take(bucket)
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(bucket.buffer())  # DDP writes it to each grad, which are replaced then
+    done.set_result(bucket.buffer())  # DDP writes it to each grad; _ended() replaces those
     return done
 
 
-ddp_hook.__annotations__.clear()  # they are text here, and DDP looks for the classes
+# the annotations are text here, and DDP compares them with classes
+ddp_hook.__annotations__.clear()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FSDP2's units: which parameters each gathers, and what carries their shards on the CPU.
+"""Finds FSDP2's units and the parameters of each, and exchanges their shards on the CPU.
 
-gloo's own all-gather and reduce-scatter copy what they carry several times. What carries ours needs
-no copy but the receiver's, and sums in the order of ranks, in fp32. A unit whose
-``set_custom_all_gather()`` or ``set_custom_reduce_scatter()`` somebody has called keeps that.
+gloo's own all-gather and reduce-scatter copy the data several times. Ours needs only the
+receiver's copy, and sums in the order of ranks, in fp32. A unit keeps what a caller has set with
+``set_custom_all_gather()`` or ``set_custom_reduce_scatter()``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from ziggurat._ranks import Lane, Ranks, Work
 
 
 class FsdpUnits:
-    """Which parameters FSDP2 gathers before a module's forward."""
+    """Knows which parameters FSDP2 gathers before a module's forward."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._read: dict[Any, list[torch.Tensor]] = {}  # by FSDP2's state of a unit
+        # the parameters of each unit, by FSDP2's state of the unit
+        self._read: dict[Any, list[torch.Tensor]] = {}
         self._find(model, None)
 
     def _find(self, module: torch.nn.Module, unit: Any) -> None:
-        # As fully_shard() has it: a module's, but for those of modules in it that are units too.
+        # A unit has its module's parameters, except those of inner modules that are units too, as
+        # fully_shard() groups them.
         unit = _fsdp_state(module) or unit
         if unit is not None:
             self._read.setdefault(unit, []).extend(module.parameters(recurse=False))
@@ -40,7 +42,8 @@ class FsdpUnits:
         return self._read.get(_fsdp_state(module), [])
 
     def prefetched(self, module: torch.nn.Module) -> list[torch.Tensor]:
-        """Of the units that ``set_modules_to_forward_prefetch()`` has named."""
+        """Returns the parameters of the units that ``set_modules_to_forward_prefetch()`` has
+        named."""
         ahead = getattr(_fsdp_state(module), "_states_to_forward_prefetch", ())
         return [param for unit in ahead for param in self._read.get(unit, ())]
 
@@ -51,13 +54,14 @@ def _fsdp_state(module: torch.nn.Module) -> Any:
 
 
 class FsdpCarriers:
-    """Carries the shards of a model's units, until closed."""
+    """Exchanges the shards of a model's units in place of FSDP2, until closed."""
 
     def __init__(self, model: torch.nn.Module, ranks: Ranks) -> None:
-        """A call of all ranks, each with the same model."""
+        """Attaches to the model's units. All ranks call it, each with the same model."""
         self._ranks = ranks
         self._carriers: dict[tuple[int, ...], tuple[_Gather, _Reduce]] = {}
-        self.largest_bytes = 0  #: of a unit's gradients of all ranks, as they are received
+        #: the most bytes that a unit's gradients take as they are received from all ranks
+        self.largest_bytes = 0
         self._replaced: list[tuple[Any, Any, Any]] = []
         for module, unit in _units_on_cpu(model):
             before = unit._all_gather_comm, unit._reduce_scatter_comm
@@ -85,21 +89,23 @@ class FsdpCarriers:
 
 
 def _units_on_cpu(model: torch.nn.Module) -> Iterator[tuple[Any, Any]]:
-    """Modules that fully_shard() was called with, and FSDP2's group of their parameters."""
+    """Yields the modules that fully_shard() was called with, and FSDP2's group of their
+    parameters."""
     for module in model.modules():
         groups = getattr(_fsdp_state(module), "_fsdp_param_groups", ())
-        # With several, which one is meant would not be clear to FSDP2. Without the setter, this
-        # PyTorch is older than 2.9.
+        # FSDP2 would not know which of several groups is meant. PyTorch before 2.9 lacks the
+        # setter.
         if len(groups) != 1 or not hasattr(module, "set_custom_all_gather"):
             continue
         mesh = groups[0].mesh_info
-        shares = getattr(mesh, "shard_mesh_size", 1) > 1  # replicate() has none
+        shares = getattr(mesh, "shard_mesh_size", 1) > 1  # replicate() has no shards
         if shares and groups[0].device.type == "cpu":
             yield module, groups[0]
 
 
 def _unsharded_bytes(unit: Any) -> int:
-    """Of what the ranks send of a unit's gradients: padded in the first dimension."""
+    """Returns the bytes that the ranks send for a unit's gradients, padded in the first
+    dimension."""
     size = unit.mesh_info.shard_mesh_size
     found = 0
     for param in unit.fsdp_params:
@@ -110,7 +116,7 @@ def _unsharded_bytes(unit: Any) -> int:
 
 
 class _Carrier:
-    """What FSDP2 asks of those that carry for it."""
+    """The base of the objects that FSDP2 calls in place of its own collectives."""
 
     def __init__(self, lane: Lane, buffers: Buffers) -> None:
         self._lane = lane
@@ -121,7 +127,7 @@ class _Carrier:
 
 
 class _Gather(_Carrier):
-    """In place of FSDP2's all-gather."""
+    """Replaces FSDP2's all-gather."""
 
     def __call__(
         self,
@@ -138,7 +144,7 @@ class _Gather(_Carrier):
 
 
 class _Reduce(_Carrier):
-    """In place of FSDP2's reduce-scatter."""
+    """Replaces FSDP2's reduce-scatter."""
 
     def __call__(
         self,
@@ -148,11 +154,13 @@ class _Reduce(_Carrier):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """FSDP2 waits for it itself where there are no streams: `async_op` is never asked for."""
-        # set_gradient_divide_factor() makes one that scales, which gloo has not either.
+        """Sums the shards and returns when done. FSDP2 never sets `async_op` where there are no
+        streams."""
+        # set_gradient_divide_factor() makes an operation that scales, which gloo does not support
+        # either.
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise Unimplemented(
-                f"FSDP2 asks for {op} of gradients on the CPU, but only sum and mean are known"
+                f"FSDP2 asks for {op} of gradients on the CPU, but only sum and mean are supported"
             )
         count, dtype, device = input_tensor.numel(), input_tensor.dtype, input_tensor.device
         taken = self._buffers.take(count, dtype, device)
@@ -163,7 +171,7 @@ class _Reduce(_Carrier):
 
 
 class _AsTorchs(dist.Work):
-    """FSDP2 waits for PyTorch's own class only."""
+    """Wraps `work` in PyTorch's own class, because FSDP2 waits for no other."""
 
     def __init__(self, work: Work) -> None:
         super().__init__()

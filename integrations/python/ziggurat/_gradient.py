@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that wait for an optimizer's step without being copied.
+"""Keeps gradients until an optimizer's step without copying them.
 
 ``GradientHooks`` puts a ``LentGradient`` into ``param.grad`` as soon as backward has accumulated
-it. It has no storage: it holds the tensor that backward made, or from the second backward on an
-fp32 sum, and the product of all that the gradient was multiplied by. So clipping and loss scaling
-write no gradient. Where PyTorch rounds several times (sums in 16 bits, two factors), the values
-are rounded once.
+the gradient. A LentGradient has no storage. It holds the tensor that backward made (from the
+second backward on, an fp32 sum), and the product of all factors that the gradient was multiplied
+by. So clipping and loss scaling write no gradient. PyTorch may round several times (sums in 16
+bits, two factors); these values are rounded once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ __all__ = ["GradientHooks", "LentGradient", "Taken"]
 
 
 class GradientHooks:
-    """Puts LentGradients into parameters' ``grad``, and gives a step what it consumes.
+    """Puts LentGradients into parameters' ``grad``, and gives each step the gradients that it
+    consumes.
 
     ``on_arrival(index)`` is called in backward each time that a parameter's gradient has arrived;
     with reentrant checkpointing that may be several times in one backward.
@@ -36,17 +37,19 @@ class GradientHooks:
 
     def __init__(self, on_arrival: Callable[[int], None] | None = None) -> None:
         self.on_arrival = on_arrival
-        #: What a gradient of the slot's parameter is held as, from that which backward made.
+        #: Makes the content of a LentGradient from the gradient that backward made for the slot's
+        #: parameter.
         self.content: Callable[[Slot, torch.Tensor], Content] = Content
-        self.lending = True  #: False: backward's gradients stay what they are
+        self.lending = True  #: if False, backward's gradients stay as they are
         self._slots: Any = WeakTensorKeyDictionary()  # Tensor -> Slot
         self._count = 0
 
     def attach(
         self, named_params: Iterable[tuple[str | Callable[[int], str], torch.Tensor]]
     ) -> list[Slot]:
-        """Again is harmless: new parameters get the next indices, unfrozen ones their hook. A name
-        may be what gives it by the index, once it is known."""
+        """Attaches the hooks; may be called again. New parameters get the next indices, and
+        unfrozen ones their hook. A name may be a function that returns the name for an index,
+        once it is known."""
         slots = []
         for name, param in named_params:
             slot = self._slots.get(param)
@@ -60,7 +63,7 @@ class GradientHooks:
         return slots
 
     def is_shared(self, param: torch.Tensor) -> bool:
-        """Whether its gradient is divided among ranks."""
+        """Returns whether the parameter's gradient is divided among ranks."""
         grad = param.grad
         return isinstance(grad, LentGradient) and isinstance(grad._content, SharedContent)
 
@@ -69,7 +72,8 @@ class GradientHooks:
         return found
 
     def detach(self) -> None:
-        """Gradients that are lent stay as they are: readable, and added to by backward."""
+        """Removes the hooks. Gradients that are already lent stay readable, and backward still adds
+        to them."""
         for slot in self._slots.values():
             if slot.handle is not None:
                 slot.handle.remove()
@@ -80,8 +84,8 @@ class GradientHooks:
         params: Iterable[torch.Tensor],
         moved: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
     ) -> None:
-        """Replaces the scales of lent gradients by what `moved` makes of them; take() reads the new
-        ones."""
+        """Replaces the scales of lent gradients by `moved(scales)`, so that take() reads the new
+        scales."""
         grads = [_here(param.grad) for param in params]
         contents = [grad._content for grad in grads if isinstance(grad, LentGradient)]
         scaled = [(content, content.scale) for content in contents if content.scale is not None]
@@ -90,15 +94,16 @@ class GradientHooks:
             content.scale = scale
 
     def take(self, param: torch.Tensor, slot: Slot | None = None) -> Taken | None:
-        """What a step consumes; None without a gradient. It is lent until ``consumed``. Who has the
-        parameter's `slot` saves that it is looked for."""
+        """Returns what a step consumes, or None without a gradient. The gradient is lent until
+        ``consumed``. Passing the parameter's `slot` saves a look-up."""
         slot, grad = slot or self._slot(param), _here(param.grad)
         if grad is None:
             return None
         if not isinstance(grad, LentGradient):
             grad = _dense(grad, slot)
             if grad.requires_grad:
-                # zero_grad() may zero its memory while the step reads it: a copy.
+                # The gradient is copied, because zero_grad() may zero its memory while the step
+                # reads it.
                 return Taken(grad.detach().clone(memory_format=torch.contiguous_format), 1.0)
             grad = _lend(param, self.content(slot, _in_order(grad)))
         elif grad.is_view:
@@ -108,10 +113,10 @@ class GradientHooks:
     def consumed(
         self, param: torch.Tensor, slot: Slot | None = None, *, keep: bool = True
     ) -> None:
-        """The step has read what it took. `keep`: backward adds to the gradient, as PyTorch does.
+        """Tells that the step has read what it took. With `keep` backward adds to the gradient.
 
-        Without `keep` its memory is let go: to read it raises, and backward starts anew. Nothing
-        happens to a gradient that has come since.
+        Without `keep` the gradient's memory is let go: reading the gradient then raises, and the
+        next backward starts from the beginning. A gradient that has come since is not touched.
         """
         grad = _here(param.grad)
         if isinstance(grad, LentGradient):
@@ -124,12 +129,15 @@ class GradientHooks:
     def _slot(self, param: torch.Tensor) -> Slot:
         slot: Slot | None = self._slots.get(param)
         if slot is None:
-            raise InvalidArgument(f"a parameter of shape {tuple(param.shape)} was not attached")
+            raise InvalidArgument(
+                f"a parameter of shape {tuple(param.shape)} was not attached to the gradient hooks"
+            )
         return slot
 
 
 def in_place(grad: torch.Tensor | None) -> Content | None:
-    """Where a step can read the gradient as it is: nothing multiplies it, and no rank has a slice."""
+    """Returns the content if a step can read the gradient as it is: nothing scales it, and no rank
+    holds a mere slice."""
     if type(grad) is not LentGradient or grad._path:
         return None
     content = grad._content
@@ -139,15 +147,16 @@ def in_place(grad: torch.Tensor | None) -> Content | None:
 
 
 def _here(grad: torch.Tensor | None) -> torch.Tensor | None:
-    """What this process has of it."""
+    """Returns this process's part of the gradient."""
     if grad is None or type(grad) is LentGradient:
         return grad
     return local_of(grad) if is_dtensor(grad) else grad
 
 
 def _in_order(grad: torch.Tensor) -> torch.Tensor:
-    """In the order of its indices, as the engine reads it: sums over it then have the same bits,
-    however it lies. What is expanded is so when a step takes it."""
+    """Returns the gradient in the order of its indices, as the engine reads it, so that sums over
+    it have the same bits whatever its layout. An expanded gradient is put in order when a step
+    takes it."""
     if grad.is_contiguous() or torch._debug_has_internal_overlap(grad) == 1:
         return grad
     return grad.contiguous()
@@ -160,7 +169,8 @@ def _lend(param: torch.Tensor, content: Content) -> LentGradient:
 
 
 def _dense(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """Errors: where it is of another kind; one without a single value is zeros."""
+    """Returns a plain dense gradient; a sparse one without values becomes zeros. Errors:
+    Unimplemented for other kinds of gradient."""
     if grad.layout is torch.sparse_coo and grad._nnz() == 0:
         return torch.zeros(grad.shape, dtype=grad.dtype, device=grad.device)
     if grad.layout is not torch.strided:
@@ -170,7 +180,7 @@ def _dense(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
     if type(grad) not in (torch.Tensor, torch.nn.Parameter):
         raise Unimplemented(
             f"parameter '{slot.name}' has a gradient of type {type(grad).__name__}, "
-            "which is not known: only plain tensors are"
+            "which is not supported: only plain tensors are"
         )
     return grad
 
@@ -181,7 +191,7 @@ def _arrived(owner: weakref.ref[GradientHooks], slot: Slot, param: torch.Tensor)
         return
     if not isinstance(grad, LentGradient) and hooks.lending:
         grad = _dense(grad, slot)
-        # With create_graph the gradient has a graph of its own: it stays what it is.
+        # A gradient that has a graph of its own, as with create_graph, stays as it is.
         if not grad.requires_grad:
             grad = _lend(param, hooks.content(slot, _in_order(grad)))
     if isinstance(grad, LentGradient):

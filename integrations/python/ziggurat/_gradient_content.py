@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gradient is until a step consumes it: a tensor, and what it is to be multiplied by."""
+"""What a gradient holds until a step consumes it: a tensor, and the factor to multiply it by."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 class Taken(NamedTuple):
-    """What a step consumes: ``tensor * scale``, or all zeros where there is no tensor."""
+    """What a step consumes: ``tensor * scale``, or all zeros if there is no tensor."""
 
-    tensor: torch.Tensor | None  # contiguous; of the gradient's type, or fp32
+    tensor: torch.Tensor | None  # contiguous; in the gradient's type, or fp32
     scale: float
 
 
 def count_write(part: torch.Tensor) -> None:
-    """Raises the version, by which a copy that was begun before is seen to be old. Below autograd,
-    where gradients are added and c10d reduces them, PyTorch does not raise it."""
+    """Raises the tensor's version, which shows that a copy begun earlier is out of date. PyTorch
+    itself does not raise it below autograd, where gradients are added and c10d reduces them."""
     torch.autograd.graph.increment_version(part)
 
 
 def count_writes(written: Sequence[torch.Tensor]) -> None:
-    """Of each, one."""
+    """Raises the version of each tensor by one."""
     try:
         torch.autograd.graph.increment_version(written)
     except (AttributeError, RuntimeError, TypeError):  # earlier versions take one tensor
@@ -43,7 +43,8 @@ class Slot:
         self._name = name
         self.index = index
         self.handle: Any = None
-        self.spare: torch.Tensor | None = None  # an earlier step's sum: saves fresh pages
+        # the memory of an earlier step's sum, used again to save fresh pages
+        self.spare: torch.Tensor | None = None
 
 
     @property
@@ -52,7 +53,8 @@ class Slot:
 
 
 class Content:
-    """What a gradient is: ``part * scale``. No part: zeros; no scale: 1."""
+    """A gradient's value: ``part * scale``. Without a part it is zeros; without a scale the scale
+    is 1."""
 
     def __init__(self, slot: Slot, part: torch.Tensor) -> None:
         self.slot = slot
@@ -61,21 +63,21 @@ class Content:
         self.part: torch.Tensor | None = part
         self.scale: torch.Tensor | None = None
         self.consumed = False
-        self.taken = False  # by a step that may still read the part
-        self.arrivals = 0  # in backward, since the step before
+        self.taken = False  # a step has taken the part and may still read it
+        self.arrivals = 0  # how often backward has added to it since the last step
 
     def __del__(self) -> None:
         self._drop()
 
     @property
     def is_zero(self) -> bool:
-        """Known without a look at any value."""
+        """Returns whether the gradient is known to be zero without reading any value."""
         return self.part is None and self.scale is None and not self.consumed
 
     def _drop(self) -> None:
         part, self.part, self.scale = self.part, None, None
         if part is not None and part.dtype != self.dtype and not self.taken:
-            self.slot.spare = part  # a sum: nobody else ever sees its memory
+            self.slot.spare = part  # the part is a sum, whose memory nobody else uses
 
     def check(self) -> None:
         if self.consumed:
@@ -97,7 +99,7 @@ class Content:
         self.arrivals = 0
 
     def value(self) -> torch.Tensor:
-        """In the gradient's type, contiguous; may be the part itself."""
+        """Returns the value in the gradient's type, contiguous. It may be the part itself."""
         self.check()
         if self.part is None:
             zeros = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
@@ -106,7 +108,7 @@ class Content:
         return value.to(self.dtype).contiguous()
 
     def settle(self) -> torch.Tensor:
-        """The value, as the part from now on: what is written to it stays."""
+        """Makes the value the part, and returns it, so that what is written to it stays."""
         value = self.value()
         if value is not self.part:
             self._drop()
@@ -118,7 +120,8 @@ class Content:
 
     def multiply(self, factor: Any, inverse: bool) -> None:
         self.check()
-        # The type in which PyTorch multiplies gradients of 16 bits; a copy, as it may change later.
+        # The factor has the type in which PyTorch multiplies 16-bit gradients. It is copied,
+        # because the caller may change it later.
         if isinstance(factor, torch.Tensor):
             factor = factor.to(self.wide, copy=True)
         else:
@@ -131,7 +134,7 @@ class Content:
         if self.consumed:
             if torch._C._current_graph_task_id() == -1:
                 self.check()
-            self.zero()  # a backward starts anew
+            self.zero()  # a backward starts from the beginning
         if self.part is None and self.scale is None:
             zeros = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
             self.part = zeros.add_(other, alpha=alpha)

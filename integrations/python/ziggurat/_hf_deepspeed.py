@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A config for DeepSpeed, or Accelerate's with a DeepSpeed plugin, for Trainer without DeepSpeed."""
+"""Lets Trainer take a config for DeepSpeed, or Accelerate's with a DeepSpeed plugin, without
+DeepSpeed."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from ziggurat._optimizer import EngineOptimizer
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed.auto import fill_auto, plugin_config
 
-# Sections and keys that no setting of ziggurat.torch's optimizers has the name of.
+# Sections and keys of DeepSpeed's configs; no setting of ziggurat.torch's optimizers has these
+# names.
 _DEEPSPEEDS = {
     "bf16",
     "fp16",
@@ -30,16 +32,16 @@ _DEEPSPEEDS = {
     "train_micro_batch_size_per_gpu",
     "zero_optimization",
 }
-# Trainer's schedules by DeepSpeed's names.
+# Trainer's names for DeepSpeed's schedules.
 _SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear"}
 
 
 def config_of(given: Mapping[str, Any] | str | Path, args: Any) -> dict[str, Any] | None:
-    """`given` as a config for DeepSpeed; None: it is none."""
+    """Returns `given` as a config for DeepSpeed, or None if `given` is something else."""
     read: Any = given
     if isinstance(given, str | Path):
         if Path(given).suffix in (".yaml", ".yml"):
-            return plugin_config(given)  # Trainer's arguments fill in what it leaves open
+            return plugin_config(given)  # Trainer's arguments fill in what the config leaves open
         read = json.loads(Path(given).read_text(encoding="utf-8"))
     return dict(read) if _DEEPSPEEDS & read.keys() else None
 
@@ -51,10 +53,11 @@ def names_optimizer(config: Mapping[str, Any]) -> bool:
 def optimizer_of(
     config: Mapping[str, Any], args: Any, model: torch.nn.Module
 ) -> tuple[type[EngineOptimizer] | None, dict[str, Any]]:
-    """The class that the config names, if it does, and what its optimizer takes.
+    """Returns the optimizer class that the config names, or None, and the optimizer's arguments.
 
-    Where the config enables bf16 the model becomes it, as DeepSpeed has it: the fp32 masters are
-    the engine's. Errors: InvalidArgument for what contradicts Trainer's arguments, naming both.
+    If the config enables bf16, the model becomes bf16, as with DeepSpeed; the engine keeps the
+    fp32 masters. Errors: InvalidArgument, which names both settings, if the config contradicts
+    Trainer's arguments.
     """
     filled = fill_auto(config, args, model)
     _check_schedule(filled.pop("scheduler", None), args)
@@ -64,7 +67,8 @@ def optimizer_of(
     where = dict(read.engine_arguments)
     placement = str(where.get("placement", "host"))
     if placement.startswith("nvme:"):
-        # Runs that share the drive have directories of their own; one that goes on finds its own.
+        # Each run has a directory of its own, so that runs can share a drive and a resumed run
+        # finds its own.
         run = Path(os.fspath(args.output_dir)).resolve().name
         where["placement"] = f"{placement}/ziggurat-{run}"
     if args.process_index == 0:
@@ -78,7 +82,7 @@ def optimizer_of(
 
 
 def _check_schedule(scheduler: Any, args: Any) -> None:
-    """Trainer makes the schedule."""
+    """Checks that the config's scheduler is the one that Trainer makes."""
     kind = (scheduler or {}).get("type")
     if kind is None:
         return
@@ -86,13 +90,13 @@ def _check_schedule(scheduler: Any, args: Any) -> None:
     has = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     if wanted is None:
         raise InvalidArgument(
-            f"scheduler.type={kind}: Trainer makes the schedule, but has none like it: leave the "
-            "section out, and choose one with lr_scheduler_type"
+            f"scheduler.type={kind}: Trainer makes the schedule, but has no schedule of this type: "
+            "leave the section out, and choose a schedule with lr_scheduler_type"
         )
     if kind == "WarmupLR" and (scheduler.get("params") or {}).get("warmup_type") != "linear":
         raise InvalidArgument(
-            "scheduler.type=WarmupLR: its warm-up is logarithmic unless warmup_type is linear, and "
-            'Trainer\'s is linear: give "warmup_type": "linear", or leave the section out'
+            "scheduler.type=WarmupLR warms up logarithmically unless warmup_type is linear, but "
+            'Trainer warms up linearly: give "warmup_type": "linear", or leave the section out'
         )
     if has != wanted:
         raise InvalidArgument(

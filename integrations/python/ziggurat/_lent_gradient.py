@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensor without storage that stands in ``param.grad``, and what operations do to it.
 
-Multiplications are recorded, additions go to the sum, norms are scaled. What else reads one gets
-its values, computed anew; what else writes one settles the values and writes those. Nothing is
-lost silently: what cannot be kept raises.
+Multiplications are recorded, additions go to the sum, and norms are scaled. Any other operation
+that reads it gets its values, computed each time. Any other operation that writes it makes the
+values first and then writes them. Nothing is lost silently: an operation whose result cannot be
+kept raises.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _aten = torch.ops.aten
 
 
 class LentGradient(torch.Tensor):
-    """A gradient that an optimizer of ours will consume; ``GradientHooks`` makes them."""
+    """A gradient that one of our optimizers will consume. ``GradientHooks`` makes them."""
 
     _content: Content
     _path: tuple[tuple[Any, ...], ...]  # the views that lead from the gradient to this part of it
@@ -55,31 +56,32 @@ class LentGradient(torch.Tensor):
 
     @property
     def is_view(self) -> bool:
-        """Whether it is a part, or another shape, of a parameter's gradient."""
+        """Returns whether this is a part, or another shape, of a parameter's gradient."""
         return bool(self._path)
 
     @property
     def is_zero(self) -> bool:
-        """Whether it is known, without a look at any value, that all are zero."""
+        """Returns whether all values are known to be zero without reading any of them."""
         return self._content.is_zero
 
     @property
     def part(self) -> torch.Tensor | None:
-        """What is multiplied by a scale, once it is known: of a whole gradient that has values."""
+        """Returns the tensor that the scale multiplies, for a whole gradient that is not divided
+        among ranks."""
         shared = isinstance(self._content, SharedContent)
         return None if self._path or shared else self._content.part
 
     @property
     def arrivals(self) -> int:
-        """How often backward has added to it since the step before."""
+        """Returns how often backward has added to the gradient since the last step."""
         return self._content.arrivals
 
     def parts(self) -> Taken | None:
-        """What a step would consume; None after a step that has consumed it."""
+        """Returns what a step would consume, or None after a step that has consumed it."""
         return Taken(self.materialize(), 1.0) if self._path else self._content.take()
 
     def materialize(self) -> torch.Tensor:
-        """The values, in a new plain tensor."""
+        """Returns the values in a new plain tensor."""
         with torch.no_grad():
             return _along(self._path, self._content.value()).clone()
 
@@ -101,12 +103,13 @@ class LentGradient(torch.Tensor):
         return self.materialize().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """A copy that cannot be written, since a write would be lost."""
+        """Returns a read-only copy, because what is written to a copy would be lost."""
         array = self.materialize().numpy(force=force)
         array.flags.writeable = False
         return array
 
-    # PyTorch would give a null address: native code, and NumPy through DLPack, would crash on it.
+    # Raises where PyTorch would give a null address, which would crash native code, and NumPy
+    # through DLPack.
     def _no_address(self, *_: Any, **__: Any) -> NoReturn:
         raise Unimplemented(
             f"the gradient of parameter '{self._content.slot.name}' has no storage until the step: "
@@ -146,7 +149,7 @@ def _plain(value: Any) -> Any:
 
 
 def _bare(grad: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that has the values as they are, where there is one."""
+    """Returns the tensor that holds the values as they are, or None if there is no such tensor."""
     if not isinstance(grad, LentGradient):
         return grad
     part = None if grad._content.scale is not None else grad.part
@@ -154,18 +157,18 @@ def _bare(grad: torch.Tensor) -> torch.Tensor | None:
 
 
 def _shared(grad: torch.Tensor) -> SharedContent | None:
-    """Its content, where it is divided among ranks."""
+    """Returns the content if the gradient is divided among ranks, else None."""
     content = grad._content if isinstance(grad, LentGradient) and not grad._path else None
     return content if isinstance(content, SharedContent) else None
 
 
 def _norms_of_all(contents: list[SharedContent], order: float) -> torch.Tensor | None:
-    """A call of all ranks; None: from the values alone."""
+    """Finds the norms in one call of all ranks, or returns None if the values must be read."""
     return contents[0].exchange.norms(contents, order) if order in (2, math.inf) else None
 
 
 def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A view has no values either: at each use it is taken of the gradient again."""
+    """Returns a view without values; each use of it takes the view of the gradient again."""
     grad = args[0]
     meta = torch.empty_strided(grad.shape, grad.stride(), dtype=grad.dtype, device="meta")
     shaped = func(meta, *args[1:], **kwargs)
@@ -179,9 +182,9 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @functools.cache
 def _written(func: Any) -> tuple[frozenset[int], frozenset[str]]:
-    """The arguments that `func` writes: places, and names."""
+    """Returns which arguments `func` writes: their places, and their names."""
     places, names = set(), set()
-    # Schemas of others do not always tell: c10d::allreduce_ has no mark on what it writes.
+    # Schemas of other namespaces do not always tell: c10d::allreduce_ does not mark what it writes.
     told = func.namespace in ("aten", "prim", "prims", "_c10d_functional")
     for place, argument in enumerate(func._schema.arguments):
         alias = argument.alias_info
@@ -192,7 +195,7 @@ def _written(func: Any) -> tuple[frozenset[int], frozenset[str]]:
 
 
 def _on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The operation on plain tensors; gradients that it writes hold the result."""
+    """Runs the operation on plain tensors. Gradients that it writes then hold the result."""
     places, names = _written(func)
     lent: list[tuple[LentGradient, torch.Tensor]] = []
 
@@ -201,17 +204,19 @@ def _on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return grad
         if torch.Tag.inplace_view in func.tags:
             raise Unimplemented(
-                f"{func} on the gradient of parameter '{grad._content.slot.name}', which has no "
-                "storage to change: work on p.grad.clone() and assign the result to p.grad"
+                f"{func} cannot change the gradient of parameter '{grad._content.slot.name}', "
+                "which has no storage: work on p.grad.clone() and assign the result to p.grad"
             )
-        # An alias: an `out=` of another shape resizes what it is given.
+        # The operation gets an alias, because an `out=` of another shape resizes the tensor that it
+        # is given.
         lent.append((grad, _along(grad._path, grad._content.settle()).detach()))
         return lent[-1][1]
 
     def back(value: Any) -> Any:
         return next((grad for grad, plain in lent if plain is value), value)
 
-    # Those that are written first: one that is also read is then the same memory.
+    # Settles the arguments that are written first: an argument that is also read is then the same
+    # memory.
     first = [tree_map(to_write, a) if i in places else a for i, a in enumerate(args)]
     named = {k: tree_map(to_write, a) if k in names else a for k, a in kwargs.items()}
     result = func(*tree_map(_plain, first), **tree_map(_plain, named))
@@ -219,8 +224,9 @@ def _on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         count_write(grad._content.settle())  # the part that was written
         if plain.shape != grad.shape or plain.dtype != grad.dtype:
             raise InvalidArgument(
-                f"{func} has changed the shape of the gradient of parameter "
-                f"'{grad._content.slot.name}': give it one of {tuple(grad.shape)}"
+                f"{func} has changed the shape or the type of the gradient of parameter "
+                f"'{grad._content.slot.name}': give it a tensor of shape {tuple(grad.shape)} and "
+                f"type {grad.dtype}"
             )
     return tree_map(back, result)
 
@@ -230,7 +236,7 @@ def _scale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _whole(grad) or (isinstance(factor, torch.Tensor) and factor.dim() > 0):
         return NotImplemented
     if isinstance(factor, complex) or (isinstance(factor, torch.Tensor) and factor.is_complex()):
-        return NotImplemented  # PyTorch refuses it
+        return NotImplemented  # PyTorch refuses complex factors
     grad._content.multiply(factor, inverse=func is _aten.div_.Tensor)
     return grad
 
@@ -253,7 +259,7 @@ def _add(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _added(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """With create_graph, backward does not add in place."""
+    """Handles the addition that backward makes with create_graph, which is not in place."""
     grad, other = args
     if _whole(grad) and grad._content.consumed and torch._C._current_graph_task_id() != -1:
         return other.clone()
@@ -281,7 +287,7 @@ def _itself(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """|part * scale| = |part| |scale|: no values are made for it."""
+    """Uses |part * scale| = |part| |scale|, so that no values need be made."""
     bare = _bare(args[0])
     if bare is not None:
         return func(bare, *args[1:], **kwargs)
@@ -293,7 +299,7 @@ def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return norms[0].to(grad.device, kwargs.get("dtype") or grad.dtype)
     if not _whole(grad) or grad.part is None or order <= 0:
         return NotImplemented
-    # In the wide type, since 16 bits may hold the norm only after the scale.
+    # Computes in the wide type, because the norm may fit into 16 bits only after scaling.
     content, dtype = grad._content, kwargs.get("dtype") or grad.dtype
     norm = func(content.part, *args[1:], **(kwargs | {"dtype": content.wide}))
     return (norm if content.scale is None else norm * content.scale.abs()).to(dtype)
@@ -316,7 +322,7 @@ def _norm_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _unscale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """GradScaler's check for what is not finite, with the scale recorded instead of multiplied."""
+    """Does GradScaler's check for values that are not finite; records the scale without multiplying."""
     grads, found_inf, inverse_scale = args
     others = [grad for grad in grads if not _whole(grad)]
     if others:
@@ -330,7 +336,7 @@ def _unscale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for grad in grads:
         if _whole(grad) and _shared(grad) is None:
             if grad.numel() and not grad.is_zero:
-                # One pass and no memory, as isfinite() would need; a NaN is kept by the maximum.
+                # The maximum takes one pass and, unlike isfinite(), no memory; it keeps a NaN.
                 largest = torch.linalg.vector_norm(grad, math.inf)
                 found_inf.copy_(torch.maximum(found_inf, (~largest.isfinite()).to(found_inf)))
             grad._content.multiply(inverse_scale, inverse=False)

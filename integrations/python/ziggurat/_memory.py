@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that this process may still take: the machine's, or less where its groups do."""
+"""Finds how much memory this process may still take: what the machine has left, or less where a
+control group limits it."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# For version 1 and 2: the files of a group's limits, the file of its use, and of its use the lines
-# of memory.stat that the kernel gives up before it refuses memory: pages of files.
+# The files of a group's limits, the file of its use, and the lines of memory.stat that count pages
+# of files, for cgroup versions 1 and 2. The kernel gives such pages up before it refuses memory.
 _FILES = {
     1: (
         ("memory.limit_in_bytes",),
@@ -20,8 +21,8 @@ _FILES = {
 
 
 def free_bytes(root: str | Path = "/") -> int:
-    """MemAvailable, or what is left of the tightest limit among this process's control group and
-    its parents. `root` is put before /proc and before the groups' folders."""
+    """Returns MemAvailable, or what is left of the tightest limit of this process's control group
+    and its parents. `root` is put before /proc and before the groups' folders."""
     free = [_named(Path(root, "proc/meminfo"), "MemAvailable:") * 1024]
     for version, folder in _groups(Path(root)):
         limits, used, given_up = _FILES[version]
@@ -43,8 +44,8 @@ def size_text(size_bytes: float) -> str:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, Path]]:
-    """The version and the folder of the own group, and of its parents as far as they are in sight:
-    a container sees its own."""
+    """Yields the version and the folder of this process's own group and of its parents, as far as
+    they are visible: a container sees only its own."""
     found = _own_group(_lines(root / "proc/self/cgroup"))
     if found is None:
         return
@@ -62,7 +63,7 @@ def _groups(root: Path) -> Iterator[tuple[int, Path]]:
         return
     if mounted != "/" and (group + "/").startswith(mounted + "/"):
         group = group[len(mounted) :]
-    if group.startswith("/.."):  # above the root of the process's namespace
+    if group.startswith("/.."):  # the group is outside the root of the process's namespace
         group = "/"
     top = root / point.lstrip("/")
     folder = top / group.lstrip("/")
@@ -74,7 +75,8 @@ def _groups(root: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _own_group(lines: list[str]) -> tuple[int, str] | None:
-    """Version 1 where it has the memory: "4:memory:/path"; else 2: "0::/path"."""
+    """Returns version and path: version 1 if its line has the memory controller ("4:memory:/path"),
+    else version 2 ("0::/path")."""
     unified = None
     for line in lines:
         _, controllers, path = line.split(":", 2)
@@ -93,7 +95,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _number(path: Path) -> int | None:
-    """None where there is no limit, which version 2 writes as "max"."""
+    """Returns the file's number, or None if there is no limit, which version 2 writes as "max"."""
     lines = _lines(path)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 

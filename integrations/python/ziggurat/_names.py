@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of parameters: what PyTorch's wrappers add to them, and which of two lists are the same.
+"""Removes from parameters' names what PyTorch's wrappers add, and matches two lists of names.
 
-``torch.compile`` puts ``_orig_mod.`` into the names of what it compiles, a whole model or blocks of
-it, and a wrapper like DistributedDataParallel ``module.``. Neither says anything about a parameter,
-so both go, wherever they stand.
+``torch.compile`` adds ``_orig_mod.`` to the names of what it compiles, a whole model or blocks of
+it. A wrapper like DistributedDataParallel adds ``module.``. Neither says anything about a
+parameter, so both are removed wherever they stand.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _COMPILED = "_orig_mod"
 _WRAPPED = "module"
 _WRAPPERS = (DistributedDataParallel, DataParallel, AveragedModel)
 _GENERATED = re.compile(r"group\d+\.\d+")
-_SHOWN = 8  # names in an error
+_SHOWN = 8  # the most names that an error lists
 
 
 def names_in(model: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """Each of `names`, which are the model's, without what PyTorch's wrappers add. The ``module.``
-    of any other wrapper stays."""
+    """Returns each of the model's `names` without what PyTorch's wrappers add. The ``module.`` of
+    any other wrapper stays."""
     wrappers = {
         path
         for path, module in model.named_modules(remove_duplicate=False)
@@ -47,8 +47,8 @@ def names_in(model: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
 
 
 def names_alone(names: Sequence[str], *, wrapper: bool = True) -> dict[str, str]:
-    """The same of names whose model is not known. `wrapper`: a ``module.`` that all of them begin
-    with goes too."""
+    """Returns each of `names` without ``_orig_mod.``, for a model that is not known. With `wrapper`
+    a ``module.`` with which all of the names begin is removed too."""
     every = [[part for part in name.split(".") if part != _COMPILED] for name in names]
     if wrapper and every and all(parts[0] == _WRAPPED and len(parts) > 1 for parts in every):
         every = [parts[1:] for parts in every]
@@ -56,30 +56,30 @@ def names_alone(names: Sequence[str], *, wrapper: bool = True) -> dict[str, str]
 
 
 def _distinct(named: dict[str, str]) -> dict[str, str]:
-    """Those that would become equal stay as they are."""
+    """Keeps the old names where two new names would be equal."""
     times = Counter(named.values())
     kept = {old: new if times[new] == 1 else old for old, new in named.items()}
     return kept if len(set(kept.values())) == len(kept) else {old: old for old in named}
 
 
 def generated(group: int, place: int) -> str:
-    """The name of a parameter that nobody has named."""
+    """Returns the name of a parameter that nobody has named."""
     return f"group{group}.{place}"
 
 
 class Named(NamedTuple):
-    """A parameter as a store has it, or a program."""
+    """A parameter's name and shape, in a store or in a program."""
 
     name: str
     shape: tuple[int, ...]
 
 
 def matched(store: str, stored: Sequence[Named], ours: Sequence[Sequence[Named]]) -> list[int]:
-    """The places in `ours` of the parameters that a store has, in the store's order: by name, or by
-    order where one side has made its names up.
+    """Returns for each parameter of a store, in the store's order, its place in `ours`. Matches by
+    name, or by order if one side has made its names up.
 
-    `ours`: the program's parameters in its order, by each list of names that they go by; the first
-    is what an error says. Errors: InvalidArgument that lists what differs.
+    `ours` has the program's parameters in its order, once for each list of names that they go by;
+    an error lists the first. Errors: InvalidArgument, which lists what differs.
     """
     spellings = [stored, [Named(short, one.shape) for short, one in _shortened(stored)]]
     for spelling in spellings:
@@ -101,19 +101,21 @@ def _shortened(stored: Sequence[Named]) -> list[tuple[str, Named]]:
 
 
 def made_up(names: Iterable[str]) -> bool:
-    """Whether they are those that generated() gives."""
+    """Returns whether generated() made all of the names."""
     return all(_GENERATED.fullmatch(name) for name in names)
 
 
 def _require_shapes(store: str, stored: Sequence[Named], ours: Sequence[Named]) -> None:
     if len(stored) != len(ours):
         raise InvalidArgument(
-            f"{store} has {len(stored)} parameters, but this program trains {len(ours)}, and one "
-            "of the two does not name them: give the optimizer the parameters that the store was "
+            f"{store} has {len(stored)} parameters, but this program trains {len(ours)}. They are "
+            "matched in their order, because the store or the program does not name them: give "
+            "the optimizer the parameters that the store was "
             "made with, or another directory"
         )
     other = [
-        f"{here.name} is {here.shape} here, but {there.name} there is {there.shape}"
+        f"{here.name} is {here.shape} in this program, but {there.name} is {there.shape} in the "
+        "store"
         for there, here in zip(stored, ours, strict=True)
         if there.shape != here.shape
     ]
@@ -127,13 +129,13 @@ def _require_shapes(store: str, stored: Sequence[Named], ours: Sequence[Named]) 
 def _differ(store: str, stored: Sequence[Named], ours: Sequence[Named]) -> InvalidArgument:
     words = differences([one.name for one in stored], [one.name for one in ours])
     return InvalidArgument(
-        f"{store} has other parameters than this program trains: {words}: give the optimizer the "
+        f"{store} has other parameters than this program trains: {words}; give the optimizer the "
         "parameters that the store was made with, or another directory"
     )
 
 
 def differences(theirs: Iterable[str], ours: Iterable[str]) -> str:
-    """Names that only one side has."""
+    """Lists the names that only one side has."""
     there, here = dict.fromkeys(theirs), dict.fromkeys(ours)
     lists = {
         "missing there": [name for name in here if name not in there],
@@ -150,8 +152,8 @@ def listed(what: str, names: Sequence[str]) -> str:
 def ours_by_number(
     saved: Mapping[object, str], ours: Mapping[str, object]
 ) -> dict[object, object] | None:
-    """Which of `ours` each number of a state dict is, by the names that both give; None where they
-    share no name. Errors: InvalidArgument where they share some."""
+    """Returns which of `ours` each number of a state dict stands for, by the names that both give,
+    or None if they share no name. Errors: InvalidArgument if they share only some."""
     names = list(saved.values())
     shared = False
     for spelling in (dict(zip(names, names, strict=True)), names_alone(names)):
@@ -162,7 +164,7 @@ def ours_by_number(
     if not shared:
         return None
     raise InvalidArgument(
-        "load_state_dict(): the state dict's parameters and this optimizer's have some names in "
-        f"common, and others not: {differences(theirs.values(), ours)}: give the optimizer the "
-        "parameters that it was saved with"
+        "load_state_dict(): the state dict's parameters and this optimizer's have only some names "
+        f"in common: {differences(theirs.values(), ours)}; give the optimizer the parameters that "
+        "the state dict was saved with"
     )

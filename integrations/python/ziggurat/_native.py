@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface (integrations/c/ziggurat.h) as Python objects. Addresses are plain integers."""
+"""Offers the C interface (integrations/c/ziggurat.h) as Python objects. Addresses are plain
+integers."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter, and where it is: its memory is lent to the engine."""
+    """A parameter and its memory, which is lent to the engine."""
 
     name: str
     shape: Sequence[int]
@@ -86,13 +87,13 @@ class Param:
 
 @dataclass(frozen=True)
 class GroupStep:
-    """What a step does to the parameters of one group."""
+    """The settings with which a step updates the parameters of one group."""
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    lr_decay: float = 0.0  #: a parameter's step t has lr / (1 + (t - 1) * lr_decay)
+    lr_decay: float = 0.0  #: in a parameter's step t the rate is lr / (1 + (t - 1) * lr_decay)
     dampening: float = 0.0
     nesterov: bool = False
     maximize: bool = False
@@ -100,21 +101,21 @@ class GroupStep:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of the processes of a job this one is, and where they find each other."""
+    """Names this process's rank in a job, and where the ranks find each other."""
 
     rank: int
     world_size: int
     rendezvous: str = ""  #: "HOST:PORT", an address of rank 0's machine
-    secret: str = ""  #: that all ranks know; may be empty where all are on this host
-    connect_timeout_s: float = 300.0  #: for all ranks to come
-    call_timeout_s: float = 600.0  #: what ends the job if no rank has finished any work meanwhile
+    secret: str = ""  #: known to all ranks; may be empty if all are on this host
+    connect_timeout_s: float = 300.0  #: how long to wait for all ranks to connect
+    call_timeout_s: float = 600.0  #: the job ends if no rank has finished any work for so long
 
 
 class Runtime:
-    """Workers, and the thread that decides; engines share them. Closed with the object."""
+    """The worker threads and the engine thread, which engines share. Closed with the object."""
 
     def __init__(self, threads: int = 0, ranks: Ranks | None = None) -> None:
-        """With `ranks` this process is one of several, and all of them are waited for."""
+        """Waits for all ranks if `ranks` is given, because this process is then one of several."""
         handle = HANDLE()
         settings: dict[str, Any] = {"threads": threads}
         if ranks is not None:
@@ -126,12 +127,13 @@ class Runtime:
         )
 
     def close(self) -> None:
-        """Does nothing the second time."""
+        """Closes the runtime; does nothing the second time."""
         close(self._ended)
 
 
 def text_of(name: str, *arguments: int | bytes, words: Words = in_settings) -> str:
-    """Of a function that is asked twice: for its length, and for itself."""
+    """Returns the text of a C function, which is called twice: for the text's length, and for the
+    text."""
     needed = ctypes.c_uint64()
     call(name, *arguments, None, 0, ctypes.byref(needed), words=words)
     text = ctypes.create_string_buffer(needed.value)
@@ -142,16 +144,17 @@ def text_of(name: str, *arguments: int | bytes, words: Words = in_settings) -> s
 def stored_params(
     runtime: Runtime, settings: Mapping[str, Any]
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """Name and shape of what the store has that ``settings["store"]`` names, in its order: of this
-    rank's file. Empty where there is none. Nothing is written or locked."""
+    """Returns name and shape of each parameter in this rank's file of the store
+    ``settings["store"]``, in the store's order. Empty if there is no store. Writes and locks
+    nothing."""
     given = json.dumps(dict(settings)).encode()
     text = text_of("ziggurat_stored_params", runtime.handle, given, words=in_arguments)
     return [(one["name"], tuple(one["shape"])) for one in json.loads(text)]
 
 
 def close(ended: weakref.finalize[..., Any]) -> None:
-    # Does not call the finalizer: once it was called it is dead, even if the engine refused to
-    # close.
+    # Does not call the finalizer, because a finalizer is dead once it was called, even if the
+    # engine refused to close.
     peeked = ended.peek()
     if peeked is not None:
         _, end, arguments, _ = peeked
@@ -160,13 +163,13 @@ def close(ended: weakref.finalize[..., Any]) -> None:
 
 
 def end_handle(name: str, handle: int, owner: int, *kept: object) -> None:
-    # What is `kept` stays until this was called. A forked child has no threads that would answer.
+    # `kept` stays alive until this call. A forked child has no threads that would answer.
     if os.getpid() == owner:
         call(name, handle)
 
 
 class Engine:
-    """The state of a list of parameters: masters and moments, updated step by step."""
+    """The state of a list of parameters: masters and moments, which each step updates."""
 
     def __init__(
         self,
@@ -177,9 +180,9 @@ class Engine:
         load: tuple[int, Mapping[str, Any]] | None = None,
         words: Words = in_settings,
     ) -> None:
-        """`kept` has memory that is lent, and stays until the engine is closed. `load`: the handle
-        of a checkpoint whose state is a new store's, and what of it (ziggurat_engine_load()).
-        `words`: in which errors give advice."""
+        """Opens the engine. `kept` owns memory that is lent, and stays until the engine is closed.
+        `load` is the handle of a checkpoint from which a new store takes its state, and what to
+        take (ziggurat_engine_load()). `words` turns an error's advice into the caller's words."""
         self._words = words
         self._params = list(params)
         structs = (ParamStruct * len(self._params))()
@@ -190,7 +193,7 @@ class Engine:
             given.shape = (ctypes.c_int64 * len(param.shape))(*param.shape)
             given.dimensions = len(param.shape)
             code, element_bytes = DTYPES[param.dtype]
-            values = given.values  # in place: an object for each would be made only to be copied
+            values = given.values  # filled in place: an object for each would only be copied
             values.struct_size = ctypes.sizeof(Memory)
             values.dtype, values.address = code, param.address
             values.size_bytes = param.count * element_bytes
@@ -217,8 +220,8 @@ class Engine:
     def lend_gradient(
         self, index: int, dtype: str, address: int, count: int, scale: float = 1.0
     ) -> None:
-        """The gradient of parameter `index` in the step to come, times `scale`; it must stay as it is
-        until wait(index) after the step."""
+        """Lends the gradient of parameter `index` for the next step, which multiplies it by
+        `scale`. The memory must not change until wait(index) after the step."""
         self._call("ziggurat_lend_gradient", index, memory(dtype, address, count), scale)
 
     def lend_gradients(
@@ -228,7 +231,7 @@ class Engine:
         addresses: Sequence[int],
         scales: Sequence[float],
     ) -> None:
-        """lend_gradient() of many parameters, all of each, in one call."""
+        """Lends the whole gradients of many parameters in one call."""
         codes = {name: code for name, (code, _) in DTYPES.items()}
         arrays = (
             array("Q", indices),
@@ -243,29 +246,31 @@ class Engine:
     def add_gradient(
         self, index: int, dtype: str, address: int, count: int, scale: float = 1.0
     ) -> None:
-        """Adds to it in memory of the engine's; the memory is free again on return."""
+        """Adds to a parameter's gradient in the engine's own memory; the caller's memory is free on
+        return."""
         self._call("ziggurat_add_gradient", index, memory(dtype, address, count), scale)
 
     def discard_gradients(self) -> None:
-        """No parameter has a gradient in the step to come."""
+        """Takes all gradients for the next step away."""
         self._call("ziggurat_discard_gradients")
 
     def gradient_norm(self) -> float:
-        """The 2-norm of all gradients of the step to come."""
+        """Returns the 2-norm of all gradients for the next step."""
         norm = ctypes.c_double()
         self._call("ziggurat_gradient_norm", ctypes.byref(norm))
         return norm.value
 
     def expect_gradients(self) -> None:
-        """Gradients are being computed: records may be read meanwhile."""
+        """Tells that gradients are being computed, so that the engine may read records
+        meanwhile."""
         self._call("ziggurat_expect_gradients")
 
     def lend_param(self, index: int, dtype: str, address: int, count: int) -> None:
-        """The parameter was moved there."""
+        """Tells where the parameter's memory is now."""
         self._call("ziggurat_lend_param", index, memory(dtype, address, count))
 
     def param_written(self, index: int) -> None:
-        """Before the next step its master is taken anew from the parameter."""
+        """Tells that somebody has written the parameter: the next step makes its master from it."""
         self._call("ziggurat_param_written", index)
 
     def step(
@@ -276,9 +281,11 @@ class Engine:
         blob_follows: bool = False,
         update_at_once: bool = False,
     ) -> int:
-        """Begins the step, and returns its generation: parameters are written until wait().
+        """Begins a step and returns its generation. The engine may write parameters until wait()
+        returns.
 
-        `update_at_once`: those whose state is in memory are updated when this returns.
+        With `update_at_once` the parameters whose state is in memory are updated when this
+        returns.
         """
         settings = (GroupStruct * len(groups))(
             *(
@@ -310,35 +317,38 @@ class Engine:
         return int(result.generation)
 
     def give_blob(self, blob: bytes) -> None:
-        """That of the newest step, which was made with blob_follows."""
+        """Gives the blob of the newest step, which was made with blob_follows."""
         self._call("ziggurat_give_blob", blob or None, len(blob))
 
     def wait(self, index: int | None = None) -> None:
-        """Returns when parameter `index`, or every one, is that of the newest step."""
+        """Returns when parameter `index`, or every parameter, has the value of the newest step."""
         self._call("ziggurat_wait", ALL_PARAMS if index is None else index)
 
     def steps_of(self, index: int) -> int:
-        """Steps that the parameter has made."""
+        """Returns how many steps the parameter has made."""
         steps = ctypes.c_uint64()
         self._call("ziggurat_param_steps", index, ctypes.byref(steps))
         return steps.value
 
     def state_names(self) -> list[str]:
-        """What the optimizer keeps of a parameter: "master", and torch.optim's names of moments."""
+        """Returns the names of the arrays that the optimizer keeps: "master", and torch.optim's
+        names of moments."""
         return self._text("ziggurat_state_names").split()
 
     def read_state(self, index: int, name: str, address: int, count: int) -> None:
-        """Copies the parameter's array `name` of the newest step there, in fp32."""
+        """Copies array `name` of the parameter, as of the newest step, to `address`, in fp32."""
         values = memory("fp32", address, count)
         self._call("ziggurat_read_state", index, name.encode(), values)
 
     def write_state(self, index: int, name: str, address: int, count: int) -> None:
-        """The next step goes on from what is there, copied; durable with it."""
+        """Copies the values into the parameter's array `name`. The next step uses them, and makes
+        them durable."""
         values = memory("fp32", address, count)
         self._call("ziggurat_write_state", index, name.encode(), values)
 
     def pieces_of(self, rank: int) -> dict[str, int]:
-        """What a rank has of the parameters, itself included: names, and numbers of elements."""
+        """Returns name and number of elements of each parameter that `rank`, which may be this
+        rank, has a part of."""
         pieces = {}
         for line in self._text("ziggurat_pieces_of", rank).splitlines():
             count, name = line.split("\t", 1)
@@ -346,12 +356,13 @@ class Engine:
         return pieces
 
     def read_state_of(self, rank: int, param: str, name: str, address: int, count: int) -> None:
-        """read_state() of a parameter that `rank` has, which calls nothing for it."""
+        """Reads state as read_state() does, of a parameter that `rank` holds. That rank need not
+        call anything."""
         values = memory("fp32", address, count)
         self._call("ziggurat_read_state_of", rank, param.encode(), name.encode(), values)
 
     def set_steps(self, index: int, steps: int) -> None:
-        """The parameter has made as many."""
+        """Sets how many steps the parameter has made."""
         self._call("ziggurat_set_param_steps", index, steps)
 
     def make_durable(self) -> None:
@@ -377,18 +388,18 @@ class Engine:
 
     @property
     def blob(self) -> bytes:
-        """What the step that this engine resumed at was given."""
+        """The blob of the step at which this engine resumed."""
         size = self._state().blob_bytes
         room = ctypes.create_string_buffer(size)
         self._call("ziggurat_read_blob", room, size)
         return room.raw[:size]
 
     def describe(self) -> str:
-        """What was chosen and found when the engine opened."""
+        """Returns a text about what was chosen and found when the engine opened."""
         return self._text("ziggurat_describe")
 
     def figures(self) -> dict[str, int]:
-        """What was moved and waited for so far, by all engines of the runtime."""
+        """Returns counters of what all engines of the runtime have moved and waited for so far."""
         figures: dict[str, int] = json.loads(self._text("ziggurat_figures"))
         return figures
 
@@ -399,16 +410,17 @@ class Engine:
         return text_of(name, self.handle, *arguments)
 
     def close(self) -> None:
-        """Does nothing the second time. What is not durable is lost: make_durable() comes first."""
+        """Closes the engine; does nothing the second time. State that is not durable is lost: call
+        make_durable() first."""
         close(self._ended)
 
 
 class Exchange:
-    """What ranks exchange in host memory, beside what their engines say.
+    """Exchanges data in host memory among ranks, beside what their engines exchange.
 
-    Every rank of the runtime opens it by the same name, at the same place among its engines and
-    exchanges, and begins the same calls in the same order, from any thread. The memory of a call is
-    the exchange's until its ticket is finished.
+    Every rank of the runtime opens the exchange by the same name, at the same place among its
+    engines and exchanges, and begins the same calls in the same order, from any thread. A call's
+    memory belongs to the exchange until the call's ticket is finished.
     """
 
     def __init__(self, runtime: Runtime, name: str) -> None:
@@ -420,21 +432,22 @@ class Exchange:
         )
 
     def all_to_all(self, input_address: int, output_address: int, slice_bytes: int) -> Ticket:
-        """Slice r of the input goes to rank r, slice r of the output comes from it."""
+        """Sends slice r of the input to rank r, and receives slice r of the output from rank r."""
         return self._begin("ziggurat_begin_all_to_all", input_address, output_address, slice_bytes)
 
     def all_gather(self, input_address: int, output_address: int, input_bytes: int) -> Ticket:
-        """Slice r of the output is rank r's input, which may lie there already."""
+        """Gathers each rank's input into the output: slice r is rank r's, and may lie there
+        already."""
         return self._begin("ziggurat_begin_all_gather", input_address, output_address, input_bytes)
 
     def all_reduce(self, values: Sequence[float]) -> list[float]:
-        """Their sums over the ranks, taken in the order of ranks. For a few values."""
+        """Returns the sums over the ranks, added in the order of ranks. Meant for a few values."""
         sums = (ctypes.c_double * len(values))(*values)
         self._begin("ziggurat_begin_all_reduce_doubles", sums, len(sums)).finish()
         return list(sums)
 
     def barrier(self) -> None:
-        """Returns when every rank has come here."""
+        """Returns when every rank has called it."""
         self._begin("ziggurat_begin_barrier").finish()
 
     def _begin(self, name: str, *arguments: Any) -> Ticket:
@@ -443,17 +456,17 @@ class Exchange:
         return Ticket(self, number.value)
 
     def close(self) -> None:
-        """Does nothing the second time. Waits for what is under way."""
+        """Waits for calls in progress, and closes; does nothing the second time."""
         close(self._ended)
 
 
 class Ticket:
-    """A call of an exchange that is under way."""
+    """A call of an exchange that is in progress."""
 
     def __init__(self, exchange: Exchange, number: int) -> None:
         self._exchange = exchange
         self._number = number
 
     def finish(self) -> None:
-        """Waits for it; once."""
+        """Waits for the call; may be called once."""
         call("ziggurat_finish", self._exchange.handle, self._number)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface's checkpoints as Python objects: written by engines, read by name."""
+"""Offers the C interface's checkpoints as Python objects: engines write them, and names find what
+to read."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from ziggurat._words import in_arguments
 
 
 class Values(NamedTuple):
-    """Elements in memory."""
+    """Elements in memory, by type, address and number."""
 
     dtype: str
     address: int
@@ -30,8 +31,8 @@ def save_checkpoint(
     blob: bytes,
     content: Mapping[str, Any] | str,
 ) -> None:
-    """ziggurat_save_checkpoint(): a call of all ranks. `content` is described there; as its JSON,
-    nothing of it can fail here on one rank alone."""
+    """Calls ziggurat_save_checkpoint(), which describes `content`; all ranks call this. Give the
+    content as JSON text if it must not fail on one rank alone."""
     text = content if isinstance(content, str) else json.dumps(content)
     handles = (HANDLE * len(engines))(*(engine.handle for engine in engines))
     given = (Memory * len(values))(*(memory(*one) for one in values))
@@ -48,20 +49,20 @@ def save_checkpoint(
 
 
 class SavedTensor(NamedTuple):
-    """An array of a checkpoint."""
+    """Describes one array of a checkpoint."""
 
     name: str
-    owner: str  #: the parameter; of scales, the unit
+    owner: str  #: the parameter, or for scales the unit
     array: str  #: "master", "exp_avg", ..
-    type: str  #: as safetensors calls it
+    type: str  #: a type's name in safetensors
     shape: tuple[int, ...]
 
 
 class Checkpoint:
-    """A checkpoint that is read: every byte is compared with its hash."""
+    """An open checkpoint. Every byte that is read is compared with its hash."""
 
     def __init__(self, runtime: Runtime, path: str) -> None:
-        """The checkpoint `path`, or the newest whole one in that folder."""
+        """Opens the checkpoint `path`, or the newest whole checkpoint in that folder."""
         handle = HANDLE()
         call("ziggurat_checkpoint_open", runtime.handle, path.encode(), ctypes.byref(handle), words=in_arguments)
         self.handle = handle.value
@@ -83,10 +84,10 @@ class Checkpoint:
         return room.raw[: self._blob_bytes]
 
     def read(self, tensor: int, first: int, address: int, count: int) -> None:
-        """Elements [first, first + count), widened to fp32."""
+        """Reads elements [first, first + count), widened to fp32."""
         values = memory("fp32", address, count)
         call("ziggurat_checkpoint_read", self.handle, tensor, first, values, words=in_arguments)
 
     def close(self) -> None:
-        """Does nothing the second time."""
+        """Closes the checkpoint; does nothing the second time."""
         close(self._ended)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of an optimizer's parameters, from the optimizer's first step on."""
+"""Opens the engine of an optimizer's parameters at the optimizer's first step, and works with
+it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def _as_fp32(values: torch.Tensor) -> torch.Tensor:
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`values` as the engine rounds masters: bf16 to nearest, ties away from zero."""
+    """Returns `values` as the engine rounds masters: to the nearest bf16, ties away from zero."""
     if dtype != torch.bfloat16 or values.dtype != torch.float32:
         return values.to(dtype)
     nearest = (values.contiguous().view(torch.int32) + 0x8000) >> 16
@@ -42,28 +43,32 @@ def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _draws_noise(settings: Mapping[str, Any]) -> bool:
-    """Whether the engine may round anything stochastically."""
+    """Returns whether the engine may round anything stochastically."""
     words = {name: settings.get(name) for name in ("rounding", "state_rounding", "param_rounding")}
     kept = settings.get("state_format") in ("bf16", "bf16-moments")
-    of_state = words["state_rounding"] or words["rounding"] or "stochastic"  # as a new store's is
+    # "stochastic" is the default of a new store
+    of_state = words["state_rounding"] or words["rounding"] or "stochastic"
     return "stochastic" in words.values() or (kept and of_state == "stochastic")
 
 
 def _require_runs(parts: Sequence[Part], names: Sequence[str]) -> None:
-    """Errors: where noise would depend on how ranks divide a parameter; the same on every rank."""
+    """Checks that stochastic rounding does not depend on how ranks divide a parameter. Errors:
+    Unimplemented, on every rank alike, if it does."""
     for part, name in zip(parts, names, strict=True):
         if not part.is_run():
             placed = getattr(part.param, "placements", "")
             raise Unimplemented(
-                f"parameter '{name}' is placed as {placed}: the elements of a rank's part do not "
-                "follow one another in the whole, so stochastic rounding would have other bits on "
-                "another number of ranks: shard it in dimension 0, as fully_shard() does without "
+                f"parameter '{name}' is placed as {placed}, so the elements of a rank's part do "
+                "not follow one another in the whole, and stochastic rounding would give other "
+                "bits on another number of ranks. Shard the parameter in dimension 0, as "
+                "fully_shard() does without "
                 'shard_placement_fn, or give state_rounding="nearest" and param_rounding="nearest"'
             )
 
 
 def rounds_to(master: torch.Tensor, param: torch.Tensor, stochastic: bool = False) -> bool:
-    """`param` is what the engine rounds `master` to; `stochastic`: either of its neighbours."""
+    """Returns whether the engine rounds `master` to `param`; with `stochastic`, whether `param` is
+    one of the two neighbours of `master`."""
     if stochastic and param.dtype == torch.bfloat16:
         bits = _as_fp32(master).contiguous().view(torch.int32)
         low = (bits >> 16).to(torch.int16)
@@ -80,15 +85,16 @@ _Laid = tuple[torch.Size, tuple[int, ...]]
 
 
 def _laid(param: torch.Tensor) -> _Laid:
-    """Shape and strides: ``p.data = x`` counts no write of `p`, and may leave its address."""
+    """Returns shape and strides. ``p.data = x`` counts as no write of `p` and may keep its address,
+    but changes these."""
     return param.shape, param.stride()
 
 
 class _Kind(NamedTuple):
-    """What a parameter stays."""
+    """The properties that a parameter may not change."""
 
     dtype: str
-    shape: tuple[int, ...]  # of what is here
+    shape: tuple[int, ...]  # the shape of this rank's part
     device: torch.device
     whole: tuple[int, ...]
 
@@ -98,7 +104,8 @@ class _Kind(NamedTuple):
 
 
 def _kind_of(part: Part, param: torch.Tensor, name: str) -> _Kind:
-    """`param`: the part's memory. Errors: what the engine cannot take, naming the parameter."""
+    """Returns the kind of the part's memory `param`. Errors: InvalidArgument, which names the
+    parameter, if the engine cannot take it."""
     check_device(param, name)
     if param.dtype not in DTYPES:
         raise InvalidArgument(f"parameter '{name}' is {param.dtype}, but must be fp32, bf16 or fp16")
@@ -113,7 +120,7 @@ _runtimes: weakref.WeakValueDictionary[tuple[int, int], Runtime] = weakref.WeakV
 
 
 def runtime_of(threads: int) -> Runtime:
-    """The process's, which all its engines share; a forked child has its own."""
+    """Returns this process's runtime, which all its engines share; a forked child has its own."""
     key = (os.getpid(), threads)
     runtime = _runtimes.get(key)
     if runtime is None:
@@ -138,34 +145,40 @@ class Opened:
         settings: dict[str, Any],
         load: Callable[[Sequence[Part]], tuple[int, dict[str, Any]]] | None = None,
     ) -> None:
-        """`load`: of these parts, what Engine takes of a checkpoint."""
+        """`load` returns, for these parts, what Engine takes from a checkpoint."""
         if _draws_noise(settings):
             _require_runs(parts, names)
-        self.members = [part.param for part in parts]  #: of some, nothing may be on this rank
-        # Those of other ranks too, so that every rank refuses the same.
+        #: all parameters; this rank may have no part of some
+        self.members = [part.param for part in parts]
+        # Checks the parameters of other ranks too, so that every rank refuses the same ones.
         kinds = [
             _kind_of(part, part.memory(), name) for part, name in zip(parts, names, strict=True)
         ]
-        self.store: str | None = settings.get("store")  #: the directory of a state on a drive
+        self.store: str | None = settings.get("store")  #: the state's directory on a drive
         here = [i for i, part in enumerate(parts) if part.memory().numel() > 0]
         self.parts = [parts[i] for i in here] or [Nothing()]
         self.params = [part.param for part in self.parts]
         self.names = [names[i] for i in here] or ["(none)"]
         self._names_of = dict(zip(self.members, names, strict=True))
-        # Steps of what is on other ranks alone: of all else the engine knows them.
+        # The steps of parameters that only other ranks have; the engine counts the steps of all
+        # others.
         self._elsewhere = dict.fromkeys(set(self.members) - set(self.params), 0)
         self._hooks = hooks
         self._params_drawn = "stochastic" in (
             settings.get("rounding"), settings.get("param_rounding")
         )
-        # The gradients of pending parameters, which must not go where another takes their place.
+        # The gradients of pending parameters. They stay alive until the engine has read them, even
+        # if another gradient takes their place.
         self._lent: dict[int, torch.Tensor] = {}
         self._in_memory = settings.get("placement") == "optimizer=host"
-        self._all_written = False  # of the newest step, and nothing waits for the engine
+        # whether the newest step is written, so that nothing waits for the engine
+        self._all_written = False
         self._expecting = False
-        self._arriving = threading.Lock()  # each accelerator's backward has a thread of its own
-        self.loaded = False  #: state that goes into the records with the next step
-        self.masters: dict[torch.Tensor, torch.Tensor] = {}  #: loaded, until the next step
+        # a lock, because each accelerator's backward has a thread of its own
+        self._arriving = threading.Lock()
+        #: whether loaded state waits for the next step to write it into the records
+        self.loaded = False
+        self.masters: dict[torch.Tensor, torch.Tensor] = {}  #: loaded masters, until the next step
         self._indices = {param: i for i, param in enumerate(self.params)}
         own_groups = [groups[i] for i in here] or [0]
         self._group_count = max(own_groups) + 1  # other ranks may have parts of more groups
@@ -184,15 +197,16 @@ class Opened:
         for place in self._staged:
             place.finish_reading()
         loaded = None if load is None else load(self.parts)
-        # Rounded alike on whatever rank it is, where the settings, the store or the checkpoint say
-        # stochastically.
+        # The engine rounds an element alike on whatever rank it is, if the settings, the store or
+        # the checkpoint ask for stochastic rounding.
         firsts = [part.first_element() if part.is_run() else 0 for part in self.parts]
         if any(firsts):
             settings = {**settings, "first_elements": firsts}
         self.engine = Engine(
             runtime(), listed, settings, kept=self._staged, load=loaded, words=in_arguments
         )
-        # As the engine left them: a parameter that differs was written or moved by somebody else.
+        # Notes how the engine left the parameters: one that differs later was written or moved by
+        # somebody else.
         if self.engine.resumed or loaded is not None:
             for place in self._staged:
                 place.begin_writing()
@@ -201,14 +215,14 @@ class Opened:
                 torch.autograd.graph.increment_version(param)
         self._versions = [param._version for param in held]
         self._addresses = [param.data_ptr() for param in held]
-        # Many alike share one object, since the garbage collector walks each.
+        # Equal shapes share one object, because the garbage collector walks each object.
         known: dict[_Laid, _Laid] = {}
         self._laid = [known.setdefault(laid, laid) for laid in map(_laid, held)]
-        self._memory = [param.detach() for param in held]  # which stays as long as it is lent
-        self._lent_at = [lent.data_ptr() for lent in memory]  # what the engine has
+        self._memory = [param.detach() for param in held]  # keeps the memory alive while it is lent
+        self._lent_at = [lent.data_ptr() for lent in memory]  # the addresses that the engine has
 
     def index(self, param: torch.Tensor) -> int | None:
-        """In `params`; None: nothing of it is here."""
+        """Returns the parameter's index in `params`, or None if this rank has no part of it."""
         return self._indices.get(param)
 
     def close(self) -> None:
@@ -219,11 +233,12 @@ class Opened:
 
     @property
     def is_staged(self) -> bool:
-        """Whether a parameter is on an accelerator."""
+        """Returns whether a parameter is on an accelerator."""
         return bool(self._staged)
 
     def figures(self) -> dict[str, int]:
-        """The engine's, and what was copied from and to accelerators since this was opened."""
+        """Returns the engine's counters, and the bytes copied from and to accelerators since this
+        was opened."""
         moved = {
             "device_down_bytes": sum(place.down_bytes for place in self._staged),
             "device_up_bytes": sum(place.up_bytes for place in self._staged),
@@ -235,7 +250,8 @@ class Opened:
         return bool(self._lent)
 
     def gradient_arrived(self, param: torch.Tensor) -> None:
-        """In backward: the engine may read ahead what the step will need."""
+        """Called in backward when a gradient has arrived. The engine may then read ahead for the
+        step."""
         with self._arriving:
             if not self._expecting:
                 self._expecting = True
@@ -245,28 +261,30 @@ class Opened:
             return
         if index in self._lent:
             raise ZigguratError(
-                f"parameter '{self.names[index]}' has a gradient of a forward that did not wait "
-                "for its new value: call optimizer.synchronize() before what uses it outside its "
-                "module"
+                f"parameter '{self.names[index]}' has a gradient from a forward that did not wait "
+                "for the parameter's new value: call optimizer.synchronize() before you use the "
+                "parameter outside its module"
             )
         self._places[index].gradient_arrived(index, param)
 
     def wait_written(self, param: torch.Tensor) -> None:
-        """Returns when the engine has written what is here of `param`; any thread's."""
+        """Returns when the engine has written this rank's part of `param`. Any thread may call
+        it."""
         index = self.index(param)
         if index is not None and not self._all_written:
             self.engine.wait(index)
 
     def has_gradient(self) -> bool:
-        """Whether a step has something to do, on some rank at least."""
+        """Returns whether any parameter has a gradient, on this rank or another."""
         return any(param.grad is not None for param in self.members)
 
     def step(self, groups: list[GroupStep], blob_follows: bool = False) -> None:
-        """Begins a step of all gradients."""
+        """Begins a step with all gradients."""
         self.wait()
         if self._staged:
             self._hooks.move_scales(self.params, scales_to_host)
-        # All are looked at before the first is given: a step that is refused has given nothing.
+        # All gradients are taken before the first is lent, so that a step that is refused has lent
+        # none.
         taken, scales = self._taken()
         for place in self._staged:
             place.finish_writing()
@@ -284,14 +302,15 @@ class Opened:
             [tensor.data_ptr() for tensor in lent.values()],
             scales,
         )
-        # On the CPU, workers in the next forward would take turns with PyTorch's own threads.
+        # Updates at once on the CPU, where workers that ran beside the next forward would take
+        # turns with PyTorch's own threads.
         self.engine.step(
             groups[: self._group_count],
             blob_follows=blob_follows,
             update_at_once=not self._staged,
         )
         self._all_written = not self._staged and self._in_memory
-        if self._all_written:  # when step() has returned
+        if self._all_written:  # the parameters are already updated when step() returns
             self.engine.wait()
         self._lent = lent
         for param in self._elsewhere:
@@ -301,12 +320,13 @@ class Opened:
             place.begin_writing()
 
     def _taken(self) -> tuple[dict[int, torch.Tensor | None], list[float]]:
-        """What each part's gradient is of those that have one, and what it is to be multiplied by."""
+        """Returns, by index, the gradient of each part that has one, and the factor for each
+        gradient."""
         taken: dict[int, torch.Tensor | None] = {}
         scales = []
         hooks = self._hooks
         for index, part in enumerate(self.parts):
-            # Most are that of a whole parameter, as backward made it.
+            # Most gradients are whole and as backward made them.
             content = in_place(part.param.grad) if type(part) is Part else None
             if content is not None:
                 content.taken = True
@@ -318,20 +338,21 @@ class Opened:
         return taken, scales
 
     def _in_host_memory(self, index: int, gradient: torch.Tensor | None) -> torch.Tensor:
-        """From finish_reading() on. No gradient: zeros."""
+        """Returns a gradient's host memory, which holds the values from finish_reading() on; zeros
+        if there is no gradient."""
         param = self.params[index]
         if gradient is None:
             return torch.zeros(self._kinds[index].shape, dtype=param.dtype)
         return self._places[index].gradient(index, param, gradient)
 
     def wait(self, index: int | None = None) -> None:
-        """Returns when parameter `index`, or every one, is that of the newest step."""
+        """Returns when parameter `index`, or every parameter, has the value of the newest step."""
         if index is None:
             if not self._lent:
                 return
             with torch.profiler.record_function("ziggurat.wait"):
                 if self._staged:
-                    # The first are copied while the engine is at the others.
+                    # The first parameters are copied while the engine works on the rest.
                     for pending in list(self._lent):
                         self.wait(pending)
                 if not self._all_written:
@@ -343,7 +364,8 @@ class Opened:
             self._deliver([index])
 
     def _deliver(self, pending: Sequence[int]) -> None:
-        """The engine has written them."""
+        """Called when the engine has written the `pending` parameters: gives them back to the
+        model."""
         held = [self.parts[index].memory() for index in pending]
         faults = {
             index: "moved" if param._version == self._versions[index] else "written"
@@ -367,19 +389,20 @@ class Opened:
             self._versions[index] = param._version
         for index, fault in faults.items():
             raise ZigguratError(
-                f"parameter '{self.names[index]}' was {fault} while a step was under way, and has "
-                "no value to go on with: call optimizer.synchronize() before"
+                f"parameter '{self.names[index]}' was {fault} during a step, so training cannot go "
+                "on with it: call optimizer.synchronize() before you change it"
             )
 
     def _moved(self, index: int, param: torch.Tensor) -> bool:
-        """Whether it lies otherwise than before."""
+        """Returns whether the parameter's address, shape or strides have changed."""
         if param.data_ptr() != self._addresses[index]:
             return True
         shape, strides = self._laid[index]
         return param.shape != shape or param.stride() != strides
 
     def _look_at_params(self) -> list[int]:
-        """Those that were written since: their masters are taken anew at the step."""
+        """Finds the parameters that somebody has written since the last step, and returns their
+        indices. The next step makes their masters from them."""
         written = []
         for index, part in enumerate(self.parts):
             param = part.memory()
@@ -392,7 +415,7 @@ class Opened:
                 if kind != was:
                     raise InvalidArgument(
                         f"parameter '{name}' is {kind} now, but was {was}: make the optimizer "
-                        "after what changes the model, such as model.to(dtype or device)"
+                        "after all calls that change the model, such as model.to(dtype or device)"
                     )
                 self._addresses[index], self._laid[index] = param.data_ptr(), _laid(param)
                 self._memory[index] = param.detach()
@@ -408,8 +431,9 @@ class Opened:
         return written
 
     def params_written(self) -> list[int]:
-        """Masters are those of the parameters as they are, but for what write_state() gives from
-        here on. No step is under way. Which were written."""
+        """Makes the parameters' present values the masters, unless write_state() changes those
+        later. No step is in progress. Returns the indices of the parameters that somebody has
+        written."""
         for place in self._staged:
             place.finish_writing()
         written = self._look_at_params()
@@ -418,14 +442,15 @@ class Opened:
         return written
 
     def settle(self) -> None:
-        """All that a step would take over first is in the engine's state. None is under way."""
+        """Writes into the engine's state all that a step would take over first. No step is in
+        progress."""
         for index in self.params_written():
             given = _as_fp32(self._places[index].values(index, self.parts[index].memory()))
             self.engine.write_state(index, "master", given.data_ptr(), given.numel())
         self._give_masters()
 
     def steps_of(self, param: torch.Tensor) -> int:
-        """Steps that it has made, wherever its state is."""
+        """Returns how many steps the parameter has made, whichever rank has its state."""
         index = self.index(param)
         return self._elsewhere[param] if index is None else self.engine.steps_of(index)
 
@@ -437,7 +462,8 @@ class Opened:
             self.engine.set_steps(index, steps)
 
     def read_state(self, param: torch.Tensor, name: str) -> torch.Tensor:
-        """In fp32, of the part that is here; of the newest step, or what was written since."""
+        """Returns this rank's part of the array, in fp32, as of the newest step or as written
+        since."""
         index = self.index(param)
         if index is None:
             return torch.empty(0, dtype=torch.float32)
@@ -448,20 +474,22 @@ class Opened:
     def read_state_of(
         self, rank: int, param: torch.Tensor, name: str, values: torch.Tensor
     ) -> None:
-        """Into `values`, fp32, what `rank` has of it; that rank need not do anything."""
+        """Reads into `values` (fp32) what `rank` has of the parameter. That rank need not do
+        anything."""
         self.engine.read_state_of(
             rank, self._names_of[param], name, values.data_ptr(), values.numel()
         )
 
     def write_state(self, param: torch.Tensor, name: str, values: torch.Tensor) -> None:
-        """`values`: of the whole parameter."""
+        """Writes this rank's part of `values`, which are the whole parameter's."""
         index = self.index(param)
         if index is not None:
             given = _as_fp32(self.parts[index].of_whole(values))
             self.engine.write_state(index, name, given.data_ptr(), given.numel())
 
     def _give_masters(self) -> None:
-        """At a step: by now the model has its values, loaded before the optimizer's or after."""
+        """Gives loaded masters to the engine at a step. By then the model has its values too,
+        whichever of the two was loaded first."""
         for param, master in self.masters.items():
             index = self.index(param)
             if index is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ziggurat.torch's optimizers share: all but the meaning of a group's settings."""
+"""The base of ziggurat.torch's optimizers: all but the meaning of a group's settings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ _TAKES_PAIRS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
 
 
 def _with_names(param_group: dict[str, Any]) -> dict[str, Any]:
-    """A group of (name, parameter) pairs as torch.optim has it from PyTorch 2.6 on."""
+    """Turns a group of (name, parameter) pairs into what torch.optim makes of it from PyTorch
+    2.6 on."""
     params = param_group["params"]
     given = [params] if isinstance(params, torch.Tensor) else list(params)
     pairs = [one for one in given if isinstance(one, tuple)]
@@ -56,8 +57,8 @@ def _with_names(param_group: dict[str, Any]) -> dict[str, Any]:
         return param_group | {"params": given}
     if len(pairs) < len(given):
         raise InvalidArgument(
-            "a group has parameters with names and others without: give each as (name, parameter), "
-            "or none"
+            "a group has some parameters with names and some without: give each as (name, "
+            "parameter), or give no names"
         )
     names, params = zip(*pairs, strict=True)
     return param_group | {"params": list(params), "param_names": list(names)}
@@ -65,20 +66,22 @@ def _with_names(param_group: dict[str, Any]) -> dict[str, Any]:
 
 def need(holds: bool, what: str) -> None:
     if not holds:
-        raise Unimplemented(f"{what} is not built yet")
+        raise Unimplemented(f"{what} is not supported yet")
 
 
 def from_zero(**arguments: float) -> None:
-    """What PyTorch's constructors refuse too."""
+    """Refuses values below 0, as PyTorch's constructors do."""
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) and value.numel() != 1:
-            raise InvalidArgument(f"{name} is a tensor of {value.numel()} elements: give one")
+            raise InvalidArgument(
+                f"{name} is a tensor of {value.numel()} elements: give one number"
+            )
         if not value >= 0:
             raise InvalidArgument(f"{name}={value}: give 0 or more")
 
 
 class EngineOptimizer(AmongRanks, StateDicts):
-    """A ``torch.optim.Optimizer`` whose state an engine has."""
+    """A ``torch.optim.Optimizer`` whose state is in an engine."""
 
     _kind: str
 
@@ -105,8 +108,9 @@ class EngineOptimizer(AmongRanks, StateDicts):
             if flag not in _NO_MEANING:
                 raise TypeError(f"{type(self).__name__}() has no argument '{flag}'")
             if value:
-                warnings.warn(f"{flag}={value} changes nothing: the engine updates", stacklevel=3)
-        self.placement = placement  #: with "auto": from the first open() on what was chosen
+                warnings.warn(f"{flag}={value} has no effect, because the engine updates the "
+                              f"parameters", stacklevel=3)
+        self.placement = placement  #: what was given; after the first open(), what "auto" chose
         self._tier, self._path = parsed(placement)
         self._threads = threads
         self._settings: dict[str, Any] = {
@@ -121,14 +125,15 @@ class EngineOptimizer(AmongRanks, StateDicts):
         if host_memory is not None:
             self._settings["host_memory"] = host_memory
         self._closed = False
-        self._figures: dict[str, int] = {}  # as of the last call of figures(), or at open
+        # figures of the last call of figures(), or of the opening
+        self._figures: dict[str, int] = {}
         self._opened: list[Opened] = []
-        self._opened_with: dict[torch.Tensor, Opened] = {}  # of every parameter of those
-        self._order: list[torch.Tensor] = []  # as the hooks count them
+        self._opened_with: dict[torch.Tensor, Opened] = {}  # the engine of each parameter
+        self._order: list[torch.Tensor] = []  # in the order of the hooks' indices
         self._slot_of: dict[torch.Tensor, Slot] = {}
         self._keep_state_in(state)
-        self._resume: Any = None  # ziggurat.torch.Resume, where the run has one
-        self._load: Any = None  # while load_checkpoint() opens: what Opened takes
+        self._resume: Any = None  # the ziggurat.torch.Resume of the run, if it has one
+        self._load: Any = None  # what Opened takes, while load_checkpoint() opens
         this = weakref.ref(self)
         self._hooks = GradientHooks(lambda index: _arrived(this, index))
         self._exchange = exchange
@@ -138,12 +143,14 @@ class EngineOptimizer(AmongRanks, StateDicts):
             model = wrapped.module
         self._model = model
         self._waits: ModuleWaits | None = None
-        # What the parameters are called. `if model` would ask for the length of one that has it.
+        # The parameters' names. Compares with None, because `if model` would call len() of a model
+        # that has it.
         params_of = {} if model is None else dict(model.named_parameters())
         short = {} if model is None else names_in(model, params_of)
         self._spelled = {param: name for name, param in params_of.items()}
         self._names = {param: short[name] for name, param in params_of.items()}
-        self._called_by: dict[torch.Tensor, str] | None = None  # every parameter's name, when asked
+        # every parameter's name, found on demand
+        self._called_by: dict[torch.Tensor, str] | None = None
         from_zero(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         from_zero(eps=defaults.get("eps", 0.0))
         super().__init__(params, {**defaults, "maximize": maximize})
@@ -157,22 +164,24 @@ class EngineOptimizer(AmongRanks, StateDicts):
         return self._order[slot.index]
 
     def _slots(self) -> list[Slot]:
-        """Of all parameters, in the model's order."""
+        """Returns the slots of all parameters, in the model's order."""
         return [self._slot_of[param] for param in self._in_order(self._order)]
 
     def _in_order(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """As the model has them, whose forward waits for them in this order."""
+        """Sorts the parameters in the model's order, because its forward waits for them in this
+        order."""
         place: dict[torch.Tensor, int] = {param: i for i, param in enumerate(self._names)}
         return sorted(params, key=lambda param: place.get(param, len(place)))
 
     def _updated(self, param: torch.Tensor) -> None:
-        """Returns when the engine has written what is here of `param`; any thread's."""
+        """Returns when the engine has written this rank's part of `param`. Any thread may call
+        it."""
         opened = self._opened_with.get(param)
         if opened is not None:
             opened.wait_written(param)
 
     def _named(self) -> Iterable[tuple[str, torch.Tensor, int]]:
-        """Name, parameter, group."""
+        """Yields name, parameter and group index."""
         called = self._called
         for index, group in enumerate(self.param_groups):
             for param in group["params"]:
@@ -180,8 +189,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
 
     @property
     def _called(self) -> dict[torch.Tensor, str]:
-        """Every parameter's name. What the names are depends on all of them, so they are found
-        once all groups are there."""
+        """Every parameter's name. The names depend on one another, so they are found once all
+        groups are there."""
         if self._called_by is None:
             self._called_by = self._call_all()
         return self._called_by
@@ -200,7 +209,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         return called
 
     def _given_names(self) -> dict[torch.Tensor, str]:
-        """As the script has given them."""
+        """Returns the names as the script gave them."""
         return {
             param: name
             for group in self.param_groups
@@ -211,9 +220,9 @@ class EngineOptimizer(AmongRanks, StateDicts):
         super().add_param_group(param_group if _TAKES_PAIRS else _with_names(param_group))
         added = self.param_groups[-1]["params"]
         if len(set(added)) < len(added):
-            # PyTorch warns, and makes several steps.
+            # PyTorch would only warn, and make several steps.
             del self.param_groups[-1]
-            raise InvalidArgument("a parameter is twice in its group: give each once")
+            raise InvalidArgument("a parameter is twice in its group: give each parameter once")
         self._called_by = None
         self._order.extend(added)
         self._attach(added)
@@ -226,7 +235,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
             self._sharing.attach(slots)
 
     def _group_step(self, group: dict[str, Any]) -> GroupStep:
-        """The engine's settings of `group` in this step: what it has, by its PyTorch name."""
+        """Returns the engine's settings for `group` in this step, from the group's PyTorch
+        names."""
         step = GroupStep(
             lr=float(group["lr"]),
             weight_decay=float(group["weight_decay"]),
@@ -240,30 +250,32 @@ class EngineOptimizer(AmongRanks, StateDicts):
 
     @property
     def engine(self) -> Engine | None:
-        """Of the first step's parameters, from that on."""
+        """The engine of the first step's parameters, or None before that step."""
         return self._opened[0].engine if self._opened else None
 
     def open(self, *, resume: bool = False) -> None:
         """Takes masters from all parameters that are trained and not yet known, into a new store.
 
-        The first ``step()`` does so. With `resume` a store that is there is gone on from instead,
-        and writes the parameters.
+        The first ``step()`` calls it. With `resume` an existing store is opened instead, and its
+        values are written to the parameters.
         """
         known = self._opened_with
         if len(known) == len(self._order):
-            return  # all are: a step of many parameters looks at none of them
+            return  # all are known: a step of many parameters looks at none of them
         new = [one for one in self._named() if one[1].requires_grad and one[1] not in known]
         if not new:
             return
         named = {param: one for one in new for param in (one[1],)}
         new = [named[param] for param in self._in_order(named)]
         if self._closed:
-            raise InvalidArgument("the optimizer is closed, and its state is gone: make a new one")
+            raise InvalidArgument(
+                "the optimizer was closed and has no state any more: make a new optimizer"
+            )
         if self._resume is not None:
             raise Unimplemented(
-                f"parameter '{new[0][0]}' was added after Resume, whose store has no state of "
-                "it, and that is not built yet: let all be trained from the beginning, or give "
-                "it an optimizer of its own"
+                f"parameter '{new[0][0]}' was added after Resume, so the store has no state for "
+                "it. Adding parameters to a store is not supported yet: train all parameters from "
+                "the beginning, or give this one an optimizer of its own"
             )
         self._attach([param for param in named if self._slot_of[param].handle is None])
         if self._sharing.feeder is not None:
@@ -309,8 +321,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
     def _as_stored(
         self, store: str, new: list[tuple[str, torch.Tensor, int]]
     ) -> list[tuple[str, torch.Tensor, int]]:
-        """With the names and in the order of the store that is there, if one is: rank 0's, which
-        has a part of every parameter."""
+        """Returns `new` with the names and in the order of the store, if there is one. Reads rank
+        0's file, which has a part of every parameter."""
         _, params, _ = zip(*new, strict=True)
         runtime = self._sharing.runtime(self._workers(params))
         order = self._sharing.decided(lambda: self._order_in(store, runtime, new))
@@ -323,8 +335,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
     def _order_in(
         self, store: str, runtime: Runtime, new: list[tuple[str, torch.Tensor, int]]
     ) -> list[tuple[int, str]] | None:
-        """For each parameter of the store its place in `new`, and its name there; None where there
-        is none, or it has just these."""
+        """Returns for each parameter of the store its place in `new` and its name in the store.
+        None if there is no store, or if it has just these parameters."""
         stored = [Named(*one) for one in stored_params(runtime, {"store": store})]
         shapes = [tuple(self._sharing.part(param).memory().shape) for _, param, _ in new]
         here = [place for place, shape in enumerate(shapes) if math.prod(shape) > 0]
@@ -342,10 +354,10 @@ class EngineOptimizer(AmongRanks, StateDicts):
         ):
             raise InvalidArgument(
                 f"the store {store} knows its parameters by name, but this optimizer has several "
-                "groups without names, which may be in another order: give it model=, or named "
-                "parameters"
+                "groups without names, whose order may differ: give the optimizer model=, or "
+                "named parameters"
             )
-        # In the order of the groups, which is that of made-up names.
+        # The parameters' places in the groups' order, by which names are made up.
         position = {param: i for i, param in enumerate(self._order)}
         in_groups = sorted(range(len(here)), key=lambda i: position[new[here[i]][1]])
         spellings = [[own[i] for i in in_groups] for own in (ours, as_given)]
@@ -355,13 +367,14 @@ class EngineOptimizer(AmongRanks, StateDicts):
             ranks = self._sharing.ranks
             if ranks_in(store) == (1 if ranks is None else ranks.size):
                 raise
-            return None  # slices of another number of ranks, about which the engine has the words
+            return None  # slices of another number of ranks; the engine reports that
         return [
             (here[in_groups[at]], one.name) for at, one in zip(found, stored, strict=True)
         ]
 
     def _open_auto(self, new: list[tuple[str, torch.Tensor, int]]) -> Opened:
-        """Where the state fits; what is added later goes to the same tier."""
+        """Opens the state in host memory if it fits, else on the drive. What is added later goes to
+        the same tier."""
         needed_bytes = self._state_bytes(param for _, param, _ in new)
         fits = self._sharing.together(
             'placement="auto"', lambda: fits_host(needed_bytes, self._path)
@@ -372,7 +385,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
                 self._tier = self.placement = "host"
                 self._path = None
                 return opened
-            except ResourceExhausted as error:  # a budget that was given, or a limit of the process
+            # the given budget or a limit of the process refused the memory
+            except ResourceExhausted as error:
                 if self._path is None or self._sharing.ranks is not None:
                     raise
                 say(f"nvme:{self._path}", f"host memory was refused: {error}")
@@ -381,19 +395,20 @@ class EngineOptimizer(AmongRanks, StateDicts):
         return opened
 
     def _state_bytes(self, params: Iterable[torch.Tensor]) -> int:
-        """Of what this process has."""
+        """Returns the bytes of this process's part of the state."""
         counts = (self._sharing.part(param).memory().numel() for param in params)
         return state_bytes(counts, self._settings["state_format"], len(MOMENTS[self._kind]))
 
     def need_store(self, who: str) -> None:
-        """For what has no use without one: "auto" is its directory from now on.
+        """Requires a store for a caller that has no use without one. "auto" then means its
+        directory.
 
-        Errors: InvalidArgument where none was named.
+        Errors: InvalidArgument if no directory was named.
         """
         if self._path is None:
             raise InvalidArgument(
                 f'{who}: with placement="{self.placement}" no step is durable: give "nvme:/path", '
-                'or "auto:/path", which is the same here'
+                'or "auto:/path", which then always keeps the state on the drive'
             )
         self._tier, self.placement = "nvme", f"nvme:{self._path}"
 
@@ -414,8 +429,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
         stepped = [opened for opened in self._opened if opened.has_gradient()]
         for opened in stepped:
             opened.step(groups, blob_follows=follows)
-        # The engine's arithmetic alone is worth no wait for each module beside PyTorch's on the CPU,
-        # and is beside an accelerator's.
+        # With all parameters on the CPU and state in host memory the update is short, so waiting at
+        # each module beside PyTorch's computation is not worth it. Beside an accelerator it is.
         in_place = not any(opened.is_staged for opened in self._opened)
         beside = self._waits is not None and not (self._tier == "host" and in_place)
         if self._sharing.ranks is not None:
@@ -441,12 +456,13 @@ class EngineOptimizer(AmongRanks, StateDicts):
                 opened.wait(index)
 
     def figures(self) -> dict[str, float]:
-        """Of what was done since the last call, for a logger: steps, bytes, seconds waited and busy.
+        """Returns, for a logger, what was done since the last call: steps, bytes, seconds waited
+        and busy.
 
-        ``exchange_bytes`` is memory for what ranks send each other and for the gradients that came,
-        ``exchange_planned_bytes`` the most that it will be.
-        Counters are those of the process, which two optimizers share; what was copied from and to
-        accelerators (device_down_bytes, device_up_bytes) is this optimizer's.
+        ``exchange_bytes`` is the memory for what ranks send each other and for the gradients that
+        came, ``exchange_planned_bytes`` the most that it will be. Counters are the process's, and
+        two optimizers share them. Only what was copied from and to accelerators
+        (device_down_bytes, device_up_bytes) is this optimizer's own.
         """
         engine = self.engine
         if engine is None:
@@ -456,7 +472,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         exchange = self._sharing.exchange_bytes(trained)
         for opened in self._opened[1:]:
             for name, value in opened.figures().items():
-                if name.startswith("device_"):  # all others are the process's
+                if name.startswith("device_"):  # all other counters are the process's
                     now[name] += value
         before, self._figures = self._figures, now
         told: dict[str, float] = {"generation": engine.generation}
@@ -472,16 +488,17 @@ class EngineOptimizer(AmongRanks, StateDicts):
         return told
 
     def synchronize(self) -> None:
-        """Returns when every parameter is that of the newest step: for what reads them outside the
-        model's forward, as averages do."""
+        """Returns when every parameter has the value of the newest step. Call it before you read
+        parameters outside the model's forward, as averages do."""
         self._sharing.finish()
         for opened in self._opened:
             opened.wait()
 
     def close(self) -> None:
-        """Waits until every step is durable, and lets the engine go; also at exit, unwaited.
+        """Waits until every step is durable, and closes the engine. At exit the engine is closed
+        without this wait.
 
-        Among ranks it waits for all of them, which may still read this one's state."""
+        Among ranks it waits for all of them, which may still read this rank's state."""
         if self._closed:
             return
         if self._resume is not None:
@@ -502,19 +519,19 @@ class EngineOptimizer(AmongRanks, StateDicts):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise Unimplemented(
-            f"{type(self).__name__} is not copied or pickled: its state is the engine's; save its "
-            "state_dict(), or make an optimizer of its own for the copy of the model"
+            f"{type(self).__name__} cannot be copied or pickled, because an engine has its state. "
+            "Save its state_dict(), or make a new optimizer for the copy of the model"
         )
 
 
 def _name_of(this: weakref.ref[EngineOptimizer], place: int) -> str:
-    """Of parameter `place` of the optimizer."""
+    """Returns the name of the optimizer's parameter number `place`."""
     optimizer = this()
     return f"number {place}" if optimizer is None else optimizer._called[optimizer._order[place]]
 
 
 def _arrived(this: weakref.ref[EngineOptimizer], index: int) -> None:
-    """In backward: parameter `index` of the hooks has a gradient."""
+    """Called in backward when parameter `index` of the hooks has a gradient."""
     optimizer = this()
     if optimizer is None:
         return

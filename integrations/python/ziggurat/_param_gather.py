@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New parameters to all ranks: each has updated its slices, and gets those of the others.
+"""Gives all ranks the new parameters: each rank has updated its slices and gets the other ranks'
+slices.
 
-Buckets go in the order of the model's forward, the same on every rank, each as soon as the engine
-has written it: in ``step()``, or in a thread of their own beside the next forward.
+Buckets are sent in the order of the model's forward, the same on every rank, each as soon as the
+engine has written it. That happens in ``step()``, or in a separate thread beside the next forward.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ziggurat._ranks import Cut, Ranks, Work
 
 
 class _Flight:
-    """A bucket's parameters on their way."""
+    """The transfer of one bucket of parameters."""
 
     def __init__(self, params: Sequence[torch.Tensor], ranks: Ranks, buffers: Buffers) -> None:
         self.params = params
@@ -41,7 +42,8 @@ class _Flight:
     def unpack(self, size: int) -> None:
         rows, at = self.taken.view(size, -1), 0
         for param, cut in zip(self.params, self._cuts, strict=True):
-            # Not through the parameter itself: PyTorch would count a write by somebody else.
+            # Does not write through the parameter itself, because PyTorch would count that as a
+            # write by somebody else.
             values = flat(param).data
             for rank in range(size):
                 its = cut.of(rank)
@@ -52,7 +54,7 @@ class _Flight:
 
 
 class ParamGather:
-    """Of parameters in the order of the model's forward."""
+    """Gathers parameters in the order of the model's forward."""
 
     def __init__(self, ranks: Ranks, updated: Callable[[torch.Tensor], None]) -> None:
         """`updated(param)` returns when the engine has written this rank's slice."""
@@ -90,7 +92,7 @@ class ParamGather:
                 self._done[param].set()
 
     def begin(self, params: Sequence[torch.Tensor]) -> None:
-        """run() in a thread; wait() for each parameter."""
+        """Begins run() in a thread; wait() then waits for one parameter."""
         self._done = {param: threading.Event() for param in params}
         self._thread = threading.Thread(
             target=self._run_all, args=(params,), name="ziggurat-gather", daemon=True
@@ -110,7 +112,7 @@ class ParamGather:
         return self._done.keys()
 
     def wait(self, param: torch.Tensor) -> None:
-        """Errors: what the gathering failed of."""
+        """Waits for a parameter. Errors: those of the gathering."""
         done = self._done.get(param)
         if done is None:
             return
@@ -128,7 +130,8 @@ class ParamGather:
 
 
 def _buckets(params: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Of one type and device each, in order: the same on every rank."""
+    """Groups the parameters, in order, into buckets of one type and device: the same on every
+    rank."""
     buckets: list[list[torch.Tensor]] = []
     size_bytes = 0
     for param in params:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a parameter this process's engine has: all of it, a slice, or FSDP2's local shard."""
+"""The part of a parameter that this process's engine has: all of it, a slice, or FSDP2's local
+shard."""
 
 from __future__ import annotations
 
@@ -18,22 +19,23 @@ Layout = tuple[int, torch.Size, tuple[int, ...]]
 
 
 def layout_of(values: torch.Tensor) -> Layout:
-    """Where it lies in memory. ``p.data = x`` counts no write of `p`: this alone shows it."""
+    """Returns address, shape and strides. ``p.data = x`` counts as no write of `p`; only these show
+    it."""
     return values.data_ptr(), values.shape, values.stride()
 
 
 class _Copy:
-    """The elements of a parameter that does not lie in their order, as it had them when it was last
-    looked at."""
+    """A contiguous copy of a parameter whose memory has another order than its indices, as of the
+    last read()."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self.values = torch.empty(values.shape, dtype=values.dtype, device=values.device)
         self._version = -1
-        self._of = values  # stays as long, so that nothing else lies at its address
+        self._of = values  # kept alive, so that nothing else gets its address
         self._layout = layout_of(values)
 
     def is_of(self, values: torch.Tensor) -> bool:
-        """Whether the parameter still lies where it did."""
+        """Returns whether the parameter is still at the same place in memory."""
         return self._layout == layout_of(values)
 
     def read(self, version: int) -> None:
@@ -51,8 +53,8 @@ _copies: Any = WeakTensorKeyDictionary()  # Tensor -> _Copy
 
 
 def flat(param: torch.Tensor) -> torch.Tensor:
-    """Its elements in a row, in the order of its indices: its memory, or where that has another
-    order (channels_last) a copy. What is written there is the parameter's after flat_written()."""
+    """Returns the parameter's elements in the order of its indices: its memory, or a copy if its
+    memory has another order (channels_last). flat_written() writes changes of a copy back."""
     values = param.detach()
     if values.is_contiguous():
         return values.view(-1)
@@ -70,43 +72,44 @@ def flat_written(param: torch.Tensor) -> None:
 
 
 class Part:
-    """All of it."""
+    """A whole parameter; the base of the other parts."""
 
-    slot: Slot | None = None  #: as the hooks have it, once an engine has the part
+    slot: Slot | None = None  #: the hooks' slot, once an engine has the part
 
     def __init__(self, param: torch.Tensor) -> None:
         self.param = param
 
     def memory(self) -> torch.Tensor:
-        """The part's elements as they are now; its version is the parameter's."""
+        """Returns the part's present elements; their version is the parameter's."""
         return self.param
 
     def take(self, hooks: GradientHooks) -> Taken | None:
-        """The part's gradient in the step to come, lent until consumed()."""
+        """Returns the part's gradient for the next step, lent until consumed()."""
         return hooks.take(self.param, self.slot)
 
     def consumed(self, hooks: GradientHooks) -> None:
         hooks.consumed(self.param, self.slot)
 
     def of_whole(self, values: torch.Tensor) -> torch.Tensor:
-        """The part of `values`, which are of the whole parameter."""
+        """Returns the part of `values`, which are the whole parameter's."""
         return values
 
     def place(self) -> dict[str, Any]:
-        """Where in the whole it is, as checkpoints say it."""
+        """Returns where the part is in the whole, as checkpoints describe it."""
         return {"first": 0}
 
     def is_run(self) -> bool:
-        """Whether every rank's part are elements that follow one another in the whole."""
+        """Returns whether each rank's elements follow one another in the whole."""
         return True
 
     def first_element(self) -> int:
-        """Which of the whole parameter's elements is the part's first, if it is a run of them."""
+        """Returns the index in the whole of the part's first element, if the part's elements follow
+        one another."""
         return 0
 
 
 class Slice(Part):
-    """This rank's of a parameter that every rank has."""
+    """This rank's slice of a parameter of which every rank has all values."""
 
     def __init__(self, param: torch.Tensor, ranks: Ranks) -> None:
         super().__init__(param)
@@ -119,7 +122,8 @@ class Slice(Part):
         taken = super().take(hooks)
         if taken is None or taken.tensor is None or hooks.is_shared(self.param):
             return taken
-        return Taken(self.of_whole(taken.tensor), taken.scale)  # assigned, the same on every rank
+        # assigned, so the same on every rank
+        return Taken(self.of_whole(taken.tensor), taken.scale)
 
     def of_whole(self, values: torch.Tensor) -> torch.Tensor:
         return values.detach().reshape(-1)[self._slice]
@@ -132,7 +136,7 @@ class Slice(Part):
 
 
 class Shard(Part):
-    """What this process has of a DTensor."""
+    """This process's shard of a DTensor."""
 
     def memory(self) -> torch.Tensor:
         return local_of(self.param.detach())
@@ -156,7 +160,7 @@ class Shard(Part):
 
 
 class Nothing(Part):
-    """In place of parts where a rank has none: it takes part in steps all the same."""
+    """Stands in where a rank has no parts, so that it can still take part in steps."""
 
     def __init__(self) -> None:
         super().__init__(torch.zeros(1))

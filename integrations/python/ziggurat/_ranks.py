@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks that an optimizer's state is divided among, and what they send each other.
+"""The ranks among which an optimizer's state is divided, and what they send each other.
 
-Only all-to-all and all-gather carry tensors, and every sum is taken here in the order of ranks: so
+Only all-to-all and all-gather carry tensors. Every sum is computed here, in the order of ranks, so
 results have the same bits whatever carries them.
 """
 
@@ -32,45 +32,47 @@ from ziggurat._native import (
     ZigguratError,
 )
 
-_PATIENCE = timedelta(minutes=30)  # with a rank that does not come, as torch.distributed has
-_ASKS_FOR = 3.0  # seconds: a rank that has ended is known at once
+_PATIENCE = timedelta(minutes=30)  # how long to wait for a rank, as torch.distributed does
+_ASKS_FOR = 3.0  # seconds; a rank that has ended is known at once
 _PARTS_WITHIN = 60.0
-_OF_A_PEER = re.compile("gloo|NCCL|peer", re.IGNORECASE)  # what such a call of PyTorch's says
-_ALIGNMENT = 64  # elements: a slice begins where a cache line can
+# what PyTorch's errors say if another rank has ended
+_OF_A_PEER = re.compile("gloo|NCCL|peer", re.IGNORECASE)
+_ALIGNMENT = 64  # elements: a slice begins where a cache line can begin
 
 
 class Work(Protocol):
-    """A transfer under way; its tensors are its own until wait() returns."""
+    """A transfer in progress, which owns its tensors until wait() returns."""
 
     def wait(self) -> Any: ...
 
 
 class Cut:
-    """How a parameter of `count` elements is divided: a slice for each rank, in their order."""
+    """Divides a parameter of `count` elements into a slice for each rank, in the ranks' order."""
 
     def __init__(self, count: int, ranks: int) -> None:
         self.count = count
         lines = -(-count // (ranks * _ALIGNMENT))
-        self.slice = lines * _ALIGNMENT  #: elements of each; the last ones may have fewer, or none
+        #: elements of a slice; the last slices may have fewer, or none
+        self.slice = lines * _ALIGNMENT
 
     def of(self, rank: int) -> slice:
         return slice(min(rank * self.slice, self.count), min((rank + 1) * self.slice, self.count))
 
 
 class Lane:
-    """Calls that go in one order on every rank, beside those of other lanes."""
+    """A sequence of calls in the same order on every rank, independent of other lanes."""
 
     def all_to_all(self, output: torch.Tensor, given: torch.Tensor) -> Work:
-        """Slice r of `given` goes to rank r; slice r of `output` comes from it."""
+        """Sends slice r of `given` to rank r, and receives slice r of `output` from rank r."""
         raise NotImplementedError
 
     def all_gather(self, output: torch.Tensor, given: torch.Tensor) -> Work:
-        """Slice r of `output` is rank r's `given`."""
+        """Gathers each rank's `given` into `output`: slice r is rank r's."""
         raise NotImplementedError
 
 
 class _Named:
-    """A transfer whose failure says which rank failed in which call."""
+    """A transfer whose failure tells which rank failed in which call."""
 
     def __init__(self, ranks: Ranks, call: str, works: list[Any]) -> None:
         self._ranks, self._call, self._works = ranks, call, works
@@ -104,7 +106,8 @@ class TorchLane(Lane):
         )
 
     def _sent_to_each(self, output: torch.Tensor, given: torch.Tensor) -> list[Any]:
-        """gloo's own all-gather makes a copy of the output in each of its threads."""
+        """Sends to each rank directly, because gloo's own all-gather copies the output in each of
+        its threads."""
         self._calls += 1
         rows = output.view(len(self._members), -1)
         works = []
@@ -126,7 +129,7 @@ class TorchLane(Lane):
 
 
 class EngineLane(Lane):
-    """Through the engine's own connections, which carry host memory."""
+    """Sends through the engine's own connections, which carry host memory alone."""
 
     def __init__(self, ranks: Ranks, name: str) -> None:
         self._exchange = Exchange(ranks.runtime, name)
@@ -160,13 +163,13 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 class Ranks:
-    """Those of a ``torch.distributed`` group, this process among them.
+    """The ranks of a ``torch.distributed`` group, of which this process is one.
 
     Every rank makes one, with the same group, at the same place in its script.
     """
 
     def __init__(self, group: Any, threads: int, exchange: str) -> None:
-        """`exchange`: what carries tensors, "torch" (the group's own way) or "ziggurat"."""
+        """`exchange` chooses what carries tensors: "torch" (the group's own way) or "ziggurat"."""
         if exchange not in ("torch", "ziggurat"):
             raise InvalidArgument(f'exchange="{exchange}": give "torch" or "ziggurat"')
         self.group = group
@@ -174,15 +177,16 @@ class Ranks:
         self.size = dist.get_world_size(group)
         self.members = dist.get_process_group_ranks(group)
         self._by_engine = exchange == "ziggurat"
-        self.buffers = Buffers()  #: for what is sent and received
-        #: For the engines, which agree on every step through it.
+        self.buffers = Buffers()  #: buffers for what is sent and received
+        #: The engines' runtime. Through it the engines agree on every step.
         self.runtime = Runtime(threads, self._meeting())
         self._control = Exchange(self.runtime, "control")
         _explain_failures_of(self)
         self._small = self.lane("sums")
 
     def _meeting(self) -> native.Ranks:
-        """Where they find each other: rank 0 says it, through the group that they have already."""
+        """Returns where the engines' ranks find each other; rank 0 tells the others through
+        `group`."""
 
         def meeting() -> tuple[str, str]:
             address = os.environ.get("MASTER_ADDR", "") or socket.gethostname()
@@ -194,30 +198,33 @@ class Ranks:
         )
 
     def lane(self, name: str, members: Sequence[int] | None = None) -> Lane:
-        """Among `members` of the job, or all ranks. Every rank makes the same ones in the same
-        order. Some of the ranks always go through torch.distributed."""
+        """Makes a lane among `members`, or among all ranks. Every rank makes the same lanes in the
+        same order. A lane of some ranks alone always uses torch.distributed."""
         members = list(members or self.members)
         if self._by_engine and members == self.members:
             return EngineLane(self, name)
-        # A group of its own: its calls may come from another thread than the training loop's.
+        # The lane has its own group, because another thread than the training loop's may call it.
         group = dist.new_group(members, timeout=_PATIENCE, use_local_synchronization=True)
         return TorchLane(self, name, group)
 
     def lost(self, call: str, error: Exception) -> Unavailable:
-        """torch.distributed tells addresses; the engine's connections know who has ended."""
+        """Makes an error that names the rank that has ended. torch.distributed knows only
+        addresses, but the engine's connections know ranks."""
         why = self.who_ended() or str(error)
-        return Unavailable(f"rank {self.rank}: {call} among {self.size} ranks: {why}")
+        return Unavailable(f"rank {self.rank}: {call} among {self.size} ranks failed: {why}")
 
     def who_ended(self) -> str:
-        """After a failure: which rank has ended. Empty: none is known to have."""
+        """Returns after a failure which rank has ended; empty if no rank is known to have ended."""
         return self._meet(_ASKS_FOR)
 
     def part(self) -> None:
-        """Before this rank's engine is closed, of which others may be reading."""
+        """Waits for all ranks before this rank's engine is closed, because others may be reading
+        from it."""
         self._meet(_PARTS_WITHIN)
 
     def _meet(self, seconds: float) -> str:
-        """Waits for all ranks, but no longer; why they do not come, where that is known."""
+        """Waits for all ranks, at most for `seconds`. Returns why they do not come, if that is
+        known."""
         known: list[str] = []
 
         def meet() -> None:
@@ -232,15 +239,16 @@ class Ranks:
         return "".join(known)
 
     def gathered(self, values: Sequence[float]) -> torch.Tensor:
-        """[ranks, values] in fp64, alike on every rank."""
+        """Returns [ranks, values] in fp64, the same on every rank."""
         own = torch.tensor(values, dtype=torch.float64)
         every = torch.empty(self.size * len(own), dtype=torch.float64)
         self._small.all_gather(every, own).wait()
         return every.view(self.size, len(own))
 
     def together(self, what: str, work: Callable[[], Any]) -> Any:
-        """What `work` gives here, once it has ended on all ranks: one that failed leaves none
-        waiting for it. Errors: its own; Unavailable, which says what another rank's was."""
+        """Returns what `work` returns on this rank, once it has ended on all ranks. A rank that
+        failed leaves no other rank waiting. Errors: this rank's own; Unavailable, which tells
+        another rank's error."""
         found, own = None, None
         try:
             found = work()
@@ -257,14 +265,15 @@ class Ranks:
         raise Unavailable(f"{what} was given up, because rank {rank} failed: {words[rank]}")
 
     def decided(self, decide: Callable[[], Any]) -> Any:
-        """What rank 0 finds, plain data, on all ranks. Errors: its own, on all of them."""
+        """Returns on all ranks what `decide` returns on rank 0, which must be plain data. Errors:
+        rank 0's, on all ranks."""
         told: list[Any] = [None]
         if self.rank == 0:
             try:
                 told = [(decide(), None)]
             except ZigguratError as error:
                 told = [(None, error)]
-            except Exception as error:  # the others wait for it
+            except Exception as error:  # tells the other ranks, which wait for an answer
                 told = [(None, Unavailable(f"rank {self.members[0]}: {type(error).__name__}: {error}"))]
         dist.broadcast_object_list(told, src=self.members[0], group=self.group)
         found, error = told[0]
@@ -273,7 +282,7 @@ class Ranks:
         return found
 
     def sums(self, values: Sequence[float]) -> torch.Tensor:
-        """Of each over the ranks, in their order."""
+        """Returns the sum of each value over the ranks, in the ranks' order."""
         every = self.gathered(values)
         total = every[0].clone()
         for of_rank in every[1:]:
@@ -281,7 +290,7 @@ class Ranks:
         return total
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """Of each over the ranks; NaN where one is."""
+        """Returns the largest of each value over the ranks; NaN if one of them is NaN."""
         found: list[float] = self.gathered(values).amax(0).tolist()
         return found
 
@@ -290,8 +299,8 @@ _known: weakref.WeakSet[Ranks] = weakref.WeakSet()
 
 
 def _explain_failures_of(ranks: Ranks) -> None:
-    """If the process ends because another rank has, in a call that is not ours (FSDP2's, or the
-    script's own), adds a line that names the rank."""
+    """Adds a line that names the rank if this process ends because another rank has ended, in a
+    call that is not ours (FSDP2's, or the script's own)."""
     first = not _known
     _known.add(ranks)
     if not first:

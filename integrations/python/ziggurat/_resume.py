@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run needs beside the engine's state to go on with the same bits, in every generation."""
+"""Keeps in every generation what a run needs beside the engine's state to continue with the same
+bits."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _FORMAT = 1
 
 
 def accelerators() -> Iterator[tuple[str, Any]]:
-    """Those of this machine that have generators of their own."""
+    """Yields the kinds of accelerator on this machine that have random generators of their own."""
     for name in ("cuda", "xpu"):
         module = getattr(torch, name, None)
         if module is not None and module.is_available():
@@ -27,7 +28,7 @@ def accelerators() -> Iterator[tuple[str, Any]]:
 
 
 def random_states() -> dict[str, Any]:
-    """Of every generator that a script draws from without naming one."""
+    """Returns the state of every generator that a script uses without naming it."""
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -53,7 +54,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """Those that a loader's order is drawn from, in a fixed order."""
+    """Returns the generators that a loader's order is drawn from, in a fixed order."""
     samplers = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     samplers.append(getattr(samplers[2], "sampler", None))
     found: list[torch.Generator] = []
@@ -65,7 +66,7 @@ def _generators(loader: Any) -> list[torch.Generator]:
 
 
 class Resume:
-    """Makes a script go on where it was, at whatever instant it was killed.
+    """Continues a script where it was, at whatever instant it was killed.
 
         resume = ziggurat.torch.Resume(optimizer, scheduler, loader)
         for epoch in resume.epochs(3):
@@ -75,14 +76,14 @@ class Resume:
                 scheduler.step()
                 optimizer.zero_grad()
 
-    Opens the optimizer's store: where there is one, parameters, moments, groups, `scheduler`,
-    `scaler`, what `more` names, random states and the place in `loader` become those of its newest
-    step. Each step's are kept with it: as they are when the loop asks for the next batch, however
-    the loop orders its calls. Whatever else a script changes as it trains belongs into `more`:
-    objects with ``state_dict()`` and ``load_state_dict()``.
+    Opens the optimizer's store. If the store has a state, everything is restored to its newest
+    step: parameters, moments, groups, `scheduler`, `scaler`, what `more` names, random states and
+    the place in `loader`. All of these are kept with each step, as they are when the loop asks for
+    the next batch, in whatever order the loop makes its calls. Pass whatever else the script
+    changes while it trains in `more`: objects with ``state_dict()`` and ``load_state_dict()``.
 
-    Batches of the epoch that were consumed are loaded again and dropped, so that augmentation in
-    workers draws what it drew.
+    The epoch's batches that were already consumed are loaded again and dropped, so that
+    augmentation in workers draws the same random numbers.
     """
 
     def __init__(
@@ -95,44 +96,51 @@ class Resume:
         **more: Any,
     ) -> None:
         if optimizer.engine is not None:
-            raise InvalidArgument("Resume comes before the optimizer's first step()")
+            raise InvalidArgument(
+                "the optimizer is already in use: make Resume before the optimizer's first step()"
+            )
         optimizer.need_store("Resume")
         self._optimizer = optimizer
         self._loader = loader
-        # The state itself is the store's.
+        # Keeps only the groups, because the store has the state itself.
         groups = Groups(optimizer)
         self._kept = {"optimizer": groups, "scheduler": scheduler, "scaler": scaler} | more
         self._kept = {name: kept for name, kept in self._kept.items() if kept is not None}
-        self.epoch = 0  #: passes through the loader that are done
-        self.batch = 0  #: batches of this pass that are consumed
+        self.epoch = 0  #: number of finished passes through the loader
+        self.batch = 0  #: number of batches of this pass that are consumed
         self._at_epoch: dict[str, Any] | None = None  # random states before iter(loader)
-        self._then: dict[str, Any] | None = None  # those to go on with, once the place is found
-        self.awaited = False  #: the newest step's state is not known yet
+        # random states to continue with, once the place is found
+        self._then: dict[str, Any] | None = None
+        self.awaited = False  #: whether the newest step's state is not known yet
         optimizer.open(resume=True)
         engine = optimizer.engine
         assert engine is not None
-        self.resumed = engine.resumed and engine.generation > 0  #: a run is gone on with
+        self.resumed = engine.resumed and engine.generation > 0  #: whether an earlier run continues
         if self.resumed:
             self._restore(engine.blob)
         optimizer._resume = self
 
     @property
     def steps(self) -> int:
-        """Finished optimizer steps."""
+        """The number of finished optimizer steps."""
         engine = self._optimizer.engine
         return engine.generation if engine is not None else 0
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The passes that are left of `count`, from 0; the first may be half done."""
+        """Yields the passes that are left of `count`, which count from 0; the first may be half
+        done."""
         while self.epoch < count:
             before = self.epoch
             yield before
             if self.epoch == before:
-                raise InvalidArgument("Resume.epochs(): iterate over Resume once in each epoch")
+                raise InvalidArgument(
+                    "Resume.epochs(): the loop did not finish a pass over Resume: iterate over "
+                    "Resume once in each epoch"
+                )
 
     def __iter__(self) -> Iterator[Any]:
         if self._loader is None:
-            raise InvalidArgument("Resume has no loader to iterate over")
+            raise InvalidArgument("Resume has no loader to iterate over: give it loader=")
         iterator = self._found()
         while True:
             try:
@@ -145,7 +153,7 @@ class Resume:
         self.epoch, self.batch, self._at_epoch = self.epoch + 1, 0, None
 
     def _found(self) -> Iterator[Any]:
-        """An iterator over the loader, behind what was consumed of it."""
+        """Returns an iterator over the loader that begins after the consumed batches."""
         assert self._loader is not None
         generators = _generators(self._loader)
         if self._then is None:
@@ -179,16 +187,24 @@ class Resume:
     def _restore(self, blob: bytes) -> None:
         if not blob:
             raise DataLoss(
-                "the store was made without Resume: it has no random states or place in the data"
+                "the store was made without Resume, so it has no random states and no place in the "
+                "data: give another directory"
             )
-        # Plain data and tensors only: a store runs no code.
+        # weights_only admits plain data and tensors alone: loading a store runs no code.
         state = torch.load(io.BytesIO(blob), weights_only=True)
         if state["format"] != _FORMAT:
-            raise InvalidArgument(f"the store's Resume has format {state['format']}, not {_FORMAT}")
-        if missing := self._kept.keys() ^ state["kept"].keys():
             raise InvalidArgument(
-                f"Resume: {', '.join(sorted(missing))}: the store has it and this run does not, "
-                "or the other way round"
+                f"the store's Resume has format {state['format']}, but this version reads only "
+                f"{_FORMAT}: continue with the version that made the store"
+            )
+        if missing := state["kept"].keys() - self._kept.keys():
+            raise InvalidArgument(
+                f"Resume: the store has a state of {', '.join(sorted(missing))}, but this run gives "
+                "Resume no object of that name: give one"
+            )
+        if missing := self._kept.keys() - state["kept"].keys():
+            raise InvalidArgument(
+                f"Resume: the store has no state of {', '.join(sorted(missing))}: leave it out"
             )
         for name, kept in self._kept.items():
             kept.load_state_dict(state["kept"][name])
@@ -200,11 +216,11 @@ class Resume:
             self._then = state["random"]
 
     def after_step(self) -> None:
-        """The optimizer has made a step; what belongs to it is not yet known."""
+        """Called when the optimizer has made a step whose other state is not known yet."""
         self.awaited = True
 
     def before_step(self) -> None:
-        """Nothing more belongs to the newest step."""
+        """Gives the newest step its state, because nothing more belongs to that step."""
         if not self.awaited:
             return
         engine = self._optimizer.engine

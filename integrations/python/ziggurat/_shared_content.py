@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gradient is among ranks: this rank's slice of the mean, and what was not sent yet."""
+"""What a gradient holds among ranks: this rank's slice of the mean, and what was not sent yet."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class _Exchange(Protocol):
 
 
 class SharedContent(Content):
-    """``slice * slice_scale``, in fp32, flat; ``part`` is this rank's alone, and not sent yet.
+    """A flat fp32 gradient ``slice * slice_scale``; ``part`` is this rank's alone, and not sent
+    yet.
 
-    ``whole`` is in place of the slice where somebody wrote the gradient's values.
+    ``whole`` takes the place of the slice if somebody has written the gradient's values.
     """
 
     def __init__(self, slot: Slot, like: torch.Tensor, exchange: _Exchange) -> None:
@@ -35,10 +36,10 @@ class SharedContent(Content):
         self.slice: torch.Tensor | None = None
         self.slice_scale = torch.ones((), device=like.device)
         self.whole: torch.Tensor | None = None
-        self.norms: dict[float, float] = {}  # known ones, before the scale, by their order
+        self.norms: dict[float, float] = {}  # norms already found, before scaling, by their order
 
     def own(self) -> torch.Tensor | None:
-        """This rank's slice, to be multiplied by the scale."""
+        """Returns this rank's slice, which the scale multiplies."""
         if self.whole is None:
             return self.slice
         return self.whole.reshape(-1)[self.cut.of(self.exchange.ranks.rank)]
@@ -52,17 +53,17 @@ class SharedContent(Content):
         if self.part is not None:
             raise InvalidArgument(
                 f"the gradient of parameter '{self.slot.name}' was not exchanged with the other "
-                "ranks: the last backward of a step is outside no_sync()"
+                "ranks: leave no_sync() before the last backward of a step"
             )
 
     def to_send(self) -> Taken | None:
-        """What backward has made here since the last exchange."""
+        """Returns what backward has made on this rank since the last exchange."""
         part, scale = self.part, self.scale
         self.part = self.scale = None
         return None if part is None else Taken(part, 1.0 if scale is None else float(scale))
 
     def receive(self, total: torch.Tensor) -> None:
-        """The ranks' sum of this rank's slice, which is this object's from now on."""
+        """Takes the ranks' sum of this rank's slice, and keeps its memory."""
         if self.consumed:
             self.zero()
         share = torch.tensor(1.0 / self.exchange.ranks.size, device=self.device)
@@ -70,7 +71,7 @@ class SharedContent(Content):
         if before is None:
             self.slice, self.slice_scale = total, share
         else:
-            # In the new one's memory: the older is let go, a bucket after the other.
+            # Adds in the new slice's memory, so that the older memory is let go bucket by bucket.
             self.slice = total.mul_(share).add_((before * self.slice_scale).to(torch.float32))
             self.slice_scale = torch.ones((), device=self.device)
         self.whole = None
@@ -104,7 +105,7 @@ class SharedContent(Content):
 
     def add(self, other: Any, alpha: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
-            self.settle().add_(other, alpha=alpha)  # by the script, alike on every rank
+            self.settle().add_(other, alpha=alpha)  # the script adds the same values on every rank
         elif self.part is None and not self.consumed:
             self.part = torch.mul(other, alpha) if alpha != 1 else other.clone()
         else:

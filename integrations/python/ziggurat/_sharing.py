@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an optimizer's parameters and state lie on the ranks of a job.
+"""How an optimizer's parameters and state are divided among the ranks of a job.
 
-``Alone``: one process has all. ``Divided``: every rank has all parameters, and a slice of each
-one's state. ``Sharded``: FSDP2 has divided the parameters, and each rank's state is that of its
-shards.
+``Alone``: one process has everything. ``Divided``: every rank has all parameters, and a slice of
+each parameter's state. ``Sharded``: FSDP2 has divided the parameters, and each rank has the state
+of its shards.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ _Found = TypeVar("_Found")
 
 
 class Alone:
-    """One process has all."""
+    """The sharing of a job with one process, which has everything."""
 
     ranks: Ranks | None = None
     feeder: Feeder | None = None
 
     def runtime(self, threads: int) -> Runtime:
-        """That engines are opened on."""
+        """Returns the runtime on which engines are opened."""
         return runtime_of(threads) if self.ranks is None else self.ranks.runtime
 
     def run(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> str:
-        """What must be the same on all ranks, and for a store on those that resume it."""
+        """Returns a text that must be the same on all ranks, and on the ranks that resume a
+        store."""
         if self.ranks is None:
             return ""
         text = "".join(
@@ -56,53 +57,58 @@ class Alone:
         return Part(param)
 
     def whole_or_shard(self, tensor: torch.Tensor) -> Part:
-        """What this process has of a tensor that no engine does."""
+        """Returns this process's part of a tensor that no engine has."""
         return Part(tensor)
 
     def saves(self, tensor: torch.Tensor, trained: bool) -> bool:
-        """Whether what this process has of it is the first copy of that."""
+        """Returns whether this process saves its part of `tensor`, because it has the part's first
+        copy."""
         return trained or self.ranks is None or self.ranks.rank == 0
 
     def attach(self, slots: Iterable[Slot]) -> None:
-        """The optimizer has got parameters."""
+        """Called when the optimizer gets parameters."""
         for slot in slots:
             if self.feeder is not None:
                 self.feeder.attach(slot)
 
     def before_open(self, params: Iterable[torch.Tensor]) -> None:
-        """Errors: InvalidArgument where DDP has reduced gradients that this optimizer had taken."""
+        """Errors: InvalidArgument if DDP has reduced gradients that this optimizer had already
+        taken."""
         if several_ranks() and (wrapped := _ddp_of(set(params))) is not None:
             raise InvalidArgument(
-                f"{type(wrapped).__name__} has reduced gradients that this optimizer had taken: "
+                f"{type(wrapped).__name__} has reduced gradients that this optimizer had already "
+                "taken: "
                 "give the optimizer model=model with the wrapped model, or call "
                 "optimizer.attach_ddp(model) before the first backward"
             )
 
     def all_of(self, holds: bool) -> bool:
-        """Whether it holds on every rank."""
+        """Returns whether `holds` is true on every rank."""
         return holds if self.ranks is None else self.ranks.largest([not holds]) == [0.0]
 
     def together(self, what: str, work: Callable[[], _Found]) -> _Found:
-        """What `work` gives here, which calls no other rank, once it has ended on all of them.
-        Errors: its own; Unavailable, which says what another rank's was."""
+        """Returns what `work`, which calls no other rank, returns on this rank, once it has ended
+        on all. Errors: this rank's own; Unavailable, which tells another rank's error."""
         return work() if self.ranks is None else self.ranks.together(what, work)
 
     def decided(self, decide: Callable[[], Any]) -> Any:
-        """What rank 0 finds: plain data. Errors: its own, on every rank."""
+        """Returns what rank 0 finds, as plain data. Errors: rank 0's, on every rank."""
         return decide() if self.ranks is None else self.ranks.decided(decide)
 
     def opened(self, params: Sequence[torch.Tensor], resumed: bool) -> None:
-        """The engine of `params` has been opened."""
+        """Called when the engine of `params` has been opened."""
 
     def exchange_bytes(self, params: Sequence[torch.Tensor]) -> tuple[int, int]:
-        """What this process has taken for `params` to exchange, and the most that it will."""
+        """Returns the bytes that this process has taken to exchange `params`, and the most that it
+        will take."""
         return 0, 0
 
     def check_gradients(self) -> None:
-        """At a step."""
+        """Checks at a step that gradients were exchanged. Errors: InvalidArgument if not."""
 
     def publish(self, updated: Sequence[torch.Tensor], beside: bool) -> None:
-        """`updated` are being written; `beside` what the caller does next, or before it returns."""
+        """Gives all ranks the `updated` parameters, which the engine is writing: beside what the
+        caller does next, or before this returns."""
 
     def checksum(self, params: Iterable[torch.Tensor]) -> int:
         checksum = 0
@@ -112,17 +118,17 @@ class Alone:
         return checksum
 
     def wait(self, param: torch.Tensor) -> None:
-        """Returns when all of `param` is that of the newest step, but for this rank's part."""
+        """Returns when the other ranks' parts of `param` have the values of the newest step."""
 
     def finish(self) -> None:
-        """wait() for all."""
+        """Waits for all parameters."""
 
     def whole_state(self, opened: Opened, param: torch.Tensor, name: str) -> torch.Tensor:
-        """State `name` of all of `param`, in fp32."""
+        """Returns state `name` of the whole `param`, in fp32."""
         return opened.read_state(param, name)
 
     def values(self, param: torch.Tensor) -> torch.Tensor:
-        """What this process has of it."""
+        """Returns this process's part of `param`."""
         return param.detach()
 
     def close(self) -> None:
@@ -130,7 +136,7 @@ class Alone:
 
 
 class Divided(Alone):
-    """Every rank has all parameters, and of each one's state a slice (ZeRO-1 and 2)."""
+    """The sharing in which every rank has all parameters, and a slice of each state (ZeRO-1, 2)."""
 
     ranks: Ranks
     feeder: Feeder
@@ -152,8 +158,8 @@ class Divided(Alone):
         if len(set(every)) > 1:
             other = next(rank for rank, sum_ in enumerate(every) if sum_ != every[0])
             raise InvalidArgument(
-                f"the parameters of rank {other} are not those of rank 0: begin with the same on "
-                "all ranks, by the same seed, the same checkpoint, or a broadcast"
+                f"the parameters of rank {other} differ from those of rank 0: begin with the same "
+                "values on all ranks, by the same seed, the same checkpoint, or a broadcast"
             )
 
     def opened(self, params: Sequence[torch.Tensor], resumed: bool) -> None:
@@ -195,7 +201,7 @@ class Divided(Alone):
 
 
 class Sharded(Alone):
-    """FSDP2's parameters are DTensors: each rank has shards, which FSDP2 gathers."""
+    """FSDP2 makes parameters DTensors: each rank has shards, which FSDP2 gathers."""
 
     ranks: Ranks
 
@@ -245,7 +251,7 @@ def _ddp_of(params: set[torch.Tensor]) -> DistributedDataParallel | None:
 
 
 def active_ddp() -> DistributedDataParallel | None:
-    """That whose forward is under way in this thread."""
+    """Returns the module whose forward runs in this thread."""
     found: DistributedDataParallel | None = getattr(
         DistributedDataParallel, "_active_ddp_module", None
     )
@@ -253,7 +259,8 @@ def active_ddp() -> DistributedDataParallel | None:
 
 
 def group_of_meshes(params: Iterable[torch.Tensor]) -> Any:
-    """The ranks of all DTensors among `params`, be it one; None where there are none."""
+    """Returns the group of all ranks that have a part of a DTensor in `params`, or None without
+    DTensors."""
     members: set[int] = set()
     for param in params:
         if is_dtensor(param):

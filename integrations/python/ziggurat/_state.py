@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of an optimizer's parameters as torch.optim has it: read from the engine, given back.
+"""Reads the state of an optimizer's parameters from the engine, as torch.optim has it, and loads
+it.
 
-Nothing of an engine's records changes between two steps. What is loaded goes into them with the
-next step, as a whole: a process that is killed before leaves the generation that was there.
+Records of an engine do not change between two steps. Loaded state is written into them by the next
+step, as a whole, so a process that is killed before that leaves the old generation.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ MOMENTS = {
     "adagrad": ("sum",),
     "sgd": ("momentum_buffer",),
 }
-_REFERENCE = "ziggurat"  #: in a state dict: where the state is
+_REFERENCE = "ziggurat"  #: the key in a state dict that says where the state is
 
-Entry = Mapping[str, Any]  #: what torch.optim's state has of a parameter
+Entry = Mapping[str, Any]  #: what torch.optim keeps for one parameter
 
 
 class StateDicts(torch.optim.Optimizer):
@@ -44,10 +45,10 @@ class StateDicts(torch.optim.Optimizer):
     _sharing: Alone
     _order: list[torch.Tensor]
     _resume: Any
-    #: What helps where a reference is refused.
+    #: Advice for an error that refuses a reference.
     _other_store = (
-        "a store keeps its newest generation only: load the checkpoint that was saved then; "
-        'state="full" saves all'
+        "load the checkpoint that was saved then, because a store keeps only its newest "
+        'generation; state="full" saves the whole state'
     )
 
     def _named(self) -> Iterable[tuple[str, torch.Tensor, int]]:
@@ -66,19 +67,20 @@ class StateDicts(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _keep_state_in(self, where: str) -> None:
-        """At construction. "full": state dicts hold the state; "store": they say where it is."""
+        """Chooses at construction what state dicts hold: "full" is the state, "store" the name of
+        its store."""
         if where not in ("full", "store"):
             raise InvalidArgument(f'state="{where}": give "full" or "store"')
         if where == "store" and self._path is None:
             raise InvalidArgument(
-                'state="store" with placement="host": there is no store to go on from; give '
+                'state="store" needs a store, but placement="host" makes none: give '
                 'placement="nvme:/path", or state="full"'
             )
         self._by_reference = where == "store"
         if self._by_reference:
             self.need_store('state="store"')
-        self._to_load: dict[torch.Tensor, Entry] = {}  # of parameters that no engine has yet
-        self._reference: Mapping[str, Any] | None = None  # loaded before its ranks were known
+        self._to_load: dict[torch.Tensor, Entry] = {}  # state of parameters that no engine has yet
+        self._reference: Mapping[str, Any] | None = None  # loaded before the ranks were known
 
     # Reading
 
@@ -87,17 +89,18 @@ class StateDicts(torch.optim.Optimizer):
         return opened is not None and opened.steps_of(param) > 0
 
     def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What ``torch.optim`` has in ``optimizer.state[param]``, in fp32: "step", the moments by
-        their names there, and "master" where the parameter is not fp32. Empty before its first
-        step. On the CPU, since the state may not fit elsewhere; PyTorch moves what it loads.
+        """Returns what ``torch.optim`` has in ``optimizer.state[param]``, in fp32: "step", the
+        moments under their names there, and "master" if the parameter is not fp32. Empty before its
+        first step. The state is on the CPU, because it may not fit elsewhere; PyTorch moves what it
+        loads.
 
-        Of a parameter that is divided among ranks it is that of all of them, which need not call
-        anything; of FSDP2's, DTensors like the parameter."""
+        For a parameter that is divided among ranks it is the whole state; the other ranks need not
+        call anything. For FSDP2's parameters the tensors are DTensors like the parameter."""
         if param not in self._opened_with:
             return dict(self._to_load.get(param, {}))
         opened = self._opened_with[param]
         steps = opened.steps_of(param)
-        if steps == 0 and self._kind != "adagrad":  # whose sums begin where they are told
+        if steps == 0 and self._kind != "adagrad":  # Adagrad's sums begin at a given value
             return {}
         state = {"step": torch.tensor(float(steps))}
         for name in MOMENTS[self._kind]:
@@ -111,11 +114,12 @@ class StateDicts(torch.optim.Optimizer):
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """As ``torch.optim``'s, with every parameter's state (:meth:`state_of`), in memory.
+        """Returns a state dict like ``torch.optim``'s, with every parameter's state
+        (:meth:`state_of`), in memory.
 
-        With ``state="store"`` it is :meth:`reference` instead. State that was loaded is in no
-        store before the next step, so until then it is here. Errors: ResourceExhausted where the
-        state does not fit the memory that is free.
+        With ``state="store"`` it is :meth:`reference` instead. Loaded state is in no store before
+        the next step, so until then the state dict holds it. Errors: ResourceExhausted if the
+        state does not fit into the free memory.
         """
         loaded = bool(self._to_load) or any(opened.loaded for opened in self._opened)
         if self._by_reference and not loaded:
@@ -130,26 +134,28 @@ class StateDicts(torch.optim.Optimizer):
             self.state.clear()
 
     def look_at_memory(self, params: Iterable[torch.Tensor]) -> None:
-        """Errors: ResourceExhausted where the whole state of `params` does not fit beside what is
-        there: the kernel would end the process in mid-save."""
+        """Checks the free memory first, because the kernel would end the process in mid-save.
+        Errors: ResourceExhausted if the whole state of `params` does not fit beside what is in
+        memory."""
         moments = len(MOMENTS[self._kind])
         needed = sum(4 * p.numel() * (moments + (p.dtype != torch.float32)) for p in params)
         if needed > (free := free_bytes()):
             raise ResourceExhausted(
                 f"state_dict(): the whole state takes {size_text(needed)} of memory beside the "
-                f'optimizer\'s own, and {size_text(free)} are free: with placement="nvme:/path", '
-                'state="store" saves the store\'s name instead'
+                f'optimizer\'s own, but only {size_text(free)} are free: give '
+                'placement="nvme:/path" and state="store", which saves the store\'s name instead'
             )
 
     def reference(self) -> dict[str, Any]:
-        """A state dict that names the store, its generation and a checksum of the parameters.
+        """Returns a state dict that names the store, its generation and a checksum of the
+        parameters.
 
-        ``load_state_dict()`` goes on from it as long as the store is at that generation. A call of
-        all ranks, as to make the store durable is; with FSDP2 each rank's is its own.
+        ``load_state_dict()`` can load it as long as the store is at that generation. All ranks
+        call this, because it makes the store durable; with FSDP2 each rank gets its own.
         """
         self.synchronize()
         for opened in self._opened:
-            # With Resume, a step is durable once the loop goes on.
+            # With Resume, a step becomes durable once the loop continues.
             if self._resume is None or not self._resume.awaited:
                 opened.engine.make_durable()
         reference = {
@@ -164,22 +170,24 @@ class StateDicts(torch.optim.Optimizer):
         return [opened.engine.generation for opened in self._opened]
 
     def _checksum(self) -> int:
-        """Of all parameters: stores of two runs may be at the same generation."""
+        """Returns a checksum of all parameters, because stores of two runs may be at the same
+        generation."""
         return self._sharing.checksum(self._opened_with)
 
     # Loading
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` or that of ``torch.optim``'s optimizer gave.
+        """Loads a state dict that :meth:`state_dict` or ``torch.optim``'s optimizer gave.
 
-        Parameters are matched by ``param_names`` where the state dict has the names of this
-        optimizer's, and in PyTorch's order where it has none of them, or no names.
+        Parameters are matched by ``param_names`` if the state dict has the names of this
+        optimizer's parameters. They are matched in PyTorch's order if it has none of these names,
+        or no names.
 
-        The next step goes on from it, and makes it durable. A "master" counts where the parameter,
-        as it is at that step, is what it rounds to; elsewhere, and where there is none, the
-        parameter is the master. Parameters without an entry begin anew. Errors: InvalidArgument
-        for another optimizer's state, for one that has some of the names and lacks others, or a
-        store that is at another generation.
+        The next step uses the loaded state, and makes it durable. A "master" is used if it rounds
+        to the parameter as it is at that step. Otherwise, or without a "master", the parameter
+        becomes the master. Parameters without an entry start from the beginning. Errors:
+        InvalidArgument for another optimizer's state, for a state dict that has some of the names
+        and lacks others, and for a store that is at another generation.
         """
         reference = state_dict.get(_REFERENCE)
         state_dict = self.in_order(state_dict)
@@ -187,7 +195,7 @@ class StateDicts(torch.optim.Optimizer):
         if reference is not None:
             self._look_at_ranks(reference)
             if self._awaits_ddp() and reference["generations"]:
-                self._reference = reference  # the store is that of DDP's ranks
+                self._reference = reference  # the store belongs to DDP's ranks
             else:
                 self._look_at_reference(reference)
         self._load_groups(state_dict)
@@ -197,9 +205,10 @@ class StateDicts(torch.optim.Optimizer):
                 self._give(opened, entries)
 
     def in_order(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Its groups and their parameters as this optimizer has them, where both name them.
+        """Puts a state dict's groups and their parameters into this optimizer's order, if both name
+        them.
 
-        Errors: InvalidArgument where some names are the same and others not."""
+        Errors: InvalidArgument if only some of the names are the same."""
         groups, ours = state_dict["param_groups"], {name: p for name, p, _ in self._named()}
         if not all("param_names" in group for group in groups) or made_up(ours):
             return state_dict
@@ -213,8 +222,8 @@ class StateDicts(torch.optim.Optimizer):
         found = ours_by_number(saved, ours)
         if found is None:
             warnings.warn(
-                "load_state_dict(): the state dict names none of this optimizer's parameters: they "
-                "are matched in their order, as PyTorch does",
+                "load_state_dict(): the state dict names none of this optimizer's parameters, so "
+                "they are matched in their order, as in PyTorch",
                 stacklevel=3,
             )
             return state_dict
@@ -226,7 +235,7 @@ class StateDicts(torch.optim.Optimizer):
         elif [len(own) for own in wanted] == [len(own) for own in members]:
             settings = groups
         else:
-            return state_dict  # PyTorch says what does not fit
+            return state_dict  # PyTorch reports groups that do not fit
         ordered = [
             {**its, "params": [numbers[param] for param in group["params"]]}
             for its, group in zip(settings, self.param_groups, strict=True)
@@ -234,17 +243,17 @@ class StateDicts(torch.optim.Optimizer):
         return {**state_dict, "param_groups": ordered}
 
     def _load_groups(self, state_dict: dict[str, Any]) -> None:
-        """Their settings; `state_dict` is in_order()."""
+        """Loads the groups' settings; `state_dict` comes from in_order()."""
         names = [group.get("param_names") for group in self.param_groups]
         super().load_state_dict({**state_dict, "state": {}})
         for group, own in zip(self.param_groups, names, strict=True):
-            # PyTorch takes the names that were saved, which may be those of another order of
-            # parameters.
+            # PyTorch would take the saved names, which may belong to another order of parameters.
             if own is None:
                 group.pop("param_names", None)
             else:
                 group["param_names"] = own
-            for key, value in self.defaults.items():  # what another optimizer's may lack
+            # settings that another optimizer's groups may lack
+            for key, value in self.defaults.items():
                 group.setdefault(key, value)
 
     def _look_at_ranks(self, reference: Mapping[str, Any]) -> None:
@@ -256,13 +265,13 @@ class StateDicts(torch.optim.Optimizer):
         if made_by in (None, here) or not reference["generations"]:
             return
         raise InvalidArgument(
-            f"load_state_dict(): the state is in the store {reference['store']}, whose number of "
-            f"ranks is {made_by}, and this run's is {here}: go on with {made_by}, or save with "
-            'state="full", whose checkpoints any number goes on from'
+            f"load_state_dict(): the state is in the store {reference['store']} of {made_by} "
+            f"ranks, but this run has {here}: start {made_by} ranks, or save with "
+            'state="full", whose checkpoints any number of ranks can load'
         )
 
     def ddp_attached(self) -> None:
-        """The ranks are known that a reference, which was loaded, waits for."""
+        """Checks a loaded reference that waited for the ranks, which are known now."""
         reference, self._reference = self._reference, None
         if reference is not None:
             self._look_at_reference(reference)
@@ -279,19 +288,20 @@ class StateDicts(torch.optim.Optimizer):
         self.synchronize()
         found = self._generations()
         if found != wanted or self._checksum() != reference["checksum"]:
-            other = f"is at {found}" if found != wanted else "has other parameters"
+            other = f"is at generation {found}" if found != wanted else "has other parameters"
             raise InvalidArgument(
-                f"load_state_dict(): the checkpoint goes with generation {wanted} of the store "
-                f"{store}, but this one ({self._path}) {other}: {self._other_store}"
+                f"load_state_dict(): the checkpoint belongs to generation {wanted} of the store "
+                f"{store}, but the store {self._path} {other}: {self._other_store}"
             )
 
     def _entries(self, state_dict: Mapping[str, Any]) -> dict[torch.Tensor, Entry]:
-        """What is to be loaded of each parameter, if anything. Errors: what does not fit."""
+        """Returns what is to be loaded for each parameter that has an entry. Errors: what does not
+        fit."""
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         if any(group.get("amsgrad") for group in state_dict["param_groups"]):
-            raise Unimplemented("load_state_dict(): amsgrad is not built yet")
+            raise Unimplemented("load_state_dict(): amsgrad is not supported yet")
         entries: dict[torch.Tensor, Entry] = {}
-        # Where the counts differ, PyTorch says so.
+        # PyTorch reports different numbers of parameters.
         for index, (name, param, _) in zip(saved, self._named(), strict=False):
             entry = state_dict["state"].get(index, {})
             kept = {key: value for key, value in entry.items() if value is not None}
@@ -304,8 +314,9 @@ class StateDicts(torch.optim.Optimizer):
         wanted = MOMENTS[self._kind]
         if missing := [moment for moment in wanted if moment not in entry]:
             raise InvalidArgument(
-                f"load_state_dict(): parameter '{name}' has no {', '.join(missing)}, but it has "
-                f"{', '.join(entry)}: it is the state of another optimizer than {self._kind}"
+                f"load_state_dict(): the state of parameter '{name}' has {', '.join(entry)}, but "
+                f"no {', '.join(missing)}: it is not the state of an optimizer of the kind "
+                f"{self._kind}"
             )
         for key in (*wanted, "master"):
             if key in entry and entry[key].shape != param.shape:
@@ -315,14 +326,15 @@ class StateDicts(torch.optim.Optimizer):
                 )
 
     def _first_entry(self, param: torch.Tensor) -> Entry:
-        """Of a parameter that has made no step."""
+        """Returns the state of a parameter that has made no step."""
         begin = torch.full(
             param.shape, self._settings.get("initial_accumulator", 0.0), dtype=torch.float32
         )
         return {name: begin for name in MOMENTS[self._kind]} | {"step": 0}
 
     def _give_loaded(self, opened: Opened) -> None:
-        """To an engine that was just opened. One that resumed has its own."""
+        """Gives loaded state to an engine that was just opened; an engine that resumed has its
+        own."""
         given = {p: self._to_load.pop(p) for p in opened.members if p in self._to_load}
         if not opened.engine.resumed:
             self._give(opened, given, fresh=True)
@@ -335,13 +347,13 @@ class StateDicts(torch.optim.Optimizer):
             entry = entries.get(param)
             if entry is None:
                 if fresh or not (loaded or opened.steps_of(param)):
-                    continue  # it begins anew anyway
+                    continue  # the parameter starts from the beginning without a state
                 entry = self._first_entry(param)
             self._to_load.pop(param, None)
             opened.loaded = True
             for name in MOMENTS[self._kind]:
                 opened.write_state(param, name, entry[name])
-            # SGD of PyTorch counts no steps: all but the first are alike.
+            # PyTorch's SGD counts no steps: all steps but the first are alike.
             opened.set_steps(param, int(entry.get("step", 1)))
             opened.masters.pop(param, None)
             if param.dtype == torch.float32:
@@ -353,7 +365,7 @@ class StateDicts(torch.optim.Optimizer):
 
 
 class Groups:
-    """The groups of an optimizer alone, for what keeps them beside its store."""
+    """The groups of an optimizer alone, for those who keep them beside its store."""
 
     def __init__(self, optimizer: StateDicts) -> None:
         self._optimizer = optimizer

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ziggurat doctor --train``: twenty steps of a small model on every device that PyTorch has here.
+"""Runs ``ziggurat doctor --train``: twenty steps of a small model on every device that PyTorch has
+here.
 
-Each device trains the model with torch.optim.AdamW and with ours, by placement, and prints the bits or
-the differences, seconds and peaks. What it prints is what a report of a defect needs.
+Each device trains the model with torch.optim.AdamW and with ziggurat.torch.AdamW in each
+placement. The check prints whether the bits are the same, or else the differences, and seconds and
+peaks. A report of a defect needs what it prints.
 """
 
 from __future__ import annotations
@@ -22,18 +24,19 @@ from pathlib import Path
 
 STEPS = 20
 WIDTH, HIDDEN, ROWS = 192, 512, 64
-#: fp32 on both sides, but sums in another order and a division in another place: some roundings a step.
+#: Both sides compute in fp32, but add in another order and divide at another place: a few roundings
+#: per step.
 LOSS_TOLERANCE = 1e-4
 
 
 @dataclass
 class Run:
-    """What twenty steps left."""
+    """The results of twenty steps."""
 
     losses: list[float]
-    weights: list  # of tensors, on the CPU
-    step_s: float  # the median, without the first
-    peak_bytes: int | None  # of the device, where PyTorch counts it
+    weights: list  # the weights, copied to the CPU
+    step_s: float  # the median of all steps but the first
+    peak_bytes: int | None  # the device's peak, if PyTorch counts it
 
 
 def _model(device, dtype):
@@ -45,7 +48,7 @@ def _model(device, dtype):
 
 
 def _batch(step, device, dtype):
-    """Drawn on the CPU, so that every device sees the same numbers."""
+    """Draws a batch on the CPU, so that every device gets the same numbers."""
     import torch
 
     draw = torch.Generator().manual_seed(1000 + step)
@@ -54,7 +57,7 @@ def _batch(step, device, dtype):
 
 
 def _counter(device, name):
-    """PyTorch's count of the device's memory, where it has one."""
+    """Returns PyTorch's function that counts the device's memory, or None if there is none."""
     import torch
 
     module = None if device.type == "cpu" else getattr(torch, device.type, None)
@@ -95,7 +98,7 @@ def _same_bits(one: Run, other: Run) -> bool:
 
 
 def _difference(one: Run, other: Run) -> float:
-    """The largest of the losses, relative."""
+    """Returns the largest relative difference of the losses."""
     return max(abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in zip(one.losses, other.losses, strict=True))
 
 
@@ -121,7 +124,8 @@ def _check(device, dtype, folders: Sequence[Path]) -> list[str]:
     theirs = _train(device, dtype, lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3))
     again = _train(device, dtype, lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3))
     repeats = _same_bits(theirs, again)
-    _row("torch.optim.AdamW", theirs, "" if repeats else "the device does not repeat its own bits")
+    _row("torch.optim.AdamW", theirs, "" if repeats else "the device gave different bits in two "
+                                                         "equal runs")
 
     def ours(placement, waits):
         return _train(
@@ -137,7 +141,7 @@ def _check(device, dtype, folders: Sequence[Path]) -> list[str]:
     verdict = f"losses within {difference:.1e} of torch.optim's"
     if dtype == torch.float32 and not difference <= LOSS_TOLERANCE:
         verdict += f": MORE THAN {LOSS_TOLERANCE:g}"
-        wrong.append(f"{name}: losses are {difference:.1e} from torch.optim's")
+        wrong.append(f"{name}: the losses differ from torch.optim's by {difference:.1e}")
     if dtype != torch.float32:
         verdict += " (which keeps no fp32 master)"
     _row("ziggurat, host", first, verdict)
@@ -155,13 +159,13 @@ def _check(device, dtype, folders: Sequence[Path]) -> list[str]:
             if repeats:
                 wrong.append(f'{name}: the row "{title}" has other bits than the row "ziggurat, host"')
             else:
-                verdict += " (the device does not repeat its own)"
+                verdict += " (the device gives different bits in equal runs)"
         _row(title, run, verdict)
     return wrong
 
 
 def devices():
-    """Every device that PyTorch can use here."""
+    """Returns every device that PyTorch can use here."""
     import torch
 
     found = [torch.device("cpu")]
@@ -184,7 +188,8 @@ def _machine() -> None:
 
 
 def check(on, *folders: Path) -> int:
-    """With state in each of `folders`. The exit code: 0 where nothing is wrong."""
+    """Runs the check on the devices `on`, with state in each of `folders`. Returns the exit code: 0
+    if nothing is wrong."""
     import torch
 
     wrong: list[str] = []
@@ -192,16 +197,20 @@ def check(on, *folders: Path) -> int:
         for dtype in (torch.float32, torch.bfloat16):
             try:
                 wrong += _check(device, dtype, folders)
-            except Exception:  # the next device is tried all the same, and the report has what this one said
+            except Exception:  # tries the next device all the same; the report has this error
                 traceback.print_exc(file=sys.stdout)
-                wrong.append(f"{_name(device, dtype)}: it did not train")
+                wrong.append(f"{_name(device, dtype)}: training failed with an error")
     print()
     for line in wrong:
         print(f"wrong: {line}")
     if wrong:
-        print("Please report this with everything printed above, `ziggurat doctor`, and what nvidia-smi or its like prints.")
+        print("Please report this with all lines printed above, and the output of `ziggurat doctor` and "
+              "of nvidia-smi or a similar tool.")
     else:
-        print("all is right. If a device here is not a CPU, please send what is printed above all the same: few have run it.")
+        print(
+            "all is right. If a device here is not a CPU, please send what is printed above all "
+            "the same: few people have run this."
+        )
     return 1 if wrong else 0
 
 
@@ -209,17 +218,20 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="ziggurat doctor --train",
         description=f"Trains a small model for {STEPS} steps on every device that PyTorch has, with torch.optim.AdamW and with "
-        "ziggurat.torch.AdamW, and compares. Takes some seconds a device; needs PyTorch.",
+        "ziggurat.torch.AdamW, and compares the results. Takes some seconds per device, and needs "
+        "PyTorch.",
     )
     parser.add_argument("--train", action="store_true", help="this check")
     parser.add_argument(
         "--path",
         metavar="DIR",
         action="append",
-        help="a folder on a drive for the NVMe rows; several: rows of each (default: a temporary one)",
+        help="a folder on a drive for the NVMe rows; give it again for more folders (default: a "
+             "temporary folder)",
     )
     options = parser.parse_args(arguments)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS does not repeat its bits
+    # otherwise cuBLAS gives different bits in equal runs
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         import torch  # noqa: F401
     except ImportError as error:

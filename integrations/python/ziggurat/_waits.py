@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model's forward waits for new parameters: before each module, for those it has itself.
+"""Makes a model's forward wait for new parameters: before each module, for the module's own.
 
-Not every use of a parameter is in the forward of the module that has it (``nn.MultiheadAttention``
-uses its ``out_proj`` without calling it), and hooks are no part of what ``torch.compile`` runs. So
-the first step, in which nothing is pending, shows which parameters no operation used before a hook
-had seen them; all others are waited for in ``step()``. A model that goes around the hooks only from
-a later step on (because it is compiled then) is found when the gradient comes, and raises. One
-thing is not found: a later forward that first uses a parameter itself and then calls its module.
+A parameter may be used outside the forward of the module that has it (``nn.MultiheadAttention``
+uses its ``out_proj`` without calling it), and ``torch.compile`` does not run hooks. The first
+step, in which nothing is pending, therefore shows which parameters a hook saw before any operation
+used them; ``step()`` itself waits for all others. A model may avoid the hooks only from a later
+step on (because it is compiled then): that is found when the gradient comes, and raises. One case
+is not found: a later forward that first uses a parameter itself and then calls its module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter
 from ziggurat._dtensor import is_dtensor
 from ziggurat._fsdp import FsdpUnits
 
-# They do not read a parameter's values.
+# Operations that do not read a parameter's values.
 _NO_VALUES = {
     getattr(torch.Tensor, name).__get__
     for name in ("device", "dtype", "is_meta", "layout", "ndim", "requires_grad", "shape")
@@ -30,7 +30,7 @@ _NO_VALUES = {
 
 
 class ModuleWaits:
-    """Calls ``wait(parameters)`` before each use that a hook can see, for those of `params`."""
+    """Calls ``wait(parameters)`` before each use that a hook can see of one of `params`."""
 
     def __init__(
         self,
@@ -42,12 +42,14 @@ class ModuleWaits:
         self.params = params
         self.synchronize = synchronize
         self._wait = wait
-        self._gathered: set[torch.Tensor] = set()  # waited for before FSDP2 gathers them
-        self._seen: set[torch.Tensor] = set()  # in the forward of the step under way
-        self._learned: set[torch.Tensor] | None = None  # seen before every use
-        self._at_entry: set[torch.Tensor] = set()  # waited for before what is compiled runs
-        self._outside: set[torch.Tensor] = set()  # used where no hook had seen them
-        self._uses: _Uses | None = None  # of the outermost module's call, in the first step
+        self._gathered: set[torch.Tensor] = set()  # parameters waited for before FSDP2 gathers them
+        self._seen: set[torch.Tensor] = set()  # parameters seen in the current step's forward
+        self._learned: set[torch.Tensor] | None = None  # parameters that hooks saw before every use
+        # parameters waited for before a compiled module runs
+        self._at_entry: set[torch.Tensor] = set()
+        self._outside: set[torch.Tensor] = set()  # parameters used where no hook had seen them
+        # notes uses in the outermost module's call, in the first step
+        self._uses: _Uses | None = None
         self._handles: list[Any] = []
         self._modules = list(model.modules())
         this = weakref.ref(self)
@@ -55,7 +57,7 @@ class ModuleWaits:
         for module in self._modules:
             if isinstance(module, torch.jit.ScriptModule):
                 continue
-            compiled = hasattr(module, "_orig_mod")  # what torch.compile() gives
+            compiled = hasattr(module, "_orig_mod")  # torch.compile() makes such modules
             own = [p for p in module.parameters(recurse=compiled) if p in params]
             if self._units is not None:
                 gathered = [p for p in self._units.of(module) if p in params]
@@ -64,7 +66,7 @@ class ModuleWaits:
                 own = [*(p for p in own if not is_dtensor(p)), *gathered]
             if compiled:
                 self._at_entry.update(own)
-            # The first of all: others' hooks may make weights of parameters.
+            # This hook runs first, because other hooks may compute weights from parameters.
             before = _BeforeForward(this, own)
             self._handles += [
                 module.register_forward_pre_hook(before, prepend=True),
@@ -74,7 +76,8 @@ class ModuleWaits:
         self._wait_at_entries()
 
     def _wait_at_entries(self) -> None:
-        """``module.compile()`` was called: all that is in it is waited for before it runs."""
+        """Makes each module on which ``module.compile()`` was called wait for all its parameters
+        before it runs."""
         for module in self._modules:
             compiled = getattr(module, "_compiled_call_impl", None)
             if compiled is not None and not isinstance(compiled, _Entry):
@@ -92,8 +95,8 @@ class ModuleWaits:
         if self._units is not None:
             self._wait(self._units.prefetched(module))
         if not (module.training or torch.is_grad_enabled()):
-            # Fused inference (of nn.TransformerEncoderLayer) calls no submodule, and no gradient
-            # would show it.
+            # Fused inference (in nn.TransformerEncoderLayer) calls no submodule, and no gradient
+            # would show that.
             self.synchronize()
         elif self._learned is None and self._uses is None and not self._at_entry:
             self._uses = uses = _Uses(self.params, self._outside)
@@ -107,15 +110,16 @@ class ModuleWaits:
             handle = module.register_forward_hook(after, always_call=True)
 
     def compiled(self, params: Sequence[torch.Tensor]) -> None:
-        """At the time when what uses them is compiled: once, and not when it runs."""
+        """Called once while code that uses `params` is compiled, not when it runs."""
         self._wait(params)
         self._outside.update(param for param in params if param not in self._at_entry)
 
     def unseen(self, with_gradient: list[torch.Tensor]) -> list[torch.Tensor]:
-        """At a step: of the parameters that have a gradient, those to wait for in the step itself."""
+        """Returns at a step which of the parameters with a gradient the step itself must wait
+        for."""
         self._wait_at_entries()
         if self._learned is None:
-            # Beside what is compiled no use is looked at.
+            # Uses are not noted beside compiled modules.
             seen = self._seen & self._at_entry if self._at_entry else self._seen
             self._learned = seen & set(with_gradient)
         else:
@@ -163,7 +167,7 @@ class _Uses(TorchFunctionMode):
 
 
 class _Entry:
-    """What a compiled module's call is from now on."""
+    """Takes the place of a compiled module's call, and waits first."""
 
     def __init__(
         self, waits: weakref.ref[ModuleWaits], inside: Sequence[torch.Tensor], compiled: Any
@@ -178,7 +182,8 @@ class _Entry:
 
 
 class _Hook:
-    """Copied or saved with its model, a hook of ours does nothing: the copy has no optimizer."""
+    """A hook that does nothing once it is copied or saved with its model, because the copy has no
+    optimizer."""
 
     def __init__(self, waits: weakref.ref[ModuleWaits]) -> None:
         self._waits = waits
@@ -193,7 +198,7 @@ class _Hook:
         return _nothing
 
     def __reduce__(self) -> Any:
-        # Parameters are written to the file after all else.
+        # The file gets the parameters after everything else.
         self._synchronize()
         return _the_nothing, ()
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine's messages advise, in words of whoever called it from Python.
+"""Translates the advice in the engine's messages into the words of the Python caller.
 
-A message names a setting in backticks: `store`, or `resume=auto`. For ``ziggurat.torch`` that is an
-argument or a call (:func:`in_arguments`); advice that it has nothing for is left out. For
-``ziggurat.Engine`` settings are what they are called (:func:`in_settings`). This is the one place
-where either is written.
+A message names a setting in backticks: `store`, or `resume=auto`. For ``ziggurat.torch`` that
+becomes an argument or a call (:func:`in_arguments`); advice that has no such translation is left
+out. For ``ziggurat.Engine`` settings keep their names (:func:`in_settings`). Both translations are
+defined in this file alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 
 _QUOTED = re.compile(r"`([^`]*)`")
-#: Between what a message says and what it advises, and between one advice and the next.
+#: Separates what a message says from its advice, and one piece of advice from the next.
 _BETWEEN = re.compile(r"(: |; |, or |, |\. (?=[A-Z]))")
 _GIVE = re.compile(r"give |use |or |Give ")
 _GOES_ON = re.compile(r"which |that |in ")
@@ -49,7 +49,7 @@ def _resume(value: str) -> str | None:
     return calls.get(value)
 
 
-#: What ziggurat.torch's optimizers have for each setting, by its value; None: nothing.
+#: What ziggurat.torch's optimizers have for each setting, by its value; None if they have nothing.
 ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
     "betas": _number("betas"),
     "clip": lambda value: "torch.nn.utils.clip_grad_norm_()",
@@ -67,7 +67,7 @@ ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
     "reduce_dtype": _number("reduce_dtype"),
     "resume": _resume,
     "run": lambda value: "names and shapes of the parameters",
-    "slots": _number("slots"),  # what a store was made with
+    "slots": _number("slots"),  # a store keeps the number of slots it was made with
     "state_format": _argument("state_format"),
     "state_rounding": _argument("state_rounding"),
     "store": lambda value: f'placement="nvme:{value or "/path"}"',
@@ -116,7 +116,8 @@ ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
 
 
 def in_settings(message: str) -> str:
-    """`resume=auto` as "resume": "auto", which is what ziggurat.Engine's settings have."""
+    """Writes `resume=auto` as "resume": "auto", which is how ziggurat.Engine's settings write
+    it."""
 
     def setting(found: re.Match[str]) -> str:
         name, equals, value = found[1].partition("=")
@@ -126,7 +127,8 @@ def in_settings(message: str) -> str:
 
 
 def in_arguments(message: str) -> str:
-    """As ziggurat.torch's optimizers take it; without the advice that none of them can follow."""
+    """Writes settings as arguments of ziggurat.torch's optimizers; leaves out advice that none of
+    them can follow."""
     first, *others = _BETWEEN.split(message)
     text = _QUOTED.sub(lambda found: _told(found[1]), first)
     left_out = False
@@ -139,25 +141,25 @@ def in_arguments(message: str) -> str:
             rest = iter(words)
             text += between + _QUOTED.sub(lambda _, rest=rest: str(next(rest)), piece)
         elif (verb := _GIVE.match(piece)) and between in (": ", "; ", ". "):
-            text += between + verb[0]  # what follows is the first that is left
+            text += between + verb[0]  # the next piece is the first advice that is left
     return _mended(text)
 
 
 def _translated(quoted: str) -> str | None:
     name, _, value = quoted.partition("=")
     if name not in ARGUMENTS:
-        return f"`{quoted}`"  # no setting: a command, a key of another's config
+        return f"`{quoted}`"  # not a setting, but a command or a key of another config
     its = ARGUMENTS[name]
     return None if its is None else its(value)
 
 
 def _told(quoted: str) -> str:
-    """Where it is no advice but what a message is about."""
+    """Translates a setting that a message is about, not one that it advises."""
     return _translated(quoted) or quoted
 
 
 def _mended(text: str) -> str:
-    """Where advice was left out."""
+    """Mends the text where advice was left out."""
     text = re.sub(r"(: |; |\. )([Gg]ive |use )(, or |, )", r"\1\2", text)
     text = re.sub(r"(: |; |\. )([Gg]ive |use |or )(?=\. |; |$)", "", text)
     return text

@@ -10,15 +10,16 @@
     )
     ziggurat.hf.train(trainer)
 
-Killed at any instant and started again, this goes on from the newest step with the same bits. As
-with Trainer's own checkpoints, a data set that draws random numbers in the main process has others
-behind a resume.
+A run that was killed at any instant and is started again continues from the newest step with the
+same bits. As with Trainer's own checkpoints, a data set that draws random numbers in the main
+process draws other numbers after a resume.
 
-Trainer's checkpoints have the whole state as torch.optim has it, and each is good to go on from,
-with any placement; torch's own optimizer takes it, and ours takes torch's. On NVMe the checkpoint's
-state replaces, with the next step, that of a store that is there. Such a checkpoint takes 8 to 12
-bytes a parameter, in memory too while it is saved. With ``state="store"`` its optimizer.pt names
-the store and its step: no larger for a larger model, and refused once the store has gone on.
+Trainer's checkpoints have the whole state as torch.optim has it, and a run can continue from each
+of them, with any placement. torch's own optimizer can load that state, and ours can load torch's.
+On NVMe the checkpoint's state replaces, with the next step, the state of an existing store. Such a
+checkpoint takes 8 to 12 bytes per parameter, in memory too while it is saved. With
+``state="store"`` its optimizer.pt names the store and its step. It is then no larger for a larger
+model, but is refused once the store is at a later step.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ from ziggurat._state import Groups
 __all__ = ["EveryStep", "newest_step", "optimizer", "train"]
 
 _FORMAT = 1
-_LOGS_MAX = 200  # of the newest, with each step: a store takes 1 MiB of the trainer's own
+# the newest log entries, kept with each step: a store holds 1 MiB of the trainer's own data
+_LOGS_MAX = 200
 
-# What TrainingArguments.optim names, and which of its settings Trainer gives to that optimizer.
+# The optimizers that TrainingArguments.optim names, and the settings that Trainer gives to each.
 _KINDS: dict[str, tuple[type[EngineOptimizer], tuple[str, ...]]] = {
     "adamw_torch": (ziggurat.torch.AdamW, ("betas", "eps")),
     "adamw_torch_fused": (ziggurat.torch.AdamW, ("betas", "eps")),
@@ -63,24 +65,25 @@ _KINDS: dict[str, tuple[type[EngineOptimizer], tuple[str, ...]]] = {
 def optimizer(
     args: Any, config: Mapping[str, Any] | str | Path | None = None, **arguments: Any
 ) -> tuple[Callable[[], Callable[..., EngineOptimizer]], dict[str, Any]]:
-    """Trainer's ``optimizer_cls_and_kwargs``: what ``args.optim`` names, with the learning rate,
-    betas, epsilon and weight decay of `args`, which biases and norms do not have.
+    """Returns Trainer's ``optimizer_cls_and_kwargs``: the optimizer that ``args.optim`` names, with
+    the learning rate, betas, epsilon and weight decay of `args`. Biases and norms have no weight
+    decay.
 
     `arguments` are ``placement``, ``state_format``, ``state`` and all else that ziggurat.torch's
-    optimizers take; `config` has them too, as a mapping or a JSON file. New parameters are waited
-    for module by module, unless ``model=None`` is given.
+    optimizers take; `config` may have them too, as a mapping or a JSON file. Each module waits for
+    its own new parameters, unless ``model=None`` is given.
 
-    `config` may be one for DeepSpeed as well, or Accelerate's YAML with a DeepSpeed plugin: it is
-    read with DeepSpeed's meaning, "auto" is what `args` says, and so the optimizer is the config's
-    own if it names one. State on a drive is in a directory of ``nvme_path`` named after
-    ``args.output_dir``. The schedule is Trainer's. What contradicts `args` is refused.
+    `config` may also be a config for DeepSpeed, or Accelerate's YAML with a DeepSpeed plugin. It
+    is read with DeepSpeed's meaning: `args` gives the values for "auto", and the optimizer is the
+    config's own if it names one. State on a drive is in a directory of ``nvme_path`` named after
+    ``args.output_dir``. The schedule is Trainer's. A config that contradicts `args` is refused.
     """
     theirs = None if config is None else config_of(config, args)
     name = str(getattr(args.optim, "value", args.optim))
     if name not in _KINDS and theirs is not None and names_optimizer(theirs):
-        name = "adamw_torch"  # the config's is used
+        name = "adamw_torch"  # the config's optimizer is used
     if name not in _KINDS:
-        raise InvalidArgument(f'optim="{name}": ziggurat.hf has {", ".join(_KINDS)}')
+        raise InvalidArgument(f'optim="{name}" is not known: ziggurat.hf has {", ".join(_KINDS)}')
     kind, used = _KINDS[name]
     settings: dict[str, Any] = {
         "betas": (args.adam_beta1, args.adam_beta2),
@@ -88,7 +91,7 @@ def optimizer(
     }
     settings = {name: settings[name] for name in used} | {"lr": args.learning_rate}
     if theirs is not None:
-        pass  # with the model
+        pass  # reads the config once the model is known
     elif isinstance(config, str | Path):
         settings |= json.loads(Path(config).read_text())
     else:
@@ -112,21 +115,23 @@ def optimizer(
         optimizer = _in_trainer(chosen)(groups, **({"model": model} | all_settings | more))
         whole = settings.get("state", "full") == "full" and not args.save_only_model
         if whole and args.save_strategy != "no":
-            optimizer.look_at_memory(p for _, p in trained)  # rather than at the first checkpoint
+            # checks it now, not at the first checkpoint
+            optimizer.look_at_memory(p for _, p in trained)
         return optimizer
 
     return lambda: made, {}
 
 
 class _InTrainer(EngineOptimizer):
-    """Trainer loads the weights of a checkpoint, makes the optimizer, and loads that."""
+    """An optimizer whose state is loaded after the weights. Trainer loads a checkpoint's weights,
+    makes the optimizer, and then loads the optimizer's state."""
 
     _other_store = (
         "resume from ziggurat.hf.newest_step(trainer), from a checkpoint that has the whole state "
         '(state="full"), or train without resume_from_checkpoint into a new directory'
     )
 
-    _goes_back = False  # once DDP is found
+    _goes_back = False  # whether to go back to the checkpoint once DDP is found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         path = self._path
@@ -144,8 +149,9 @@ class _InTrainer(EngineOptimizer):
             self._go_back()
 
     def _go_back(self) -> None:
-        """The run goes back to the checkpoint, in the store that it has: its next step replaces what
-        is there. To open it writes the parameters, which Trainer has loaded."""
+        """Goes back to the checkpoint in the store that exists: the run's next step replaces the
+        store's state. Opening the store writes the parameters, so Trainer's loaded values are
+        kept first."""
         entries, self._to_load = self._to_load, {}
         values = [(param, param.detach().clone()) for _, param, _ in self._named()]
         self.open(resume=True)
@@ -162,11 +168,13 @@ def _in_trainer(kind: type[EngineOptimizer]) -> type[EngineOptimizer]:
 
 
 def _unwrapped(optimizer: Any, who: str) -> _InTrainer:
-    """Accelerate's wrapper has the optimizer."""
+    """Returns the optimizer inside Accelerate's wrapper. Errors: InvalidArgument if it is not one
+    of ziggurat.hf."""
     inner = getattr(optimizer, "optimizer", optimizer)
     if not isinstance(inner, _InTrainer):
         raise InvalidArgument(
-            f"{who}: the trainer's optimizer is {type(inner).__name__}: give Trainer "
+            f"{who}: the trainer's optimizer is {type(inner).__name__}, which is not one of "
+            "ziggurat.hf: give Trainer "
             "optimizer_cls_and_kwargs=ziggurat.hf.optimizer(arguments, placement=...)"
         )
     inner.need_store(who)
@@ -174,17 +182,18 @@ def _unwrapped(optimizer: Any, who: str) -> _InTrainer:
 
 
 class EveryStep(TrainerCallback):
-    """Keeps with each step in the store what Trainer needs to go on from it.
+    """Keeps with each step in the store what Trainer needs to continue from it.
 
-    A step is durable with what ``on_step_end`` finds: Trainer's state, the groups, the scheduler's,
-    and random states. Without this callback a run goes on from Trainer's checkpoints alone.
+    A step becomes durable with what ``on_step_end`` finds: Trainer's state, the groups, the
+    scheduler's state, and random states. Without this callback a run can continue from Trainer's
+    checkpoints alone.
     """
 
     def __init__(self) -> None:
         self._optimizer: _InTrainer | None = None
         self._scheduler: Any = None
         self._trainer: Any = None
-        self.awaited = False  #: the newest step's state is not known yet
+        self.awaited = False  #: whether the newest step's state is not known yet
 
     def on_train_begin(
         self,
@@ -207,11 +216,11 @@ class EveryStep(TrainerCallback):
         self.before_step()
 
     def after_step(self) -> None:
-        """The optimizer has made a step; what belongs to it is not yet known."""
+        """Called when the optimizer has made a step whose other state is not known yet."""
         self.awaited = True
 
     def before_step(self) -> None:
-        """Nothing more belongs to the newest step."""
+        """Gives the newest step its state, because nothing more belongs to that step."""
         if not self.awaited or self._optimizer is None or self._optimizer.engine is None:
             return
         logs = self._trainer.log_history[-_LOGS_MAX:]
@@ -234,16 +243,19 @@ class EveryStep(TrainerCallback):
 def _need_one_rank(args: Any, who: str) -> None:
     if args.world_size > 1:
         raise Unimplemented(
-            f"{who} on {args.world_size} ranks is not built yet: go on from Trainer's checkpoints, or "
+            f"{who} on {args.world_size} ranks is not supported yet: resume from Trainer's "
+            "checkpoints, or "
             "write the loop with ziggurat.torch.Resume"
         )
 
 
 def train(trainer: Trainer, **arguments: Any) -> TrainOutput:
-    """``trainer.train(**arguments)``, from the newest step in the store, if there is one.
+    """Calls ``trainer.train(**arguments)``, which continues from the newest step in the store, if
+    there is one.
 
-    A run that was killed behind its last step makes no other: model, optimizer and state are those
-    of that step, and the training loss is not known (NaN). Trainer alone would make one more.
+    A run that was killed after its last step makes no further step: model, optimizer and state are
+    those of that step, and the training loss is not known (NaN). Trainer alone would make one more
+    step.
     """
     newest = newest_step(trainer)
     if newest is None:
@@ -253,7 +265,8 @@ def train(trainer: Trainer, **arguments: Any) -> TrainOutput:
         return trainer.train(resume_from_checkpoint=newest, **arguments)
     optimizer = _unwrapped(trainer.create_optimizer(), "train()")
     optimizer.load_state_dict(torch.load(Path(newest) / "optimizer.pt", weights_only=True))
-    trainer.optimizer = trainer.accelerator.prepare(trainer.optimizer)  # as behind Trainer.train()
+    # as Trainer.train() leaves it
+    trainer.optimizer = trainer.accelerator.prepare(trainer.optimizer)
     trainer.state = state
     return TrainOutput(state.global_step, math.nan, {})
 
@@ -265,7 +278,7 @@ def _has_ended(args: Any, state: TrainerState) -> bool:
 
 
 def _as_trainer_has(random: dict[str, Any]) -> dict[str, Any]:
-    """A process's random states, of its own accelerator alone."""
+    """Returns a process's random states as Trainer stores them, for its own accelerator alone."""
     kind, keys, *rest = random["numpy"]
     states = {"python": random["python"], "cpu": random["torch"]}
     states["numpy"] = (kind, keys.numpy().astype("uint32"), *rest)
@@ -276,12 +289,12 @@ def _as_trainer_has(random: dict[str, Any]) -> dict[str, Any]:
 
 
 def newest_step(trainer: Trainer) -> str | None:
-    """The newest step in the store, for ``trainer.train(resume_from_checkpoint=...)``; None where
-    there is no step.
+    """Returns the newest step in the store, for ``trainer.train(resume_from_checkpoint=...)``, or
+    None if the store has no step.
 
-    It is a checkpoint in ``output_dir/newest-step`` that names the store, whatever ``state`` says:
-    this process reads it at once, and it is of no use later. Trainer's own are left alone. ``train()``
-    also takes care of a run that has ended.
+    The step is a checkpoint in ``output_dir/newest-step`` that names the store, whatever ``state``
+    is. This process must read it at once; it is of no use later. Trainer's own checkpoints are
+    left alone. ``train()`` also handles a run that has ended.
     """
     who = "newest_step()"
     _need_one_rank(trainer.args, who)
@@ -293,17 +306,20 @@ def newest_step(trainer: Trainer) -> str | None:
     optimizer.open(resume=True)
     assert optimizer.engine is not None
     if optimizer.engine.generation == 0:
-        return None  # train() goes on with this optimizer
+        return None  # train() uses this optimizer
     blob = optimizer.engine.blob
     if not blob:
         raise DataLoss(
-            "the store was made without ziggurat.hf.EveryStep: it has no state of Trainer's; resume "
-            "from Trainer's newest checkpoint"
+            "the store was made without ziggurat.hf.EveryStep, so it has no state of Trainer: "
+            "resume from Trainer's newest checkpoint"
         )
-    # Plain data and tensors only: a store runs no code.
+    # weights_only admits plain data and tensors alone: loading a store runs no code.
     kept = torch.load(io.BytesIO(blob), weights_only=True)
     if kept.get("format") != _FORMAT or "trainer" not in kept:
-        raise InvalidArgument("the store's state of the trainer is not that of ziggurat.hf")
+        raise InvalidArgument(
+            "the store has no state that ziggurat.hf can read (format {_FORMAT}): resume from "
+            "Trainer's newest checkpoint"
+        )
     state = TrainerState(**json.loads(kept["trainer"]))
     folder = Path(trainer.args.output_dir or ".") / "newest-step"
     shutil.rmtree(folder, ignore_errors=True)
@@ -312,8 +328,8 @@ def newest_step(trainer: Trainer) -> str | None:
     torch.save(kept["scheduler"], folder / "scheduler.pt")
     torch.save(_as_trainer_has(kept["random"]), folder / "rng_state.pth")
     state.save_to_json(str(folder / "trainer_state.json"))
-    # Trainer loads the weights, and then makes the optimizer that goes on: masters would be taken
-    # anew from the parameters if one were there.
+    # Closed, because Trainer loads the weights and then makes the optimizer that trains: an open
+    # optimizer would make its masters from those weights.
     optimizer.close()
     trainer.optimizer = None
     return str(folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers for PyTorch whose state is the engine's: masters and moments in host memory or on NVMe.
+"""Optimizers for PyTorch whose masters and moments the engine keeps in host memory or on NVMe.
 
     optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-4, placement="nvme:/fast/run")
     for batch in loader:
@@ -7,54 +7,58 @@
         optimizer.step()
         optimizer.zero_grad()
 
-All of them take, beside what PyTorch's have:
+All of them take these arguments beside those of PyTorch's optimizers:
 
 ``placement``
-    ``"host"``; ``"nvme:/path"``: a directory for the state, in which every finished step is durable;
-    or ``"auto:/path"``: host memory if the state takes up to half of what is free at the first step,
-    else that directory. It is the directory too where a store is there already, and for what needs
-    one: ``Resume`` and ``state="store"``. ``"auto"`` alone is refused where the state does not fit.
-    What was chosen is said on standard error, and is ``optimizer.placement``.
+    ``"host"``; ``"nvme:/path"``: a directory for the state, in which every finished step is
+    durable; or ``"auto:/path"``: host memory if the state takes up to half of the memory that is
+    free at the first step, else that directory. "auto" also takes the directory if it already has
+    a store, and for ``Resume`` and ``state="store"``, which need one. ``"auto"`` alone is refused
+    if the state does not fit. The choice is printed on standard error, and is in
+    ``optimizer.placement``.
 ``state_format``
     How masters and moments are held: "fp32", "bf16-moments", "8bit", "split" or "bf16".
 ``state_rounding``, ``param_rounding``
-    "nearest" or "stochastic", for a store's life: how state that is kept in bf16 is rounded (formats
-    "bf16-moments" and "bf16"; if not given, a new store's is stochastic, so that small updates are
-    kept on average), and bf16 parameters that are made of fp32 masters (nearest). What FSDP2 shards in
-    another dimension than the first is rounded to nearest only.
+    "nearest" or "stochastic", fixed for a store's life. ``state_rounding`` says how state in bf16
+    is rounded (formats "bf16-moments" and "bf16"). A new store's default is stochastic, so that
+    small updates are kept on average. ``param_rounding`` says how fp32 masters are rounded to bf16
+    parameters; its default is nearest. Parameters that FSDP2 shards in another dimension than the
+    first can only be rounded to nearest.
 ``threads``
-    Workers; 0: as many as PyTorch computes with, and with parameters on an accelerator all cores of
-    this process's share but one: give fewer where ``DataLoader`` has workers.
+    The number of workers. 0 takes as many as PyTorch computes with; with parameters on an
+    accelerator, all cores of this process's share but one. Give fewer if ``DataLoader`` has
+    workers.
 ``host_memory``
-    Budget in bytes, or text like "2GiB". If not given: for state in host memory what it takes; for
-    state on NVMe an eighth of what is free when it is opened, or less if all of it is kept in less.
-    What is kept is written each step, but not read.
+    The budget in bytes, or a text like "2GiB". By default, state in host memory takes what it
+    needs. State on NVMe takes an eighth of the memory that is free when it is opened, or less if
+    that holds all of it. What is kept in memory is written each step, but not read.
 ``state``
-    What ``state_dict()`` has: "full", every parameter's state, as PyTorch's; or "store", the store's
-    place and generation, which take no space and can be loaded while the store is at that
+    What ``state_dict()`` has: "full", every parameter's state, as in PyTorch; or "store", the
+    store's place and generation, which take no space and can be loaded while the store is at that
     generation.
 ``model``
-    What computes: each of its modules waits for its own new parameters; as DistributedDataParallel
-    or with FSDP2's units it also says how ranks exchange gradients.
+    The model that computes: each of its modules waits for its own new parameters. A model in
+    DistributedDataParallel or with FSDP2's units also says how ranks exchange gradients.
 ``group``
-    Ranks of ``torch.distributed`` that train one model without either of those: gradients are
-    averaged over them in backward, but for what is within ``optimizer.no_sync()``, in
+    Ranks of ``torch.distributed`` that train one model without DistributedDataParallel or FSDP2.
+    Backward averages gradients over them, except within ``optimizer.no_sync()``, in
     ``reduce_dtype`` or the parameters' own type. Each rank keeps a slice of the state.
 ``exchange``
     What carries tensors between ranks: "torch", or "ziggurat", the engine's own connections.
-    Results are the same to the last bit. With FSDP2 on the CPU it carries what its units gather and
-    reduce, too, but for subgroups of a mesh, which go through "torch".
+    Results are the same to the last bit. With FSDP2 on the CPU it also carries what FSDP2's units
+    gather and reduce, except in subgroups of a mesh, which always use "torch".
 
 The state is made from the parameters at the first ``step()``. ``state_dict()`` and
-``load_state_dict()`` are PyTorch's: ``torch.optim``'s optimizers load ours and ours theirs.
-:func:`save_checkpoint` writes a checkpoint that :func:`load_checkpoint` loads on any number of ranks;
-:func:`load_foreign_checkpoint` goes on from what DeepSpeed or PyTorch saved.
+``load_state_dict()`` have PyTorch's format: ``torch.optim``'s optimizers load ours and ours
+theirs. :func:`save_checkpoint` writes a checkpoint that :func:`load_checkpoint` loads on any
+number of ranks; :func:`load_foreign_checkpoint` loads what DeepSpeed or PyTorch saved.
 
 On the CPU gradients are read and parameters written where PyTorch has them: nothing is copied. On
-an accelerator both have pinned copies in host memory, which PyTorch's streams fill and empty beside
-the computation; that has not been run on a real one yet. A parameter without a gradient is left
-alone, as PyTorch does. ``step()`` returns when all new parameters are there; with ``model=model``,
-and state on NVMe or parameters on an accelerator, each module waits for its own in the next forward.
+an accelerator both have pinned copies in host memory, which PyTorch's streams fill and empty
+beside the computation; that has not been run on a real accelerator yet. A parameter without a
+gradient is left alone, as in PyTorch. ``step()`` returns when all new parameters are there. With
+``model=model``, and state on NVMe or parameters on an accelerator, each module instead waits for
+its own parameters in the next forward.
 """
 
 from __future__ import annotations
@@ -86,7 +90,7 @@ __all__ = [
 
 
 class AdamW(EngineOptimizer):
-    """AdamW (Loshchilov & Hutter 2019), as ``torch.optim.AdamW`` has it, with fp32 masters."""
+    """AdamW (Loshchilov & Hutter 2019), as in ``torch.optim.AdamW``, with fp32 masters."""
 
     _kind = "adamw"
 
@@ -106,7 +110,7 @@ class AdamW(EngineOptimizer):
 
 
 class Adam(AdamW):
-    """Adam (Kingma & Ba 2015), as ``torch.optim.Adam``: decay is added to the gradient."""
+    """Adam (Kingma & Ba 2015), as in ``torch.optim.Adam``: decay is added to the gradient."""
 
     _kind = "adam"
 
@@ -140,10 +144,10 @@ class Lion(EngineOptimizer):
 
 
 class Adagrad(EngineOptimizer):
-    """Adagrad (Duchi et al. 2011), as ``torch.optim.Adagrad``.
+    """Adagrad (Duchi et al. 2011), as in ``torch.optim.Adagrad``.
 
-    Every parameter's sum of squares begins as the constructor's ``initial_accumulator_value``; a
-    group's own changes nothing, as in PyTorch.
+    Every parameter's sum of squares begins at the constructor's ``initial_accumulator_value``; a
+    group's own value has no effect, as in PyTorch.
     """
 
     _kind = "adagrad"
@@ -169,7 +173,7 @@ class Adagrad(EngineOptimizer):
 
 
 class SGD(EngineOptimizer):
-    """Gradient descent with momentum, Nesterov's too, as ``torch.optim.SGD``."""
+    """Gradient descent with momentum or Nesterov's momentum, as in ``torch.optim.SGD``."""
 
     _kind = "sgd"
 
@@ -186,8 +190,8 @@ class SGD(EngineOptimizer):
         from_zero(momentum=momentum)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise InvalidArgument(
-                f"nesterov with momentum={momentum} and dampening={dampening}: it requires a "
-                "momentum and zero dampening"
+                f"momentum={momentum} and dampening={dampening} do not fit nesterov=True, which "
+                "requires a momentum and zero dampening"
             )
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         defaults |= {"dampening": dampening, "nesterov": nesterov}

@@ -59,7 +59,7 @@ def test_a_config_may_be_a_dict_a_file_its_text_or_base64(tmp_path):
     assert "neither a file that exists" in refusal(str(tmp_path / "other.json"))
     assert str(file) in refusal_of_text(file, '{"train_batch_size": "six"}')
     assert "--deepspeed_config" in refusal(None)
-    assert "a value that JSON does not have" in refusal({"train_batch_size": object()})
+    assert "a value that JSON cannot hold" in refusal({"train_batch_size": object()})
 
 
 def refusal_of_text(file, text):
@@ -336,7 +336,7 @@ def test_a_file_and_settings_beside_it_are_refused_as_accelerate_does(monkeypatc
     }
     monkeypatch.chdir(FOLDER)
     with pytest.raises(
-        InvalidArgument, match="zero_stage, mixed_precision: say these in that file"
+        InvalidArgument, match="zero_stage, mixed_precision: set these in that file"
     ):
         ours_of_accelerate(settings, 1)
     with pytest.raises(ValueError, match="will be ignored"):

@@ -162,7 +162,7 @@ def test_a_gradient_of_a_forward_that_did_not_wait_is_an_error(tmp_path):
     with Double(0):
         model, optimizer = trained(Lab("cpu", tmp_path, waits=True), 2)
         assert optimizer._opened[0].pending
-        with pytest.raises(ziggurat.ZigguratError, match="of a forward that did not wait"):
+        with pytest.raises(ziggurat.ZigguratError, match="from a forward that did not wait"):
             model.layers["one"].weight.sum().backward()
 
 

@@ -393,7 +393,7 @@ def test_other_shapes_are_named_and_refused_always(saved):
     state["optimizer"]["state"][0]["exp_avg"] = torch.zeros(37, 61)
     for strict in (True, False):
         words = refused(state, path, "other shapes: ", strict=strict)
-        assert f"middle.bias is (36,) in {path}, here (37,)" in words
+        assert f"middle.bias is (36,) in {path}, but (37,) in the model" in words
         assert "embed.weight: exp_avg is (37, 61)" in words
 
 
@@ -402,7 +402,7 @@ def test_another_optimizers_state_or_groups_are_refused(saved):
     refused(state, path, "missing: .*: momentum_buffer.*unexpected: .*: exp_avg", name="SGD")
     group = state["optimizer"]["param_groups"][1]
     group["params"] = group["params"][:-1]
-    refused(state, path, "its optimizer has 5 parameters, but this one has 6")
+    refused(state, path, "the saved optimizer has 5 parameters, but this optimizer has 6")
 
 
 def test_their_names_become_ours(saved):
@@ -418,7 +418,7 @@ def test_their_names_become_ours(saved):
     found = load_foreign_checkpoint(ours(model), model, path, rename=rename)
     assert found.missing == found.unexpected == []
     assert torch.equal(model.middle.weight, state["model"]["middle.weight"])
-    words = "rename gives 'one' for several"
+    words = "rename returns 'one' for several"
     with pytest.raises(ziggurat.InvalidArgument, match=words):
         load_foreign_checkpoint(ours(model), model, path, rename=lambda name: "one")
 
@@ -435,12 +435,12 @@ def test_what_is_no_checkpoint_says_what_would_be(tmp_path, saved):
     for other in ({"module": {}, "param_shapes": 3}, {"module": 1}):
         (tmp_path / "DeepSpeed").mkdir(exist_ok=True)
         torch.save(other, tmp_path / "DeepSpeed" / "mp_rank_00_model_states.pt")
-        with pytest.raises(ziggurat.DataLoss, match="is not as its trainer writes it"):
+        with pytest.raises(ziggurat.DataLoss, match="cannot be read as a checkpoint"):
             load_foreign_checkpoint(taken, model, tmp_path / "DeepSpeed")
     for place, words in (
-        ("nothing", "is not there"),
+        ("nothing", "does not exist"),
         ("empty", "give a file of torch.save, a folder with .metadata"),
-        ("tag", "names '../../etc', but there is no such folder beside it"),
+        ("tag", "names '../../etc', but .* has no folder of that name"),
     ):
         with pytest.raises(ziggurat.InvalidArgument, match=words):
             load_foreign_checkpoint(taken, model, tmp_path / place)
@@ -456,7 +456,7 @@ def test_damaged_files_are_named(tmp_path, saved):
     model = new_model()
     taken = ours(model)
     path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(ziggurat.DataLoss, match=re.escape(f"{path}: cannot be read")):
+    with pytest.raises(ziggurat.DataLoss, match=re.escape(f"{path} cannot be read")):
         load_foreign_checkpoint(taken, model, path)
     saved_by_dcp(state, tmp_path / "dcp")
     metadata = tmp_path / "dcp" / ".metadata"
@@ -501,16 +501,16 @@ def marker(tmp_path):
 def test_a_file_that_would_run_code_is_refused(marker, saved):
     state, path = saved
     torch.save({**state, "extra": Hostile(marker)}, path)
-    words = rf"{re.escape(str(path))}: has a posix\.system.*would run code"
+    words = rf"{re.escape(str(path))} holds a posix\.system.*would run code"
     with pytest.raises(ziggurat.InvalidArgument, match=words):
         load(path)
     torch.save({**state, "extra": Unknown()}, path)
-    words = r"has a [\w.]*Unknown, .*add_safe_globals"
+    words = r"holds a [\w.]*Unknown, .*add_safe_globals"
     with pytest.raises(ziggurat.InvalidArgument, match=words):
         load(path)
     for write in (pickle.dumps, older_format):
         path.write_bytes(write({**state, "extra": Hostile(marker)}))
-        with pytest.raises(ziggurat.InvalidArgument, match="not an archive as torch.save has written"):
+        with pytest.raises(ziggurat.InvalidArgument, match="not in the format that torch.save has written"):
             load(path)
 
 
@@ -531,12 +531,12 @@ def test_a_distributed_checkpoint_that_would_run_code_is_refused(marker, saved, 
     whole = metadata.read_bytes()
     for protocol in (2, 4):
         metadata.write_bytes(pickle.dumps(Hostile(marker), protocol))
-        words = rf"{re.escape(str(metadata))}: has a posix\.system"
+        words = rf"{re.escape(str(metadata))} holds a posix\.system"
         with pytest.raises(ziggurat.InvalidArgument, match=words):
             load(folder)
     for hostile in (eval, getattr, torch.load, pickle.loads, torch.serialization.load, Path.unlink):
         metadata.write_bytes(pickle.dumps(hostile))
-        with pytest.raises(ziggurat.InvalidArgument, match=r"\.metadata: has a "):
+        with pytest.raises(ziggurat.InvalidArgument, match=r"\.metadata holds a "):
             load(folder)
     # A class that is known is not one that a pickle can change.
     known_class = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
@@ -561,7 +561,7 @@ def test_a_distributed_checkpoint_that_would_run_code_is_refused(marker, saved, 
         changed.storage_data[index].offset = 0
         changed.storage_data[index].length = path.stat().st_size
         metadata.write_bytes(pickle.dumps(changed))
-        words = rf"{re.escape(str(path))}: has a posix\.system"
+        words = rf"{re.escape(str(path))} holds a posix\.system"
         with pytest.raises(ziggurat.InvalidArgument, match=words):
             load(folder)
         changed.storage_data[index].relative_path = f"../{part.name}"

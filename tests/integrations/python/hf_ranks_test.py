@@ -94,7 +94,7 @@ def test_as_many_ranks_go_on_from_the_state_and_from_its_store(of_ranks, tmp_pat
     saved = tmp_path / "first" / "checkpoint-4"
     by_reference = {"placement": "nvme:{}/state", "state": "store", "checkpoint": saved}
     words = refused(tmp_path, "other", 1, 6, **by_reference)
-    assert "whose number of ranks is 2, and this run's is 1: go on with 2" in words
+    assert "of 2 ranks, but this run has 1: start 2 ranks" in words
     assert 'save with state="full"' in words
     again = ended(tmp_path, "again", 2, 6, **by_reference)
     assert again["losses"] == whole["losses"]

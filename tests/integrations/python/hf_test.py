@@ -152,7 +152,7 @@ def test_settings_come_from_a_file_and_arguments_win(tmp_path):
 
 
 def test_what_trainer_has_and_we_do_not_is_named(tmp_path):
-    with pytest.raises(ziggurat.InvalidArgument, match='optim="adafactor": ziggurat.hf has adamw'):
+    with pytest.raises(ziggurat.InvalidArgument, match='optim="adafactor" is not known: ziggurat.hf has adamw'):
         ziggurat.hf.optimizer(arguments_of(tmp_path, optim="adafactor"))
 
 
@@ -311,7 +311,7 @@ def test_a_checkpoint_by_reference_is_of_its_step_of_the_store(tmp_path):
     assert torch.load(checkpoints[8] + "/optimizer.pt", weights_only=True)["state"] == {}
     with pytest.raises(
         ziggurat.InvalidArgument,
-        match=r"generation \[4\] of the store .* is at \[8\]: resume from ziggurat.hf.newest_step",
+        match=r"generation \[4\] of the store .* is at generation \[8\]: resume from ziggurat.hf.newest_step",
     ):
         trainer_again(12).train(resume_from_checkpoint=checkpoints[4])
     with pytest.raises(ziggurat.InvalidArgument, match="not in this checkpoint but in the store"):

@@ -304,7 +304,7 @@ def test_pairs_of_name_and_parameter_are_taken_by_every_pytorch(tmp_path, monkey
         optimizer.add_param_group({"params": torch.nn.Parameter(torch.zeros(3))})
         assert optimizer.param_groups[1]["params"][0].shape == (3,)
     mixed = [("a", torch.nn.Parameter(torch.zeros(3))), torch.nn.Parameter(torch.zeros(3))]
-    with pytest.raises(ziggurat.InvalidArgument, match="others without"):
+    with pytest.raises(ziggurat.InvalidArgument, match="some without"):
         ziggurat.torch.AdamW(mixed, lr=1e-3)
 
 

@@ -256,7 +256,7 @@ def test_what_makes_no_step_is_named(arguments, words):
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam"])
 def test_what_torchs_have_and_ours_do_not_is_refused(name):
-    with pytest.raises(ziggurat.Unimplemented, match="amsgrad is not built yet"):
+    with pytest.raises(ziggurat.Unimplemented, match="amsgrad is not supported yet"):
         getattr(ziggurat.torch, name)(small_model().parameters(), amsgrad=True)
 
 
@@ -296,7 +296,7 @@ def test_a_group_that_makes_no_step_is_refused_at_the_step(change):
 
 
 def test_flags_of_speed_are_taken_with_a_warning_and_others_are_not():
-    with pytest.warns(UserWarning, match="fused=True changes nothing"):
+    with pytest.warns(UserWarning, match="fused=True has no effect"):
         ziggurat.torch.AdamW(small_model().parameters(), fused=True, foreach=False)
     with pytest.raises(TypeError, match="no argument 'placment'"):
         ziggurat.torch.AdamW(small_model().parameters(), placment="host")
@@ -434,7 +434,7 @@ def test_a_use_that_nobody_waited_for_is_an_error(tmp_path):
         optimizer.zero_grad()
 
     step(model)
-    with pytest.raises(ziggurat.ZigguratError, match="did not wait for its new value"):
+    with pytest.raises(ziggurat.ZigguratError, match="did not wait for the parameter's new value"):
         step(lambda x: torch.nn.functional.linear(model[0](x), model[1].weight))
 
 

@@ -221,8 +221,8 @@ def test_half_of_what_is_free_is_for_the_state(mib, tier, free, capfd, tmp_path)
     assert (tmp_path / "state").exists() == (tier == "nvme")
     (line,) = [at for at in capfd.readouterr().err.splitlines() if at.startswith("ziggurat:")]
     assert line == (
-        f'ziggurat: placement "{expected}": the state takes 384.0 KiB, but may take only half of the '
-        f"{size_text(int(mib * MIB))} of memory that are free"
+        f'ziggurat: placement "{expected}": the state takes 384.0 KiB, and may take up to half of the '
+        f"{size_text(int(mib * MIB))} of free memory"
     )
     optimizer.close()
 
@@ -250,7 +250,7 @@ def test_without_a_directory_a_state_must_fit(free):
     free(0.5)
     with pytest.raises(
         ziggurat.InvalidArgument,
-        match=r'placement="auto": the state takes 384.0 KiB, .* 512.0 KiB .* give "auto:/path"',
+        match=r'placement="auto": the state takes 384.0 KiB, .* 512.0 KiB .* Give "auto:/path"',
     ):
         step(model, adamw(model, "auto"))
     free(100)
@@ -310,7 +310,7 @@ def test_what_goes_on_after_a_kill_needs_the_drive_however_much_memory_is_free(f
         ziggurat.torch.Resume(optimizer)
     with pytest.raises(ziggurat.InvalidArgument, match=r'open\(resume=True\): .* "auto:/path"'):
         optimizer.open(resume=True)
-    with pytest.raises(ziggurat.InvalidArgument, match="there is no store to go on from"):
+    with pytest.raises(ziggurat.InvalidArgument, match='placement="host" makes none'):
         adamw(model_of(SMALL), "auto", state="store")
 
 

@@ -196,7 +196,7 @@ def test_what_resume_keeps_comes_back_and_must_be_asked_for(tmp_path):
     assert seen.values[3] == 5.0
     assert torch.equal(torch.rand(3), expected)
     optimizer.close()
-    with pytest.raises(ziggurat.InvalidArgument, match="seen: the store has it"):
+    with pytest.raises(ziggurat.InvalidArgument, match="the store has a state of seen"):
         begun()
 
 

@@ -36,7 +36,7 @@ def cases(kind: str):
 def arguments_of(case):
     arguments = {k: v for k, v in case.kwargs.items() if k not in NO_MEANING}
     if arguments.pop("amsgrad", False):
-        pytest.skip("amsgrad is not built")
+        pytest.skip("amsgrad is not supported")
     return arguments
 
 

@@ -409,7 +409,7 @@ def test_ranks_that_begin_with_other_parameters_are_refused():
         return refused(rank, optimizer.step)
 
     for words in on_ranks(3, run):
-        assert "the parameters of rank 1 are not those of rank 0" in words
+        assert "the parameters of rank 1 differ from those of rank 0" in words
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

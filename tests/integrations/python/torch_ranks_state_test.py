@@ -242,8 +242,8 @@ def has_a_double(folder, model, _):
         (no_plain_facts, 0, "not JSON serializable"),
         (loads_nothing, 1, "nothing"),
         (loads_damaged, 1, "its hash is another"),
-        (loads_nothing_foreign, 1, "nothing.pt: is not there"),
-        (has_no_memory, 1, "of memory that are free"),
+        (loads_nothing_foreign, 1, "nothing.pt does not exist"),
+        (has_no_memory, 1, "of free memory"),
         (has_a_double, None, "must be fp32, bf16 or fp16"),
     ],
 )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training that another trainer began: its checkpoint becomes an engine's state.
+"""Takes over training that another trainer began: its checkpoint becomes an engine's state.
 
-Nothing in a checkpoint is run. Before anything is written, every name and shape has been compared.
+No code in a checkpoint is run. Every name and shape is compared before anything is written.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ Rename = Callable[[str], "str | None"]
 
 @dataclass(frozen=True)
 class ForeignCheckpoint:
-    """What was found, and what was not."""
+    """What a load found in the checkpoint, and what it did not find."""
 
-    layout: str  #: in words
-    missing: list[str]  #: values and state that the checkpoint lacks; state begins anew there
-    unexpected: list[str]  #: what it has and the model or the optimizer has no place for
-    param_groups: list[dict[str, Any]]  #: settings of its groups (lr, betas, ...), not taken over
+    layout: str  #: describes the kind of checkpoint and its path
+    #: values and state that the checkpoint lacks; such state starts from the beginning
+    missing: list[str]
+    #: names in the checkpoint for which the model or the optimizer has no place
+    unexpected: list[str]
+    #: settings of the checkpoint's groups (lr, betas, ...), which are not taken over
+    param_groups: list[dict[str, Any]]
 
 
 def load_foreign_checkpoint(
@@ -46,20 +49,22 @@ def load_foreign_checkpoint(
     rename: Rename | None = None,
     strict: bool = True,
 ) -> ForeignCheckpoint:
-    """Takes over the weights of `model`, and masters, moments and steps of `optimizer`.
+    """Takes over the weights of `model`, and the masters, moments and steps of `optimizer`.
 
     ``path`` is what another trainer saved: a file of ``torch.save`` with the state dicts of model
-    and optimizer; a folder of ``torch.distributed.checkpoint``; or a folder of DeepSpeed's, of ZeRO
-    stage 1, 2 or 3 with any number of ranks, or a universal one. ``rename`` gives our name for each
-    of theirs, or None for what is to be left out. Groups' settings stay as they are.
+    and optimizer; a folder of ``torch.distributed.checkpoint``; or a folder of DeepSpeed's, saved
+    by any number of ranks with ZeRO stage 1, 2 or 3, or converted to a universal checkpoint.
+    ``rename`` returns our name for each name in the checkpoint, or None for what is to be left
+    out. The groups' settings stay as they are.
 
-    A call of all ranks, each of which reads `path` and keeps its part; with state on NVMe it is
-    durable with the next step. Until that step the state is in memory, as 4 bytes a value.
+    All ranks call this; each reads `path` and keeps its part. State on NVMe becomes durable with
+    the next step. Until that step the state is in memory, with 4 bytes per value.
 
-    Errors: InvalidArgument for what is missing or unexpected unless ``strict=False``, for other
-    shapes, and for a file that has more than tensors and plain data; DataLoss for a damaged one,
-    and unless ``strict=False`` where a master is not what the weight beside it was rounded from.
-    Nothing is changed then, but where a ``.distcp`` file turns out so: those are read last.
+    Errors: InvalidArgument if something is missing or unexpected, unless ``strict=False``, if a
+    shape differs, and if a file has more than tensors and plain data. DataLoss if a file is
+    damaged and, unless ``strict=False``, if a master does not round to the weight beside it. An
+    error leaves everything unchanged, except that ``.distcp`` files are read last, when some state
+    may have been written.
     """
     plan, content = optimizer._sharing.together(
         "load_foreign_checkpoint()", lambda: _planned(optimizer, model, Path(path), rename, strict)
@@ -75,13 +80,13 @@ def _planned(
     rename: Rename | None,
     strict: bool,
 ) -> tuple[Plan, Content]:
-    """What goes where. Errors: what does not fit."""
+    """Decides what goes where. Errors: what does not fit."""
     try:
         content = _content_of(path)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise DataLoss(
-            f"{path}: is not as its trainer writes it ({type(error).__name__}: {error}): it is "
-            "damaged, or of a version that is not known: copy it or save it again"
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}: {error}): it is "
+            "damaged, or a version that is not supported wrote it. Copy it or save it again"
         ) from error
     places = Places(optimizer, model)
     if rename is not None:
@@ -94,8 +99,8 @@ def _planned(
         found = {"missing": plan.missing, "unexpected": plan.unexpected}
         words = "; ".join(listed(what, names) for what, names in found.items() if names)
         raise InvalidArgument(
-            f"{content.layout}: {words}: give rename= for other names, or strict=False to go on "
-            "without"
+            f"{content.layout}: {words}; give rename= if the names differ, or strict=False to load "
+            "the rest"
         )
     if strict:
         _look_at_masters(plan)
@@ -106,7 +111,7 @@ def _content_of(path: Path) -> Content:
     if path.is_file():
         return _state_dicts.content_of(path)
     if not path.is_dir():
-        raise InvalidArgument(f"{path}: is not there: give the file or folder of a checkpoint")
+        raise InvalidArgument(f"{path} does not exist: give the file or folder of a checkpoint")
     if _dcp.is_one(path):
         return _dcp.content_of(path)
     if _universal.is_one(path):
@@ -118,13 +123,16 @@ def _content_of(path: Path) -> Content:
             tag = (path / pointer).read_text().strip()
             if not tag or Path(tag).name != tag or not (path / tag).is_dir():
                 raise InvalidArgument(
-                    f"{path / pointer}: names '{tag}', but there is no such folder beside it"
+                    f"{path / pointer} names '{tag}', but {path} has no folder of that name"
                 )
             return _content_of(path / tag)
     if (path / "manifest.json").is_file() or any(path.glob("step-*/manifest.json")):
-        raise InvalidArgument(f"{path}: is a checkpoint of our own format: load_checkpoint() reads it")
+        raise InvalidArgument(
+            f"{path} is a checkpoint of the engine's own format: use load_checkpoint()"
+        )
     raise InvalidArgument(
-        f"{path}: is not a checkpoint that can be read here: give a file of torch.save, a folder "
+        f"{path} is no checkpoint that load_foreign_checkpoint() can read: give a file of "
+        "torch.save, a folder "
         "with .metadata (torch.distributed.checkpoint), or a folder of DeepSpeed's with `latest` "
         "or with *_model_states.pt"
     )
@@ -135,7 +143,10 @@ def rename_content(content: Content, rename: Rename) -> None:
         new = {name: rename(name) if isinstance(name, str) else name for name in names}
         kept = Counter(name for name in new.values() if name is not None)
         if twice := [name for name, count in kept.items() if count > 1]:
-            raise InvalidArgument(f"rename gives '{twice[0]}' for several names of the checkpoint")
+            raise InvalidArgument(
+                f"rename returns '{twice[0]}' for several names of the checkpoint: return a "
+                "different name for each"
+            )
         return {old: name for old, name in new.items() if name is not None}
 
     values, states = renamed(content.values), renamed(content.states)
@@ -145,8 +156,8 @@ def rename_content(content: Content, rename: Rename) -> None:
 
 
 def without_wrappers(content: Content, places: Places, *, wrapper: bool = True) -> None:
-    """Names without what torch.compile, and a wrapper (`wrapper`) around all of the model, added;
-    those that the model has as they are stay."""
+    """Removes from the names what torch.compile added, and a wrapper around the whole model
+    (`wrapper`). Names that the model has as they are stay."""
     names = {name for name in (*content.values, *content.states) if isinstance(name, str)}
     if names <= places.targets.keys():
         return
@@ -155,8 +166,8 @@ def without_wrappers(content: Content, places: Places, *, wrapper: bool = True) 
 
 
 def _look_at_masters(plan: Plan) -> None:
-    """Errors: DataLoss where one is not what the weight beside it was rounded from, so that it is
-    another parameter's, or of another time."""
+    """Compares masters with weights. Errors: DataLoss if a master does not round to the weight
+    beside it, because it is then another parameter's, or of another step."""
     for saved in plan.values.values():
         if saved.weight is None:
             continue
@@ -164,10 +175,10 @@ def _look_at_masters(plan: Plan) -> None:
         made = saved.read().to(weight.dtype)
         if not ((made == weight) | (made.isnan() & weight.isnan())).all():
             raise DataLoss(
-                f"{saved.file}: its master is not what the weight in {saved.weight.file} was "
-                "rounded from: the files are not of one step, or this is a universal checkpoint of "
-                "a run with round_robin_gradients, in which DeepSpeed's converter mixes parameters "
-                "up: give the checkpoint itself, or strict=False to take the master all the same"
+                f"the master in {saved.file} does not round to the weight in {saved.weight.file}: "
+                "the files are not of one step, or this is a universal checkpoint of a run with "
+                "round_robin_gradients, in which DeepSpeed's converter mixes parameters up. Give "
+                "the original checkpoint, or strict=False to load the master all the same"
             )
 
 
@@ -190,8 +201,8 @@ def _write(optimizer: EngineOptimizer, plan: Plan) -> None:
     optimizer.synchronize()
     sharing.together(what, fill)
     optimizer.open()
-    # A rank reads what others have of a parameter's state without their doing: not before they
-    # have loaded it.
+    # A rank reads the other ranks' part of a parameter's state directly, so together() makes it
+    # wait here until all of them have loaded it.
     sharing.together(what, write_states)
 
 
@@ -207,7 +218,7 @@ def _copy(values: torch.Tensor, target: torch.Tensor) -> None:
 def _write_state(
     optimizer: EngineOptimizer, opened: Opened, param: torch.Tensor, plan: Plan
 ) -> None:
-    """One array in memory at a time."""
+    """Writes a parameter's state, one array in memory at a time."""
     moments, state = MOMENTS[optimizer._kind], plan.states.get(param)
     if state is not None:
         for kind in moments:
@@ -220,7 +231,8 @@ def _write_state(
             opened.write_state(param, kind, first[kind])
         opened.set_steps(param, 0)
         opened.loaded = True
-    # What a 16-bit parameter was rounded from just now; params_written() took the rounded one.
+    # Writes the fp32 values that a 16-bit parameter was just rounded from; params_written() took
+    # the rounded ones as the master.
     if param.dtype != torch.float32 and param in plan.values:
         values = plan.values[param].read()
         if values.dtype != param.dtype:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of ``torch.save``, read without running what is in them.
+"""Reads files of ``torch.save`` without running code in them.
 
-PyTorch's restricted unpickler makes tensors and plain data. Of DeepSpeed's classes it makes empty
-ones of ours by the same names, so that DeepSpeed need not be there; of any other, none.
+PyTorch's restricted unpickler makes tensors and plain data. For DeepSpeed's classes it makes empty
+classes of ours with the same names, so that DeepSpeed need not be installed. It makes no other
+class.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ import torch
 
 from ziggurat._native import DataLoss, InvalidArgument
 
-_ZIP = b"PK\x03\x04"  # as torch.save writes since PyTorch 1.6
+_ZIP = b"PK\x03\x04"  # how an archive begins that torch.save has written since PyTorch 1.6
 
 
 def _stub(name: str, base: type = object) -> Any:
-    """An empty class that pickles know as `name`."""
+    """Returns an empty class that pickles know as `name`."""
     module, _, short = name.rpartition(".")
     return type(short, (base,), {"__module__": module, "__qualname__": short})
 
 
-# What DeepSpeed 0.19.8 puts beside tensors and plain data; ``deepspeed.utils`` and
-# ``deepspeed.checkpoint`` are where earlier versions had them.
+# The classes that DeepSpeed 0.19.8 stores beside tensors and plain data; earlier versions had them
+# in ``deepspeed.utils`` and ``deepspeed.checkpoint``.
 _DEEPSPEED = [
     _stub("deepspeed.runtime.zero.config.ZeroStageEnum", int),
     _stub("deepspeed.utils.tensor_fragment.fragment_address"),
@@ -40,9 +41,11 @@ KNOWN = tuple(f"{known.__module__}.{known.__qualname__}" for known in _DEEPSPEED
 
 
 def load(path: Path) -> Any:
-    """What ``torch.save`` wrote to `path`; tensors are its pages, read when they are used.
+    """Returns what ``torch.save`` wrote to `path`. Tensors are the file's pages, read when they are
+    used.
 
-    Errors: InvalidArgument for a class that is not read, naming it; DataLoss for a damaged file.
+    Errors: InvalidArgument, which names the class, for a class that is not read; DataLoss if the
+    file is damaged.
     """
     with path.open("rb") as file:
         _look_at_start(file, path)
@@ -50,18 +53,18 @@ def load(path: Path) -> Any:
 
 
 def load_from(file: IO[bytes], path: Path) -> Any:
-    """The same of an archive in memory that was part of `path`."""
+    """Returns the content of an archive in memory that was part of `path`."""
     _look_at_start(file, path)
     file.seek(0)
     return _loaded(lambda: torch.load(file, map_location="cpu", weights_only=True), path)
 
 
 def _look_at_start(file: IO[bytes], path: Path) -> None:
-    # Older formats are not given to PyTorch: before 2.6 they could run code all the same.
+    # PyTorch gets no older formats, because before version 2.6 it could run code from them.
     if file.read(len(_ZIP)) != _ZIP:
         raise InvalidArgument(
-            f"{path}: is not an archive as torch.save has written it since PyTorch 1.6: load the "
-            "file where it was made, and save it anew"
+            f"{path} is not in the format that torch.save has written since PyTorch 1.6: load the "
+            "file where it was made, and save it again with a newer PyTorch"
         )
 
 
@@ -74,23 +77,23 @@ def _loaded(load: Callable[[], Any], path: Path) -> Any:
     except (RuntimeError, EOFError, ValueError, KeyError, IndexError, OSError) as error:
         first = str(error).partition("\n")[0]
         raise DataLoss(
-            f"{path}: cannot be read ({first}): it is damaged or was cut: copy or save it again"
+            f"{path} cannot be read ({first}): it is damaged or cut short. Copy it or save it again"
         ) from error
 
 
 def refusal(path: Path, words: str) -> str:
-    """Of PyTorch's `words` what says which class it was."""
+    """Returns an error's text that names the class in PyTorch's `words`."""
     named = re.search(r"GLOBAL (\S+)", words)
     if named is None:
         detail = words.partition("WeightsUnpickler error:")[2].strip() or words
         first = detail.partition("\n")[0]
-        return f"{path}: has more than tensors and plain data, so it is not read: {first}"
-    said = f"{path}: has a {named[1]}, which is neither a tensor nor plain data, so it is not read"
+        return f"{path} holds more than tensors and plain data, so it was not loaded: {first}"
+    said = f"{path} holds a {named[1]}, neither a tensor nor plain data, so it was not loaded"
     if "is blocked" in words:
-        return f"{said}: it would run code; do not load this file"
+        return f"{said}: loading it would run code, so do not use this file"
     return (
-        f"{said}: save the checkpoint without it, or if you trust the file, call "
-        f"torch.serialization.add_safe_globals([{named[1]}]) before"
+        f"{said}: save the checkpoint without it, or, if you trust the file, first call "
+        f"torch.serialization.add_safe_globals([{named[1]}])"
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint of another trainer has, by name, before any of it is read."""
+"""Describes by name what a checkpoint of another trainer holds, before any of it is read."""
 
 from __future__ import annotations
 
@@ -18,42 +18,44 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor in a file. ``read()`` brings it into memory, as a whole."""
+    """A tensor in a file. ``read()`` brings the whole tensor into memory."""
 
     shape: Shape
-    file: Path  #: named in errors
+    file: Path  #: the file that errors name
     read: Callable[[], torch.Tensor]
-    weight: Saved | None = None  #: what the trainer rounded this master to, where it is there too
+    #: what the trainer rounded this master to, if the checkpoint has that too
+    weight: Saved | None = None
 
 
-#: Of a parameter: "master" (fp32), "step", and moments by their names in ``torch.optim``.
+#: A parameter's state: "master" (fp32), "step", and moments by their names in ``torch.optim``.
 State = dict[str, Saved]
 
 
 @dataclass
 class Content:
-    """One checkpoint, or part of one."""
+    """The content of one checkpoint, or of a part of it."""
 
-    layout: str  #: in words
+    layout: str  #: describes the kind of checkpoint and its path
     values: dict[str, Saved] = field(default_factory=dict)  #: parameters and buffers
-    #: By parameter; a number is its place among all parameters of the optimizer's groups.
+    #: The states by parameter name, or by the parameter's number in the optimizer's groups.
     states: dict[str | int, State] = field(default_factory=dict)
-    #: How many places there are; None: states go by name.
+    #: How many numbered parameters there are, or None if the states have names.
     places: int | None = None
-    groups: list[dict[str, Any]] = field(default_factory=list)  #: their settings
-    #: By the optimizer's kind, its moments under other names; None: what is not needed.
+    groups: list[dict[str, Any]] = field(default_factory=list)  #: the groups' settings
+    #: Our name for each moment that has another name, for each kind of optimizer; None for a moment
+    #: that is not needed.
     state_names: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
-    #: What has a value but needs no place of its own: another name of a parameter that has one.
+    #: Other names of parameters that are there already. Such a name has a value but needs no place.
     aliases: set[str] = field(default_factory=set)
 
 
 def of_tensor(tensor: torch.Tensor, file: Path) -> Saved:
-    """Of one that is there already, as the file's pages."""
+    """Returns a tensor that is in memory already, as pages of the file."""
     return Saved(tuple(tensor.shape), file, lambda: tensor)
 
 
 def add_trained(content: Content, name: str, state: State) -> None:
-    """A parameter whose state has a master."""
+    """Adds a trained parameter, whose state has a master."""
     weight = content.values.get(name)
     if weight is not None and weight.shape == state["master"].shape:
         state["master"] = replace(state["master"], weight=weight)
@@ -76,9 +78,9 @@ class Piece:
 
 
 def of_pieces(name: str, pieces: Sequence[Piece], shape: Shape, file: Path) -> Saved:
-    """One that is divided among ranks: `pieces` are in their order.
+    """Joins the `pieces` of a tensor that is divided among ranks, in the ranks' order.
 
-    Errors: DataLoss where they are not as many elements as `shape` has.
+    Errors: DataLoss if the pieces have more or fewer elements than `shape`.
     """
     found = sum(max(0, min(p.count, p.flat.numel() - p.start)) for p in pieces)
     if found != math.prod(shape):
@@ -87,11 +89,11 @@ def of_pieces(name: str, pieces: Sequence[Piece], shape: Shape, file: Path) -> S
             "the state was on NVMe when it was saved, so it is not in the checkpoint: save it "
             "with the optimizer offloaded to the CPU, or not offloaded"
             if empty
-            else "the files are not of one checkpoint, or were cut: save it again"
+            else "the files are not of one checkpoint, or were cut short; save the checkpoint again"
         )
         raise DataLoss(
-            f"{file}: '{name}' has {found} elements here, but {math.prod(shape)} by its shape: "
-            f"{why}"
+            f"{file}: '{name}' has {found} elements in the ranks' files, but {math.prod(shape)} by "
+            f"its shape: {why}"
         )
 
     def read() -> torch.Tensor:
@@ -103,7 +105,7 @@ def of_pieces(name: str, pieces: Sequence[Piece], shape: Shape, file: Path) -> S
 
 
 def settings_of(groups: Any) -> list[dict[str, Any]]:
-    """Of an optimizer's groups, without their parameters."""
+    """Returns the settings of an optimizer's groups, without the parameters."""
     if not isinstance(groups, (list, tuple)):
         return []
     return [
@@ -114,7 +116,8 @@ def settings_of(groups: Any) -> list[dict[str, Any]]:
 
 
 def state_of(entry: Mapping[str, Any], file: Path) -> State:
-    """Of what ``torch.optim`` has of one parameter: tensors and numbers; None is left out."""
+    """Returns what ``torch.optim`` keeps for one parameter: its tensors, and its step as a
+    tensor."""
     state: State = {}
     for key, value in entry.items():
         if key == "step":

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of ``torch.distributed.checkpoint`` (DCP): ``.metadata`` and ``*.distcp``.
+"""Reads checkpoints of ``torch.distributed.checkpoint`` (DCP): ``.metadata`` and ``*.distcp``.
 
-``.metadata`` is a pickle, which PyTorch's own reader loads freely, and so are values that are not
-tensors. Here the first is read by an unpickler that knows the names of DCP's own classes alone, and
-every entry by PyTorch's restricted one: chunk by chunk, where the metadata says that it lies.
+``.metadata`` and all values that are not tensors are pickles, which PyTorch's own reader loads
+without restriction. This module reads ``.metadata`` with an unpickler that knows DCP's own class
+names alone. It reads each entry with PyTorch's restricted unpickler, chunk by chunk, where the
+metadata says that the entry lies.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _CLASSES = {
     ),
     f"{_DCP}.filesystem": ("_StorageInfo", "_StoragePrefix"),
     "torch.serialization": ("_get_layout",),
-    # Where it was saved, which nothing here asks for.
+    # The folder that the checkpoint was saved to; nothing reads it.
     "pathlib": ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath"),
     "pathlib._local": ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath"),
 }
@@ -46,8 +47,8 @@ _BUILT_IN = {("collections", "OrderedDict"): OrderedDict, ("torch", "Size"): tor
 
 
 class _Made:
-    """In place of DCP's classes: attributes and nothing else. Those have methods that a pickle
-    could call, and are this process's, where it could change them."""
+    """Stands in for DCP's classes, with attributes and nothing else. A pickle could call methods of
+    DCP's own classes, or change the classes for this whole process."""
 
     def __init__(self, *_: Any) -> None:
         pass
@@ -58,7 +59,7 @@ class _Made:
 
 
 class _Index(_Made):
-    """Which part of which entry."""
+    """Names one part of one entry."""
 
     fqn: str
     offset: Any = None
@@ -68,7 +69,7 @@ class _Index(_Made):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes what DCP's metadata consists of."""
+    """Makes only the objects that DCP's metadata consists of."""
 
     def __init__(self, file: io.BufferedReader, path: Path) -> None:
         super().__init__(file)
@@ -82,13 +83,15 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         raise InvalidArgument(
-            f"{self._path}: has a {module}.{name}, which is none of the classes of {_DCP}'s "
-            "metadata, so it is not read: save the checkpoint without it; if you did not make "
-            "it, do not load it"
+            f"{self._path} holds a {module}.{name}, which is no class of {_DCP}'s metadata, so the "
+            "file was not loaded: save the checkpoint without it. If you did not make the file, "
+            "do not use it"
         )
 
     def persistent_load(self, pid: Any) -> Any:
-        raise InvalidArgument(f"{self._path}: refers to {pid!r} outside the file, so it is not read")
+        raise InvalidArgument(
+            f"{self._path} refers to {pid!r} outside the file, so it was not loaded"
+        )
 
 
 def is_one(folder: Path) -> bool:
@@ -105,7 +108,8 @@ def content_of(folder: Path) -> Content:
         raise
     except (pickle.UnpicklingError, EOFError, ValueError) as error:
         raise DataLoss(
-            f"{path}: cannot be read ({error}): it is damaged, or not DCP's: copy or save it again"
+            f"{path} cannot be read ({error}): it is damaged, or DCP did not write it. Copy it or "
+            "save it again"
         ) from error
 
 
@@ -119,7 +123,7 @@ class _Reader:
             name: tuple(paths[name]) if isinstance(paths, Mapping) and name in paths else (name,)
             for name in self._kinds
         }
-        self._groups: dict[int, dict[str, Any]] = {}  # of the optimizer
+        self._groups: dict[int, dict[str, Any]] = {}  # the optimizer's groups by number
 
     def content(self) -> Content:
         content = Content(f"the distributed checkpoint {self._folder}")
@@ -151,7 +155,7 @@ class _Reader:
         elif path[:1] == ("state",) and len(path) == 3:
             self._add_state(content, str(path[1]), str(path[2]), name)
         elif len(path) == 1 and str(path[0]).startswith("state."):
-            # Flattened by PyTorch (flatten_optimizer_state_dict).
+            # PyTorch has flattened the names (flatten_optimizer_state_dict).
             param, _, key = str(path[0])[len("state.") :].rpartition(".")
             self._add_state(content, param, key, name)
 
@@ -164,8 +168,8 @@ class _Reader:
             state[key] = Saved((), self._folder / _METADATA, lambda: number)
 
     def _place(self, content: Content, listed: list[Any]) -> None:
-        """Files states by place where the groups list parameters by number: the states are saved
-        under the number's text."""
+        """Numbers the states if the groups list parameters by number; such states are saved under
+        the number's text."""
         states = content.states
         if any(isinstance(param, int) for param in listed):
             content.places = len(listed)
@@ -178,20 +182,21 @@ class _Reader:
         return Saved(size, self._file_of(self._infos(name)[0][1]), lambda: self._tensor(name))
 
     def _infos(self, name: str) -> list[tuple[Any, Any]]:
-        """Its chunks, and where each is."""
+        """Returns the chunks of an entry, and where each of them is stored."""
         infos = []
         for chunk in self._kinds[name].chunks:
             index = name, tuple(chunk.offsets)
             if index not in self._storage:
                 raise DataLoss(
-                    f"{self._folder / _METADATA}: does not say where the part of '{name}' from "
-                    f"{tuple(chunk.offsets)} on is: it is damaged: copy or save it again"
+                    f"{self._folder / _METADATA} does not say where the part of '{name}' from "
+                    f"{tuple(chunk.offsets)} on is stored: the file is damaged. Copy it or save it "
+                    "again"
                 )
             infos.append((chunk, self._storage[index]))
         if sum(math.prod(chunk.sizes) for chunk, _ in infos) != math.prod(self._kinds[name].size):
             raise DataLoss(
-                f"{self._folder / _METADATA}: the parts of '{name}' are not all of it: it is "
-                "damaged: copy or save it again"
+                f"{self._folder / _METADATA}: the sizes of the parts of '{name}' do not add up to "
+                "the whole, so the file is damaged. Copy it or save it again"
             )
         return infos
 
@@ -202,8 +207,8 @@ class _Reader:
             values = self._load(info)
             if not isinstance(values, torch.Tensor) or values.shape != chunk.sizes:
                 raise DataLoss(
-                    f"{self._file_of(info)}: has no tensor of {tuple(chunk.sizes)} for '{name}' "
-                    f"from byte {info.offset} on: it is damaged: copy or save it again"
+                    f"{self._file_of(info)} has no tensor of shape {tuple(chunk.sizes)} for "
+                    f"'{name}' at byte {info.offset}: the file is damaged. Copy it or save it again"
                 )
             if len(infos) == 1:
                 return values
@@ -229,12 +234,12 @@ class _Reader:
         relative = PurePosixPath(info.relative_path)
         if relative.is_absolute() or ".." in relative.parts:
             raise InvalidArgument(
-                f"{self._folder / _METADATA}: names a file outside its folder ({relative}), so "
-                "it is not read"
+                f"{self._folder / _METADATA} names a file outside its folder ({relative}), so the "
+                "checkpoint was not loaded"
             )
         if getattr(info, "transform_descriptors", None):
             raise Unimplemented(
-                f"{self._folder / relative}: is compressed, which is not read: save it without "
-                "extensions"
+                f"{self._folder / relative} is compressed, which is not supported: save the "
+                "checkpoint without DCP's extensions"
             )
         return self._folder / relative

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a checkpoint goes where in a model and its optimizer, and what fits nowhere."""
+"""Decides what of a checkpoint goes where in a model and its optimizer, and what fits nowhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ziggurat._state import MOMENTS
 
 
 def _saved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers that a state dict holds."""
+    """Returns the buffers that a state dict holds."""
     left_out = {
         f"{place}.{name}" if place else name
         for place, module in model.named_modules(remove_duplicate=False)
@@ -27,8 +27,9 @@ def _saved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _older_names(model: torch.nn.Module, names: Mapping[str, str]) -> dict[str, str]:
-    """By what state dicts of the model as it is wrapped, and checkpoints of earlier versions, call
-    them: those had the ``module.`` of DataParallel and AveragedModel."""
+    """Returns the model's names by the names that other checkpoints use: state dicts of the wrapped
+    model, and checkpoints of earlier versions, which kept the ``module.`` of DataParallel and
+    AveragedModel."""
     prefix, inner = "", model
     while True:
         if isinstance(inner, DistributedDataParallel):
@@ -66,8 +67,8 @@ class Places:
                 )
 
     def name_here(self, name: str, short: str) -> str:
-        """What a checkpoint's `name`, which is `short` without what is known to be a wrapper's, is
-        called here."""
+        """Returns the model's name for a checkpoint's `name`; `short` is that name without known
+        wrappers."""
         for its in (name, short):
             if its in self.targets:
                 return its
@@ -76,12 +77,12 @@ class Places:
         return short
 
     def name_of(self, target: torch.Tensor) -> str:
-        """The first, of those that a tied one has."""
+        """Returns a tensor's name; a tied tensor has several, of which this is the first."""
         return self._names[target]
 
 
 class Plan:
-    """What goes where; nothing is read yet."""
+    """Matches a checkpoint's content with a model and its optimizer; reads no values yet."""
 
     def __init__(self, content: Content, places: Places) -> None:
         self.missing: list[str] = []
@@ -110,9 +111,9 @@ class Plan:
         content, places = self._content, self._places
         if content.places is not None and content.places != len(places.ordered):
             raise InvalidArgument(
-                f"{content.layout}: its optimizer has {content.places} parameters, but this one "
-                f"has {len(places.ordered)}. They are matched in their order: give this one the "
-                "same groups"
+                f"{content.layout}: the saved optimizer has {content.places} parameters, but this "
+                f"optimizer has {len(places.ordered)}. They are matched in their order: give this "
+                "optimizer the same groups"
             )
         trained, seen = set(places.trained), set()
         for key, state in content.states.items():
@@ -144,16 +145,17 @@ class Plan:
             self.values[param] = known["master"]
         lacking = [kind for kind in (*self._moments, "step") if kind not in known]
         if self._places.kind == "sgd" and lacking == ["step"]:
-            lacking = []  # PyTorch's counts none
+            lacking = []  # PyTorch's SGD counts no steps
         if not lacking:
             self.states[param] = known
-        elif state:  # else it never had a gradient: torch.optim lists it, and has no state of it
+        # without any state it never had a gradient: torch.optim lists it, but keeps nothing for it
+        elif state:
             self.missing += [f"{name}: {kind}" for kind in lacking]
 
     def _fits(self, name: str, saved: Saved, target: torch.Tensor) -> bool:
         if saved.shape == tuple(target.shape):
             return True
         self.wrong_shapes.append(
-            f"{name} is {saved.shape} in {saved.file}, here {tuple(target.shape)}"
+            f"{name} is {saved.shape} in {saved.file}, but {tuple(target.shape)} in the model"
         )
         return False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State dicts in one file of ``torch.save``: a model's, an optimizer's, or both by the names that
-trainers commonly give them."""
+"""Reads state dicts in one file of ``torch.save``: a model's, an optimizer's, or both under the
+names that trainers commonly give them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def content_of(path: Path) -> Content:
     loaded = _archive.load(path)
     content = Content(f"torch.save's file {path}")
     if not isinstance(loaded, Mapping):
-        raise InvalidArgument(f"{path}: holds a {type(loaded).__name__}, not a state dict")
+        raise InvalidArgument(
+            f"{path} holds a {type(loaded).__name__}, not a state dict: save model.state_dict()"
+        )
     if _is_optimizers(loaded):
         add_optimizer(content, loaded, path)
         return content
@@ -32,7 +34,7 @@ def content_of(path: Path) -> Content:
         model = {key: value for key, value in loaded.items() if isinstance(value, torch.Tensor)}
         if not model:
             raise InvalidArgument(
-                f"{path}: has {', '.join(map(repr, list(loaded)[:8]))}, but no state dict: save "
+                f"{path} has {', '.join(map(repr, list(loaded)[:8]))}, but no state dict: save "
                 '{"model": model.state_dict(), "optimizer": optimizer.state_dict()}'
             )
     if model is not None:
@@ -47,11 +49,11 @@ def _is_optimizers(found: Any) -> bool:
 
 
 def _one(optimizer: Any, path: Path) -> Mapping[str, Any]:
-    """Lightning saves a list of them."""
+    """Returns the optimizer's state dict; Lightning saves a list of optimizers."""
     found = optimizer[0] if isinstance(optimizer, list) and len(optimizer) == 1 else optimizer
     if not _is_optimizers(found):
         raise Unimplemented(
-            f"{path}: what it has for the optimizer is not one state dict of torch.optim: save "
+            f"the optimizer's entry in {path} is not one state dict of torch.optim: save "
             "optimizer.state_dict()"
         )
     return found  # type: ignore[no-any-return]
@@ -59,7 +61,8 @@ def _one(optimizer: Any, path: Path) -> Mapping[str, Any]:
 
 def add_model(content: Content, state_dict: Mapping[str, Any], path: Path) -> None:
     for name, value in state_dict.items():
-        if isinstance(value, torch.Tensor):  # others are modules' own, as get_extra_state() gave
+        # values that are no tensors are modules' own, from get_extra_state()
+        if isinstance(value, torch.Tensor):
             content.values[name] = of_tensor(value, path)
 
 
@@ -67,12 +70,13 @@ def add_optimizer(content: Content, state_dict: Mapping[str, Any], path: Path) -
     groups = state_dict["param_groups"]
     if "ziggurat" in state_dict:
         raise InvalidArgument(
-            f"{path}: names the store that has the state: give it to load_state_dict()"
+            f"{path} has no state itself, but names the store with the state: give the file to "
+            "load_state_dict()"
         )
     content.groups = settings_of(groups)
     listed = [param for group in groups for param in group["params"]]
     entries = state_dict["state"]
-    if any(isinstance(param, str) for param in listed):  # as get_optimizer_state_dict() gives it
+    if any(isinstance(param, str) for param in listed):  # get_optimizer_state_dict() gives names
         content.states = {name: state_of(entries.get(name, {}), path) for name in listed}
         return
     content.places = len(listed)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's universal checkpoints, as ``ds_to_universal`` of 0.19.8 writes them.
+"""Reads DeepSpeed's universal checkpoints, as ``ds_to_universal`` of 0.19.8 writes them.
 
-TAG/zero/NAME/{fp32,exp_avg,exp_avg_sq,step}.pt   of each parameter that was trained, whole
+TAG/zero/NAME/{fp32,exp_avg,exp_avg_sq,step}.pt   each trained parameter's whole arrays
 TAG/zero/optimizer_state.pt                       settings, and in stage 3 the step
-TAG/..._model_states.pt                           as the checkpoint had them that it is made from
+TAG/..._model_states.pt                           copied from the checkpoint that was converted
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def content_of(folder: Path) -> Content:
             state["step"] = of_number(_archive.load(own), own)
         elif step is not None:
             state["step"] = of_number(step, common)
-        if set(state) <= {"master", "step"}:  # what was not trained, in the type that it has
+        if set(state) <= {"master", "step"}:  # a parameter that was not trained, in its own type
             content.values.setdefault(name, state["master"])
             continue
         add_trained(content, name, state)
@@ -71,21 +71,24 @@ def content_of(folder: Path) -> Content:
 
 
 def _saved(name: str, file: Path, shape: Shape | None) -> Saved:
-    """Stage 3's are flat, and have their shape in the model's file."""
+    """Finds a tensor in its file. Stage 3 stores it flat, with its shape in the model's file."""
     found = _archive.load(file)
     value = found.get("param") if isinstance(found, Mapping) else found
     if not isinstance(value, torch.Tensor):
-        raise InvalidArgument(f"{file}: has no tensor, as a universal checkpoint's files do")
+        raise InvalidArgument(
+            f"{file} has no tensor, so the file is not part of a universal checkpoint"
+        )
     whole = tuple(value.shape) if shape is None else shape
     if value.numel() != math.prod(whole):
         if value.dim() == len(whole):  # a vocabulary without its padding
             whole = tuple(value.shape)
         else:
             raise DataLoss(
-                f"{file}: '{name}' has {value.numel()} elements here, but {math.prod(whole)} by "
-                "its shape: convert the checkpoint anew"
+                f"{file}: '{name}' has {value.numel()} elements, but its shape in the model's file "
+                f"has {math.prod(whole)}: convert the checkpoint again"
             )
-    # Mapped anew when it is read: a model may have more parameters than a process open files.
+    # The file is mapped again when it is read: a model may have more parameters than a process can
+    # have open files.
     return Saved(whole, file, lambda: _again(file).reshape(whole))
 
 
@@ -96,7 +99,8 @@ def _again(file: Path) -> torch.Tensor:
 
 
 def _step_of_all(settings: Any) -> Any:
-    """In stage 3: in the optimizer's own state, which all parameters share."""
+    """Returns the step in stage 3, where the optimizer's own state has one step for all
+    parameters."""
     inner = settings.get("optimizer_state_dict") or settings.get("base_optimizer_state") or {}
     for entry in inner.get("state", {}).values():
         if "step" in entry:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's checkpoints of ZeRO: stages 1 to 3, any number of ranks, as 0.19.8 writes them.
+"""Reads DeepSpeed's ZeRO checkpoints: stages 1 to 3, any number of ranks, as 0.19.8 writes them.
 
     TAG/mp_rank_00_model_states.pt                         module, buffers, shapes of parameters
-    TAG/zero_pp_rank_R_mp_rank_00_model_states.pt          the same in stage 3, of each rank
+    TAG/zero_pp_rank_R_mp_rank_00_model_states.pt          the same for each rank in stage 3
     TAG/[bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt   masters and moments of rank R, flat
 
-Below stage 3 a group's parameters lie one behind the other, in the order of ``param_shapes`` and
-with ``param_alignment_paddings`` between them, and are cut where a rank's share ends. What
-``param_slice_mappings`` says is not so with ``round_robin_gradients``, which has another order. In
-stage 3 every parameter is cut into as many equal shares as there are ranks, the last padded; a
-rank's shares lie one behind the other.
+Below stage 3 a group's parameters follow one another in the order of ``param_shapes``, with
+``param_alignment_paddings`` between them, and are cut where a rank's share ends.
+``param_slice_mappings`` is not used, because it is wrong with ``round_robin_gradients``, which has
+another order. In stage 3 every parameter is cut into as many equal shares as there are ranks, the
+last one padded; a rank's shares follow one another.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ziggurat._native import DataLoss, InvalidArgument, Unimplemented
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 
-# DeepSpeed's names of moments where they are not those of torch.optim; its Lion keeps zeros.
+# DeepSpeed's names of moments where torch.optim has others; DeepSpeed's Lion keeps zeros.
 STATE_NAMES: dict[str, dict[str, str | None]] = {
     "adagrad": {"exp_avg_sq": "sum"},
     "lion": {"exp_avg_sq": None},
@@ -62,8 +62,8 @@ def content_of(folder: Path) -> Content:
     ranks = _ranks(optimizer[0])
     if ranks != len(optimizer):
         raise DataLoss(
-            f"{folder}: was saved by {ranks} ranks, but {len(optimizer)} of their files "
-            "(*_optim_states.pt) are here: copy those of all ranks into one folder"
+            f"{folder} was saved by {ranks} ranks, but has the *_optim_states.pt files of "
+            f"{len(optimizer)}: copy the files of all ranks into one folder"
         )
     is_stage3 = "fp32_flat_groups" in optimizer[0]
     content = Content(f"DeepSpeed's checkpoint {folder} (ZeRO {3 if is_stage3 else '1 or 2'})")
@@ -78,65 +78,72 @@ def content_of(folder: Path) -> Content:
 
 
 def files_of(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """By rank. Errors: those of layouts that are not read."""
+    """Returns the files that match, in the order of ranks. Errors: Unimplemented for layouts that
+    are not supported; DataLoss if a rank's file is missing."""
     found: dict[int, Path] = {}
     for file in sorted(folder.iterdir()):
         if file.name.startswith(("layer_", "expert_")):
             raise Unimplemented(
-                f"{file}: checkpoints of pipeline stages and experts are not read: save the model "
-                "without them"
+                f"{file}: checkpoints of pipeline stages and experts are not supported: save the "
+                "model without pipeline stages and experts"
             )
         matched = pattern.fullmatch(file.name)
         if matched is None:
             continue
         if int(matched[2]) > 0:
             raise Unimplemented(
-                f"{file}: is of a model that was divided among tensor-parallel ranks: convert the "
-                "checkpoint with deepspeed.checkpoint.ds_to_universal, and give its output"
+                f"{file} belongs to a model that was divided among tensor-parallel ranks, which "
+                "is not supported: convert the checkpoint with "
+                "deepspeed.checkpoint.ds_to_universal, and give the converted folder"
             )
         found[int(matched[1] or 0)] = file
     if missing := set(range(max(found, default=-1) + 1)) - set(found):
         raise DataLoss(
-            f"{folder}: has files of rank {max(found)}, but none of rank {min(missing)}: copy "
-            "those of all ranks into one folder"
+            f"{folder} has files of rank {max(found)}, but none of rank {min(missing)}: copy the "
+            "files of all ranks into one folder"
         )
     return [found[rank] for rank in sorted(found)]
 
 
 def check_model(model: Any, file: Path) -> None:
     if not isinstance(model, Mapping) or "module" not in model:
-        raise InvalidArgument(f"{file}: has no 'module', as DeepSpeed's checkpoints do")
+        raise InvalidArgument(f"{file} has no 'module', so it is no checkpoint of DeepSpeed")
     if "ziggurat" in model:
         raise InvalidArgument(
-            f"{file}: is of ziggurat.deepspeed: load it with its engine's load_checkpoint()"
+            f"{file} was saved by ziggurat.deepspeed: load it with that engine's load_checkpoint()"
         )
 
 
 def _part(file: Path) -> Mapping[str, Any]:
-    """A rank's optimizer."""
+    """Returns the state of one rank's optimizer. Errors: Unimplemented for layouts that are not
+    supported."""
     loaded = _archive.load(file)
     part = loaded.get("optimizer_state_dict") if isinstance(loaded, Mapping) else None
     if not isinstance(part, Mapping):
-        raise InvalidArgument(f"{file}: has no 'optimizer_state_dict', as DeepSpeed's files do")
+        raise InvalidArgument(
+            f"{file} has no 'optimizer_state_dict', so it is no optimizer file of DeepSpeed"
+        )
     if part.get("ds_zero_partition_groups"):
         raise Unimplemented(
-            f"{file}: parameters are divided among groups of ranks of their own (experts, MiCS): "
-            "convert the checkpoint with deepspeed.checkpoint.ds_to_universal, and give its output"
+            f"{file}: some parameters are divided among smaller groups of ranks (experts, MiCS), "
+            "which is not supported: convert the checkpoint with "
+            "deepspeed.checkpoint.ds_to_universal, and give the converted folder"
         )
     if isinstance(part.get("base_optimizer_state"), list):
         raise Unimplemented(
-            f'{file}: was saved with "elastic_checkpoint": true: save it with false'
+            f'{file} was saved with "elastic_checkpoint": true, which is not supported: save it '
+            f'with false'
         )
     return part
 
 
 def _ranks(part: Mapping[str, Any]) -> int:
-    count = part["partition_count"]  # of each group, below stage 3
+    count = part["partition_count"]  # one for each group, below stage 3
     return int(max(count) if isinstance(count, (list, tuple)) else count)
 
 
 def _without_zero(model: Mapping[str, Any], file: Path) -> Content:
-    """Stage 0."""
+    """Returns the content of a stage 0 checkpoint."""
     content = Content(f"DeepSpeed's checkpoint {file.parent} (stage 0)")
     add_module(content, [model], [file])
     add_aliases(content, model)
@@ -146,14 +153,16 @@ def _without_zero(model: Mapping[str, Any], file: Path) -> Content:
         content.state_names = STATE_NAMES
     elif optimizer:
         raise Unimplemented(
-            f"{file}: DeepSpeed's 16-bit optimizers of stage 0 are not read: save with stage 1, 2 "
+            f"{file}: DeepSpeed's 16-bit optimizers of stage 0 are not supported: save with stage "
+            "1, 2 "
             "or 3"
         )
     return content
 
 
 def _with_steps(optimizer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """FusedAdam counts a group's steps in the state of its last parameter alone."""
+    """Gives every parameter its group's steps, which FusedAdam counts in the last parameter's state
+    alone."""
     state = dict(optimizer["state"])
     for group in optimizer["param_groups"]:
         params = [param for param in group["params"] if param in state]
@@ -164,7 +173,8 @@ def _with_steps(optimizer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def add_module(content: Content, model: Sequence[Mapping[str, Any]], files: Sequence[Path]) -> None:
-    """Buffers, frozen parameters, and what has two names; in stage 3 that is all that is whole."""
+    """Adds buffers, frozen parameters and weights that are stored whole; in stage 3 no trained
+    weight is."""
     first, file = model[0], files[0]
     shapes = shapes_of(first)
     frozen = first.get("frozen_param_shapes") or {}
@@ -172,7 +182,7 @@ def add_module(content: Content, model: Sequence[Mapping[str, Any]], files: Sequ
         if not isinstance(value, torch.Tensor):
             continue
         shape = frozen.get(name, shapes.get(name, value.shape))
-        # Stage 3 has none of its weights here: tensors of another shape stand for them.
+        # In stage 3 tensors of other shapes stand in for the weights.
         if tuple(value.shape) == tuple(shape):
             content.values[name] = of_tensor(value, file)
     for name, shape in frozen.items():
@@ -182,7 +192,8 @@ def add_module(content: Content, model: Sequence[Mapping[str, Any]], files: Sequ
 
 
 def add_aliases(content: Content, model: Mapping[str, Any]) -> None:
-    """Of parameters with two names DeepSpeed keeps the first."""
+    """Adds the second names of parameters that have two; DeepSpeed stores a value for the first
+    alone."""
     for alias, stored in (model.get("shared_params") or {}).items():
         content.aliases.add(alias)
         if stored in content.values:
@@ -190,13 +201,14 @@ def add_aliases(content: Content, model: Mapping[str, Any]) -> None:
 
 
 def shapes_of(model: Mapping[str, Any]) -> dict[str, Shape]:
-    """Of the parameters that were trained."""
+    """Returns the shapes of the parameters that were trained."""
     groups = model.get("param_shapes") or []
     return {name: tuple(shape) for group in groups for name, shape in group.items()}
 
 
 def _shares(flats: Sequence[torch.Tensor], shape: Sequence[int], offset: int = 0) -> list[Piece]:
-    """Stage 3's of one parameter; `offset` is where it begins in every rank's tensor."""
+    """Returns one parameter's shares in stage 3; `offset` is where the parameter begins in every
+    rank's tensor."""
     total = math.prod(shape)
     share = math.ceil(total / len(flats))
     return [
@@ -213,7 +225,7 @@ def _add(
     step: Saved | None,
     file: Path,
 ) -> None:
-    """A parameter that was trained: its arrays with their pieces."""
+    """Adds a parameter that was trained; `arrays` has the pieces of each of its arrays."""
     state = {key: of_pieces(name, pieces, shape, file) for key, pieces in arrays.items()}
     if step is not None:
         state["step"] = step
@@ -232,8 +244,9 @@ def _add_stage2(
     groups = model.get("param_shapes") or []
     if len(groups) != len(parts[0]["single_partition_of_fp32_groups"]):
         raise DataLoss(
-            f"{files[0]}: has other groups of parameters than the model's file beside it: the "
-            "files are not of one checkpoint: copy it again"
+            f"{files[0]} has {len(parts[0]['single_partition_of_fp32_groups'])} groups of "
+            f"parameters, but the model's file beside it has {len(groups)}, so the files are not "
+            "of one checkpoint. Copy the checkpoint again"
         )
     for group, shapes in enumerate(groups):
         flats = [
@@ -254,8 +267,8 @@ def _add_stage2(
 
 
 def _cut(flats: Sequence[torch.Tensor], share: int, offset: int, count: int) -> list[Piece]:
-    """Elements `offset` to `offset + count` of what the ranks have one behind the other, `share`
-    each; the last may be shorter, without its padding."""
+    """Cuts elements `offset` to `offset + count` out of the ranks' tensors as if these were joined.
+    Each has `share` elements; the last may be shorter, without its padding."""
     pieces = []
     for rank, flat in enumerate(flats):
         begin, end = max(offset, rank * share), min(offset + count, (rank + 1) * share)
@@ -287,7 +300,7 @@ def _add_stage3(
 
 
 def _flats(base: Mapping[str, Any], group: int, master: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What one rank has of a group, by name."""
+    """Returns what one rank holds of a group, by name."""
     flats = {"master": master.reshape(-1)}
     for key, value in base["state"].get(group, {}).items():
         if isinstance(value, torch.Tensor) and value.dim() > 0:
@@ -296,7 +309,8 @@ def _flats(base: Mapping[str, Any], group: int, master: torch.Tensor) -> dict[st
 
 
 def _step(base: Mapping[str, Any], group: int, file: Path) -> Saved | None:
-    """In the state, or in a group's settings, as some of DeepSpeed's optimizers have it."""
+    """Returns the step from the state, or from a group's settings, where some of DeepSpeed's
+    optimizers keep it."""
     found = base["state"].get(group, {}).get("step")
     if found is None:
         found = next((g["step"] for g in base["param_groups"] if "step" in g), None)

@@ -30,8 +30,8 @@ from ziggurat.deepspeed.runtime.lr_schedules import (
     WarmupLR,
 )
 
-#: The version whose interface this is, and whose code it is: scripts compare the first part, which
-#: PEP 440 puts before the plus.
+#: The version of DeepSpeed whose interface this is, then whose code it is. Scripts compare the part
+#: before the plus, which PEP 440 orders first.
 __version__ = "0.19.8+ziggurat"
 __version_major__, __version_minor__, __version_patch__ = 0, 19, 8
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints with DeepSpeed's calls and folders; the optimizer's state is in the engine's format.
+"""Saves checkpoints with DeepSpeed's calls and folders; the optimizer's state is in the engine's
+format.
 
     save_dir/latest                           the newest tag
     save_dir/TAG/mp_rank_00_model_states.pt   module, scheduler, counters, client_state, optimizer's
                                               groups, and the name of its state's folder
     save_dir/TAG/ziggurat_state_3_1a2b3c4d/   that folder (_state_folder.py); none before a step
 
-The file of the module is what makes a checkpoint: it gets its name when all that it speaks of is
-durable, and what the tag had before is removed then. A save that is cut off leaves what nothing
-names; the next one of that tag removes it.
+The module's file makes a checkpoint valid. It gets its name when all that it refers to is durable;
+then the tag's old checkpoint is removed. A save that is cut off leaves files that nothing refers
+to, which the next save of that tag removes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _STATE = "ziggurat_state"
 _FORMAT = 2
 _FOREIGN = (
     "for a run that DeepSpeed began, call ziggurat.torch.load_foreign_checkpoint(engine.optimizer, "
-    "engine.module, path) in place of it"
+    "engine.module, path) instead"
 )
 
 
@@ -50,7 +51,7 @@ def save(
     engine.saves[step] += 1
     name = f"engine {engine.number}: save {engine.saves[step]} at step {step}"
     with Meeting(name, "save_checkpoint()", tag) as meeting:
-        # With storage of its own, the first rank of every host has all.
+        # If each host has storage of its own, the first rank of every host writes everything.
         of_hosts = engine._config.use_node_local_storage
         is_writer = (engine.local_rank if of_hosts else engine.global_rank) == 0
         chosen = {"tag": tag, "state": _new_name(step), "together": False}
@@ -83,7 +84,8 @@ def _new_name(step: int) -> str:
 def _chosen(
     engine: Any, save_dir: Path, own: dict[str, Any], meeting: Meeting
 ) -> dict[str, Any]:
-    """Rank 0's tag, the name of the state's folder, and whether all ranks write it together."""
+    """Returns rank 0's tag, the name of the state's folder, and whether all ranks write the state
+    together."""
     if engine.global_rank != 0:
         its: dict[str, Any] = json.loads(meeting.decision())
         return its
@@ -93,7 +95,7 @@ def _chosen(
         divided = engine.optimizer is not None and engine.optimizer._sharing.ranks is not None
         everyone = divided and engine.optimizer._sharing.ranks.size == engine.world_size
         own = own | {"together": everyone and len(words) == len(meeting.others)}
-    _files.make_folder(save_dir / own["tag"])  # before others count on it
+    _files.make_folder(save_dir / own["tag"])  # makes the folder before other ranks rely on it
     meeting.decide(json.dumps(own))
     return own
 
@@ -112,31 +114,32 @@ def _as_saved(kept: Kept | None, folder: str) -> dict[str, Any]:
 
 
 def _remove_what_was(folder: Path, state: str) -> None:
-    """What had this tag before, and what saves that were cut off have left."""
+    """Removes the tag's old checkpoint, and what saves that were cut off have left."""
     for there in (*folder.glob(f"{_STATE}_*"), *folder.glob(f".{_MODULE}.*.new")):
         if there.name == state:
             continue
         try:
             _files.remove(there)
-        except OSError as error:  # the new checkpoint is whole
+        except OSError as error:  # goes on, because the new checkpoint is whole
             say(f"{there} could not be removed: {error}. The next save with this tag tries again")
 
 
 def _tag(save_dir: str | Path, tag: str) -> str:
     if not str(save_dir) or not tag:
-        raise InvalidArgument(f'save_checkpoint(): save_dir="{save_dir}", tag="{tag}": name both')
+        raise InvalidArgument(f'save_checkpoint(): save_dir="{save_dir}", tag="{tag}": give both')
     return tag
 
 
 def _look_at_tags(validation: str, tag: str, words: dict[int, str]) -> None:
-    """As ``checkpoint.tag_validation`` says: "WARN", "FAIL" or "IGNORE"."""
+    """Compares the ranks' tags as ``checkpoint.tag_validation`` asks: "WARN", "FAIL" or
+    "IGNORE"."""
     others = [f'"{word}" on rank {rank}' for rank, word in sorted(words.items()) if word != tag]
     if not others or validation == "IGNORE":
         return
-    message = f'save_checkpoint(): tag="{tag}" on rank 0, {", ".join(others)}'
+    message = f'save_checkpoint(): the tags differ: "{tag}" on rank 0, {", ".join(others)}'
     if validation == "FAIL":
-        raise InvalidArgument(f"{message}: give the same tag on all ranks")
-    say(f"{message}: all is saved under that of rank 0")
+        raise InvalidArgument(f"{message}. Give the same tag on all ranks")
+    say(f"{message}. Everything is saved under the tag of rank 0")
 
 
 def _module_state(
@@ -161,7 +164,7 @@ def _module_state(
             "names": [names.get(param, "") for param in trained],
         },
     }
-    return {**client_state, **own}  # where scripts that open the file themselves look
+    return {**client_state, **own}  # scripts that open the file themselves look here
 
 
 def _groups_of(optimizer: Any) -> Any:
@@ -182,7 +185,10 @@ def load(
     if tag is None:
         latest = Path(load_dir) / "latest"
         if not latest.is_file():
-            say(f"load_checkpoint(): {latest} is not there: nothing is loaded; a tag names one")
+            say(
+                f"load_checkpoint(): {latest} does not exist, so nothing is loaded; give the tag "
+                "of a checkpoint"
+            )
             return None, None
         tag = latest.read_text().strip()
     folder = Path(load_dir) / str(tag)
@@ -190,10 +196,10 @@ def load(
     if not path.is_file():
         if any(folder.glob(f"zero_pp_rank_*_{_MODULE}")):
             raise InvalidArgument(
-                f"load_checkpoint(): {folder} is of DeepSpeed's stage 3: {_FOREIGN}"
+                f"load_checkpoint(): {folder} is a checkpoint of DeepSpeed's stage 3: {_FOREIGN}"
             )
         raise InvalidArgument(
-            f"load_checkpoint(): {path} is not there: give the tag of one that is"
+            f"load_checkpoint(): {path} does not exist: give the tag of a checkpoint that does"
         )
     state = _files.read(path)
     if custom_load_fn is None:
@@ -203,8 +209,8 @@ def load(
     if "ziggurat" not in state:
         if not load_module_only:
             raise InvalidArgument(
-                f"load_checkpoint(): {path} is not one of ours: for its module alone give "
-                f"load_module_only=True; {_FOREIGN}"
+                f"load_checkpoint(): {path} was not saved by ziggurat.deepspeed: give "
+                f"load_module_only=True to load its module alone; {_FOREIGN}"
             )
         return str(path), {}
     if not load_module_only:
@@ -244,7 +250,7 @@ def _load_state(optimizer: Any, folder: Path, own: dict[str, Any]) -> None:
 
 
 def save_16bit(engine: Any, path: Path, exclude_frozen_parameters: bool) -> None:
-    """Rank 0's: every rank has whole parameters."""
+    """Saves the module from rank 0, because every rank has whole parameters."""
     if engine.global_rank == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         state = engine.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A config made for DeepSpeed 0.19.8: its effective values, and what they mean to the engine.
+"""Reads a config made for DeepSpeed 0.19.8: its effective values, and what they mean to the engine.
 
-The keys, their defaults and what is refused are the library's tables (integrations/deepspeed): here
-they only get their Python types.
+The library's tables (integrations/deepspeed) define the keys, their defaults and what is refused.
+This module only gives the values their Python types.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ OWN_KEYS = (
     "host_memory",
 )
 
-_DEEPSPEED_OPTIMIZERS = ("adagrad", "adam", "adamw", "lion")  # names that it reads in any case
+# names that DeepSpeed reads in upper or lower case
+_DEEPSPEED_OPTIMIZERS = ("adagrad", "adam", "adamw", "lion")
 _CLASSES = {
     "adamw": ("AdamW", ("betas", "eps")),
     "adam": ("Adam", ("betas", "eps")),
@@ -42,9 +43,9 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class Fp16:
-    """The loss scale of a model in fp16."""
+    """The settings for the loss scale of a model in fp16."""
 
-    loss_scale: float  #: 0: dynamic
+    loss_scale: float  #: 0 for a dynamic scale
     initial_scale_power: int
     loss_scale_window: int
     hysteresis: int
@@ -55,7 +56,7 @@ class Fp16:
 
 @dataclass(frozen=True)
 class Offload:
-    """What is asked of parameters, or of the optimizer's state."""
+    """Where the config asks to keep parameters, or the optimizer's state."""
 
     device: str  #: "none", "cpu" or "nvme"
     nvme_path: str | None
@@ -64,7 +65,7 @@ class Offload:
 
 @dataclass(frozen=True)
 class FileMonitor:
-    """TensorBoard's files, or CSV files."""
+    """The settings of TensorBoard's files, or of CSV files."""
 
     enabled: bool
     output_path: str
@@ -91,7 +92,7 @@ class Monitor:
 
 
 class Config:
-    """The effective values: what the config says, and DeepSpeed's defaults for the rest."""
+    """The effective values: what the config gives, and DeepSpeed's defaults for the rest."""
 
     def __init__(
         self,
@@ -100,8 +101,9 @@ class Config:
         world_size: int,
         args: Any = None,
     ) -> None:
-        """`config` is a dict, the path of a file, the text of one, or that in base64; None: what
-        ``args.deepspeed_config`` names. Errors: InvalidArgument, naming the key by its path."""
+        """Reads `config`: a dict, the path of a file, the text of such a file, or the text in
+        base64. None takes the file that ``args.deepspeed_config`` names. Errors:
+        InvalidArgument, which names the key by its path."""
         if config is None:
             config = getattr(args, "deepspeed_config", None)
         if config is None:
@@ -110,8 +112,8 @@ class Config:
             )
         text, name = _text_of(config)
         read = _read(text, name, world_size)
-        self.given: dict[str, Any] = read["given"]  #: the config, as it was written
-        self.notes: list[str] = read["notes"]  #: a line for each key that changes nothing here
+        self.given: dict[str, Any] = read["given"]  #: the config as it was written
+        self.notes: list[str] = read["notes"]  #: a line for each key that has no effect here
         self._settings: dict[str, dict[str, Any]] = read["settings"]
         self._handed: dict[str, dict[str, Any]] = read["handed"]
         self._take_batches(world_size)
@@ -121,11 +123,12 @@ class Config:
         self._take_reports()
 
     def _of(self, setting: str) -> Any:
-        """A setting of the engine's; None: the config has no say in it."""
+        """Returns an engine's setting, or None if the config does not decide it."""
         return self._settings.get(setting, {"value": None})["value"]
 
     def value(self, path: str) -> Any:
-        """A key that the script's side honours, by DeepSpeed's path; KeyError for others."""
+        """Returns a key that the script's side uses, by DeepSpeed's path. Errors: KeyError for
+        other keys."""
         return self._handed[path]["value"]
 
     def _take_batches(self, world_size: int) -> None:
@@ -142,9 +145,9 @@ class Config:
         self.zero_stage: int = self._of("zero_stage")
         self.bf16_enabled: bool = self._of("dtype") == "bf16"
         section = "bf16" if self.given.get("bf16") is not None else "bfloat16"
-        #: A model in bf16 leaves out steps whose gradients are not finite.
+        #: Whether a model in bf16 leaves out steps whose gradients are not finite.
         self.check_grad_overflow: bool = self.value(f"{section}.check_grad_overflow")
-        #: The forward's autocast; None: none.
+        #: The type of the forward's autocast, or None without autocast.
         self.torch_autocast: str | None = "bf16" if self.value("torch_autocast.enabled") else None
         self.communication_data_type: str | None = self._of("reduce_dtype")  #: "fp32", "bf16", ..
         self.fp16: Fp16 | None = None
@@ -164,7 +167,7 @@ class Config:
         self.scheduler_name, self.scheduler_params = self._section("scheduler")
         if (self.optimizer_name or "").lower() in _DEEPSPEED_OPTIMIZERS:
             self.optimizer_name = (self.optimizer_name or "").lower()
-        #: The class in ziggurat.torch that the config's optimizer is, and its arguments with
+        #: The class in ziggurat.torch for the config's optimizer, and its arguments with
         #: DeepSpeed's defaults.
         self.optimizer_class: str | None = None
         self.optimizer_arguments: dict[str, Any] = {}
@@ -190,7 +193,8 @@ class Config:
         self.offload_optimizer = self._offload("offload_optimizer")
         self.offload_param = self._offload("offload_param")
         self.aio = {key: self.value(f"aio.{key}") for key in _AIO}
-        #: Elements; read and judged, but parameters are whole here and gradients cut otherwise.
+        #: Numbers of elements. They are read and checked, but have no effect: parameters are whole
+        #: here, and gradients are divided in another way.
         self.zero_sizes: dict[str, int] = {key: self._of(key) for key in _SIZES}
         #: Keyword arguments of ziggurat.torch's optimizers.
         self.engine_arguments: dict[str, Any] = {
@@ -206,7 +210,7 @@ class Config:
         return Offload(device, nvme_path, self.value(f"{path}.pin_memory"))
 
     def _take_reports(self) -> None:
-        self.steps_per_print: float | None = self.value("steps_per_print")  #: None: never
+        self.steps_per_print: float | None = self.value("steps_per_print")  #: None for never
         counted: bool = self.value("flops_profiler.enabled")
         self.wall_clock_breakdown: bool = self.value("wall_clock_breakdown") or counted
         self.memory_breakdown: bool = self.value("memory_breakdown")
@@ -242,12 +246,12 @@ _AIO = (
 
 
 def _text_of(config: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[str, str]:
-    """The text, and what messages call it."""
+    """Returns the config's text, and its name in messages."""
     if isinstance(config, Mapping):
         try:
             return json.dumps(config, default=os.fspath), "config"
         except TypeError as error:
-            raise InvalidArgument(f"config has a value that JSON does not have: {error}") from error
+            raise InvalidArgument(f"config has a value that JSON cannot hold: {error}") from error
     where = os.fspath(config)
     if os.path.exists(where):
         return Path(where).read_text(encoding="utf-8"), where

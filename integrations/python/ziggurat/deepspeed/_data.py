@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loader that ``initialize(training_data=...)`` returns, and one that never ends."""
+"""The loader that ``initialize(training_data=...)`` returns, and a loader that never ends."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from ziggurat._native import InvalidArgument
 
-_WORKERS = 2  # DeepSpeed's choice for each rank
+_WORKERS = 2  # DeepSpeed's number of loader workers for each rank
 
 
 class RepeatingLoader:
-    """Batches of `loader` without end: behind the last it begins anew."""
+    """Yields batches of `loader` without end: after the last batch it starts from the beginning."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
@@ -33,9 +33,9 @@ class RepeatingLoader:
 
 
 class DeepSpeedDataLoader(DataLoader[Any]):
-    """Batches of one micro-step: this rank's share of the data, shuffled.
+    """Yields the batches of micro-steps: this rank's share of the data, shuffled.
 
-    As with DeepSpeed's, the order is the same in every epoch unless the script calls
+    As in DeepSpeed, the order is the same in every epoch unless the script calls
     ``loader.data_sampler.set_epoch(epoch)``.
     """
 
@@ -57,12 +57,12 @@ def loader_of(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     workers: int | None = None,
 ) -> DeepSpeedDataLoader:
-    """Errors: InvalidArgument for what is no dataset."""
+    """Makes the loader of `dataset`. Errors: InvalidArgument if it is no dataset."""
     iterable = isinstance(dataset, IterableDataset)
     if not iterable and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise InvalidArgument(
-            f"training data of type {type(dataset).__name__}: give a torch Dataset, with "
-            "__getitem__ and __len__"
+            f"training data of type {type(dataset).__name__} cannot be loaded: give a torch "
+            "Dataset, with __getitem__ and __len__"
         )
     if sampler is None and not iterable:
         sampler = DistributedSampler(dataset, world_size, rank, shuffle=shuffle)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that ``initialize()`` returns: forward, backward and step as DeepSpeed's has them."""
+"""The engine that ``initialize()`` returns, with DeepSpeed's forward, backward and step."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _numbers = itertools.count()
 
 
 class DeepSpeedEngine(Settings, torch.nn.Module):
-    """Trains `module`, whose attributes it has too.
+    """Trains `module`, and has the module's attributes too.
 
-    ``backward(loss)`` divides the loss by the number of micro-steps; ``step()`` changes parameters
-    at each last of them, and leaves out a step whose gradients are not finite.
+    ``backward(loss)`` divides the loss by the number of micro-steps. ``step()`` changes parameters
+    at the last micro-step of each batch, and leaves out a step whose gradients are not finite.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         self.world_size = torch.distributed.get_world_size()
         self.dp_world_size = torch.distributed.get_world_size(group)
         self.device = get_accelerator().device(self.local_rank)
-        self.global_steps = 0  #: optimizer steps, with those that were left out
+        self.global_steps = 0  #: optimizer steps, those that were left out included
         self.global_samples = 0
         self.micro_steps = 0
-        self.skipped_steps = 0  #: those that were left out
+        self.skipped_steps = 0  #: steps that were left out
         self._step_applied = False
         self._norm: float | None = None
-        self._boundary: bool | None = None  # as the script says, if it does
+        self._boundary: bool | None = None  # the boundary that the script has set, if any
         self._inside_no_sync = False
-        self._backwards = 0  # of the engine's own, since the newest step
-        self._is_scaled = False  # by scale(), since then
-        self.number = next(_numbers)  #: among the engines of this process, alike on all ranks
+        self._backwards = 0  # calls of backward() since the newest step
+        self._is_scaled = False  # whether scale() was called since the newest step
+        self.number = next(_numbers)  #: this engine's number in the process, the same on all ranks
         self.saves: Counter[int] = Counter()  #: calls of save_checkpoint() at each global step
         self._scale = loss_scale_of(config)
         self._directory: RunDirectory | None = None
@@ -85,7 +85,8 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         self.monitor = self._report.monitor
 
     def _prepare_module(self) -> None:
-        """Parameters of the configuration's type, on this rank's device, with rank 0's values."""
+        """Gives the module's parameters the configured type and rank 0's values, on this rank's
+        device."""
         cast(self.module, dtype_of(self._config))
         self.module.to(self.device)
         if self.dp_world_size > 1:
@@ -113,7 +114,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         return made
 
     def _where(self) -> dict[str, Any]:
-        """What the optimizer takes beside its settings."""
+        """Returns the optimizer's arguments beside its settings."""
         where = dict(self._config.engine_arguments)
         offload = self._config.offload_optimizer
         named = None if offload is None or offload.device != "nvme" else offload.nvme_path
@@ -125,8 +126,8 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
             if self._config.communication_data_type is not None:
                 where["reduce_dtype"] = DTYPES[self._config.communication_data_type]
         if self.zero_optimization_partition_weights():
-            # Scripts for stage 3 gather parameters before they read them: only they can be relied
-            # on to wait for values that the engine is still writing under the next forward.
+            # Only scripts for stage 3 are known to gather parameters before they read them, and so
+            # to wait for values that the engine still writes beside the next forward.
             where["model"] = self.module
         return where
 
@@ -156,9 +157,9 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
-        """Accumulates the gradients of `loss`, and returns it divided by the micro-steps.
+        """Accumulates the gradients of `loss`, and returns it divided by the number of micro-steps.
 
-        Errors: InvalidArgument for what is not a scalar with a graph.
+        Errors: InvalidArgument if `loss` is not a scalar with a graph.
         """
         self._need_optimizer("backward()")
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
@@ -178,21 +179,22 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         return loss if self.cur_scale == 1.0 else loss.float() * self.cur_scale
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """For scripts that call ``engine.scale(loss).backward()`` in place of ``backward(loss)``:
-        the loss with fp16's scale. The micro-steps divide their gradients in ``step()``."""
+        """Returns the loss times fp16's scale, for scripts that call
+        ``engine.scale(loss).backward()`` in place of ``backward(loss)``. ``step()`` then
+        divides the gradients by the number of micro-steps."""
         self._is_scaled = True
         return self._scaled(loss)
 
     def _divisor(self) -> float:
-        """What the gradients of this step are to be divided by.
+        """Returns the number that divides this step's gradients.
 
-        Errors: InvalidArgument where the script's own backward lacks the loss's scale.
+        Errors: InvalidArgument if the script called its own backward without the loss scale.
         """
         if self._backwards:
             return self.cur_scale
         if self.fp16_enabled() and not self._is_scaled:
             raise InvalidArgument(
-                "step(): with fp16, loss.backward() lacks the loss scale: call "
+                "step(): with fp16, the gradients of loss.backward() lack the loss scale: call "
                 "engine.backward(loss), or engine.scale(loss).backward()"
             )
         return self.cur_scale * self.gradient_accumulation_steps()
@@ -206,9 +208,11 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backwards inside accumulate on this rank alone; ``step()`` is refused inside."""
+        """Lets backwards inside accumulate on this rank alone; ``step()`` is refused inside."""
         if self._inside_no_sync:
-            raise InvalidArgument("no_sync() inside no_sync(): leave the first one before")
+            raise InvalidArgument(
+                "no_sync() was called inside no_sync(): leave the first no_sync() before the second"
+            )
         self._inside_no_sync = True
         try:
             yield
@@ -216,20 +220,22 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
             self._inside_no_sync = False
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether this micro-step is the last before parameters change."""
+        """Returns whether this micro-step is the last before parameters change."""
         if self._boundary is not None:
             return self._boundary
         return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """From now on: whether a micro-step is the last. Said before its forward."""
+        """Sets whether micro-steps from now on are the last ones; call it before the forward."""
         self._boundary = is_boundary
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Ends a micro-step; the last one changes parameters, and steps the scheduler."""
         self._need_optimizer("step()")
         if self._inside_no_sync:
-            raise InvalidArgument("step() inside no_sync(): leave it before the step")
+            raise InvalidArgument(
+                "step() was called inside no_sync(): leave no_sync() before the step"
+            )
         self._step_applied = False
         is_boundary = self.is_gradient_accumulation_boundary()
         with self._report.part("step"):
@@ -251,7 +257,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
             _gradients.multiply(params, factor)
             self.optimizer.step()
             if self.client_optimizer is not None:
-                # PyTorch's schedulers warn where the optimizer that they know makes no step.
+                # PyTorch's schedulers warn if the optimizer that they know makes no step.
                 self.client_optimizer._opt_called = True  # type: ignore[attr-defined]
         self._backwards, self._is_scaled = 0, False
         self.optimizer.overflow = overflow
@@ -264,15 +270,15 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         self.global_samples += self.train_batch_size()
 
     def _takes_any(self) -> bool:
-        """Whether a step is made whatever its gradients are."""
+        """Returns whether a step is made even if its gradients are not finite."""
         return self.bfloat16_enabled() and not self._config.check_grad_overflow
 
     def was_step_applied(self) -> bool:
-        """Whether the newest ``step()`` changed parameters."""
+        """Returns whether the newest ``step()`` changed parameters."""
         return self._step_applied
 
     def get_global_grad_norm(self) -> float | None:
-        """The norm of the newest step's gradients before clipping, on all ranks together."""
+        """Returns the norm of the newest step's gradients before clipping, over all ranks."""
         return self._norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -289,7 +295,8 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
     def compile(
         self, backend: Any = "inductor", compile_kwargs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """``torch.compile`` of the module; what else DeepSpeed takes changes nothing."""
+        """Compiles the module with ``torch.compile``; DeepSpeed's other arguments have no
+        effect."""
         self.module.compile(backend=backend, **(compile_kwargs or {}))
 
     def deepspeed_io(
@@ -302,7 +309,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_local_io_workers: int | None = None,
     ) -> DeepSpeedDataLoader:
-        """A loader of this rank's share of `dataset`; shuffled where `route` is "train"."""
+        """Returns a loader of this rank's share of `dataset`, shuffled if `route` is "train"."""
         return loader_of(
             dataset,
             batch_size=self.train_micro_batch_size_per_gpu() if batch_size is None else batch_size,
@@ -332,11 +339,12 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Writes what ``load_checkpoint()`` goes on from; `client_state` is the script's own.
+        """Saves what ``load_checkpoint()`` needs to continue; `client_state` is the script's own.
 
-        All ranks that call it, with the same tag, write what they have; where one does not, rank 0
-        writes what all have. As many or other ranks go on from it. A tag that is there stays whole
-        until the new one is. Errors: Unavailable where a rank failed in it.
+        All ranks that call this, with the same tag, write their parts. If some rank does not call
+        it, rank 0 writes everything. Any number of ranks can load the checkpoint. An old
+        checkpoint of the tag stays whole until the new one is. Errors: Unavailable if a rank
+        failed.
         """
         _checkpoint.save(
             self, save_dir, tag, client_state or {}, save_latest, exclude_frozen_parameters
@@ -353,11 +361,12 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         load_module_only: bool = False,
         custom_load_fn: Callable[..., Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """The path that was loaded and its ``client_state``; (None, None) without a ``latest``.
+        """Returns the path that was loaded and its ``client_state``, or (None, None) without a
+        ``latest``.
 
-        Load only what you trust: a ``client_state`` may run code as it is read. Errors: DataLoss
-        naming a file with a byte that is not what was written; InvalidArgument for what is not
-        there, or does not fit.
+        Load only checkpoints that you trust: a ``client_state`` may run code as it is read.
+        Errors: DataLoss, which names the file, if a file is damaged; InvalidArgument if something
+        is missing or does not fit.
         """
         return _checkpoint.load(
             self,
@@ -376,18 +385,19 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         save_filename: str = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """The module's ``state_dict()``, as the model computes with it."""
+        """Saves the module's ``state_dict()``, in the types with which the model computes."""
         _checkpoint.save_16bit(self, Path(save_dir) / save_filename, exclude_frozen_parameters)
         return True
 
     def save_fp16_model(
         self, save_dir: str | Path, save_filename: str = "pytorch_model.bin"
     ) -> bool:
-        """The older name of ``save_16bit_model()``."""
+        """Calls ``save_16bit_model()``, under its older name."""
         return self.save_16bit_model(save_dir, save_filename)
 
     def destroy(self) -> None:
-        """Lets the state go, with what it has on a drive: nothing can be trained afterwards."""
+        """Closes the optimizer and removes its state from the drive; training cannot continue
+        afterwards."""
         if self.optimizer is not None and hasattr(self.optimizer, "close"):
             self.optimizer.close()
         if self._directory is not None:

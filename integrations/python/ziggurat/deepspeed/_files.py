@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a checkpoint: whole and durable under their name, or not there."""
+"""Reads and writes files of a checkpoint: a file is whole and durable under its name, or does not
+exist."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from ziggurat._native import DataLoss
 
 
 def write(path: Path, content: Any) -> None:
-    """`content`: text, or what ``torch.save`` takes."""
+    """Writes a file; `content` is text, or anything that ``torch.save`` takes."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     with new.open("wb") as file:
         if isinstance(content, str):
@@ -26,13 +27,13 @@ def write(path: Path, content: Any) -> None:
             _save(content, file)
         file.flush()
         os.fsync(file.fileno())
-    _sync(path.parent)  # what the file speaks of has its name before it
+    _sync(path.parent)  # makes the names of files that this one refers to durable first
     new.replace(path)
     _sync(path.parent)
 
 
 def _save(content: Any, file: Any) -> None:
-    """With the checksums that read() compares, which a script may have turned off."""
+    """Saves with the checksums that read() compares; a script may have turned them off."""
     options = getattr(torch.serialization, "get_crc32_options", None)  # since PyTorch 2.6
     if options is None or options():
         torch.save(content, file)
@@ -53,7 +54,7 @@ def _sync(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """And those that it is in: durable."""
+    """Makes a folder and its parents, and makes them durable."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -62,7 +63,7 @@ def make_folder(folder: Path) -> None:
 
 
 def remove(there: Path) -> None:
-    """A file, or a folder with all that is in it."""
+    """Removes a file, or a folder with all its content."""
     if there.is_dir():
         shutil.rmtree(there)
     else:
@@ -70,20 +71,20 @@ def remove(there: Path) -> None:
 
 
 def read(path: Path) -> Any:
-    """What ``torch.save`` wrote; tensors are the file's pages, read when they are used.
+    """Reads what ``torch.save`` wrote; tensors are the file's pages, read when they are used.
 
-    It may hold any object: open only checkpoints that you trust. Errors: DataLoss where a byte is
-    another one than was written.
+    The file may hold any object: open only checkpoints that you trust. Errors: DataLoss if a byte
+    has changed since it was written.
     """
     with path.open("rb") as file:
         is_archive = file.read(2) == b"PK"
     if is_archive:
         _check(path)
         return torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-    try:  # as PyTorch before 1.6 wrote, and others still do
+    try:  # PyTorch before 1.6 wrote these files, and other programs still do
         return torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:
-        raise DataLoss(f"{path}: is not what was written: {error}") from error
+        raise DataLoss(f"{path} is damaged: {error}") from error
 
 
 def _check(path: Path) -> None:
@@ -91,17 +92,17 @@ def _check(path: Path) -> None:
         with zipfile.ZipFile(path) as file:
             damaged = file.testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise DataLoss(f"{path}: is not what was written: {error}") from error
+        raise DataLoss(f"{path} is damaged: {error}") from error
     if damaged is not None:
-        raise DataLoss(f"{path}: its record {damaged} is not what was written")
+        raise DataLoss(f"{path} is damaged in record {damaged}")
 
 
 def read_state(folder: Path, names: Sequence[str]) -> dict[int, Any]:
-    """What files hold together that the first format kept states in. Tensors are the files' pages,
-    read when they are used."""
+    """Returns the joined content of the files in which the first format kept states. Tensors are
+    the files' pages, read when they are used."""
     state: dict[int, Any] = {}
     for name in names:
         _check(folder / name)
-        # Plain data and tensors only: these files run no code.
+        # weights_only admits plain data and tensors alone: these files run no code.
         state |= torch.load(folder / name, weights_only=True, mmap=True)
     return state

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``initialize()`` and the arguments of the command line, as DeepSpeed has them."""
+"""Defines ``initialize()`` and the command-line arguments, as in DeepSpeed."""
 
 from __future__ import annotations
 
@@ -31,21 +31,24 @@ def initialize(
     mesh_param: Any = None,
     config_params: Any = None,
 ) -> tuple[DeepSpeedEngine, Any, Any, Any]:
-    """The engine that trains `model`, its optimizer, the loader of `training_data`, the scheduler.
+    """Returns the engine that trains `model`, its optimizer, the loader of `training_data`, and the
+    scheduler.
 
     The configuration is `config` (a mapping, the path of a JSON file, or its text in base64), or
     the file that ``args.deepspeed_config`` names. `optimizer` may be a function of the parameters,
-    `lr_scheduler` one of the optimizer. Errors: InvalidArgument, Unimplemented.
+    and `lr_scheduler` a function of the optimizer. Errors: InvalidArgument, Unimplemented.
     """
     if model is None:
         raise InvalidArgument("initialize(): model is missing: give the torch.nn.Module to train")
     if mesh_param is not None:
-        raise Unimplemented("initialize(): mesh_param (sequence parallelism) is not built yet")
+        raise Unimplemented("initialize(): mesh_param (sequence parallelism) is not supported yet")
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     if args is not None and hasattr(args, "local_rank"):
         args.local_rank = int(os.environ["LOCAL_RANK"])
     if mpu is not None and mpu.get_model_parallel_world_size() > 1:
-        raise Unimplemented("initialize(): mpu has more than one model-parallel rank, which is not built yet")
+        raise Unimplemented(
+            "initialize(): mpu has more than one model-parallel rank, which is not supported yet"
+        )
     group = None if mpu is None else mpu.get_data_parallel_group()
     engine = DeepSpeedEngine(
         model,
@@ -80,10 +83,10 @@ def _given(args: Any, config: Any) -> Any:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Adds ``--deepspeed`` and ``--deepspeed_config`` to what `parser` takes."""
+    """Adds ``--deepspeed`` and ``--deepspeed_config`` to the arguments of `parser`."""
     group = parser.add_argument_group("DeepSpeed", "ziggurat.deepspeed's arguments")
     group.add_argument(
-        "--deepspeed", action="store_true", help="for the script to look at; changes nothing here"
+        "--deepspeed", action="store_true", help="a flag for the script; it has no effect here"
     )
     group.add_argument("--deepspeed_config", type=str, help="path of the JSON configuration")
     return parser

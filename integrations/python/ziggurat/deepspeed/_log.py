@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines about a run, on standard error."""
+"""Prints lines about a run on standard error."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def this_rank() -> int:
 def log_dist(
     message: Any, ranks: Sequence[int] | None = None, level: int = logging.INFO, **_: Any
 ) -> None:
-    """Says `message` on `ranks`: on all of them without the argument, or with -1 in it."""
+    """Prints `message` on `ranks`, or on all ranks if `ranks` is empty or has -1 in it."""
     if not ranks or -1 in ranks or this_rank() in ranks:
         logger.log(level, message)
 
 
 def say(message: str) -> None:
-    """Once for the job."""
+    """Prints a line once for the whole job."""
     log_dist(message, ranks=[0])

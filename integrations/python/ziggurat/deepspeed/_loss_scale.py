@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loss is multiplied by, so that fp16 gradients do not vanish: DeepSpeed's rules."""
+"""The factor of the loss that keeps fp16 gradients from vanishing, by DeepSpeed's rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FACTOR = 2.0
 
 
 class LossScale:
-    """A fixed scale: 1 with fp32 and bf16, ``fp16.loss_scale`` where that is given."""
+    """A fixed scale: 1 with fp32 and bf16, or ``fp16.loss_scale`` if that is given."""
 
     dynamic = False
 
@@ -20,7 +20,7 @@ class LossScale:
         self.cur_scale = scale
 
     def update(self, overflow: bool) -> None:
-        """After a step, which was left out where gradients had `overflow`."""
+        """Called after each step; a step whose gradients had an `overflow` was left out."""
 
     def state_dict(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key.startswith("cur_")}
@@ -30,10 +30,10 @@ class LossScale:
 
 
 class DynamicLossScale(LossScale):
-    """Halved by overflows, doubled after `window` steps without one.
+    """A scale that overflows halve, and that doubles after `window` steps without an overflow.
 
-    The first ``hysteresis - 1`` overflows change nothing. What is left of them is counted down
-    until the scale grows, or with `consecutive_hysteresis` until a step has no overflow.
+    The first ``hysteresis - 1`` overflows have no effect. The number of overflows that are left is
+    reset when the scale grows, or with `consecutive_hysteresis` when a step has no overflow.
     """
 
     dynamic = True
@@ -87,7 +87,7 @@ def loss_scale_of(config: Config) -> LossScale:
         return LossScale()
     if fp16.loss_scale:
         return LossScale(float(fp16.loss_scale))
-    # Without ZeRO, DeepSpeed knows no hysteresis and stays at the smallest scale.
+    # Without ZeRO, DeepSpeed has no hysteresis and stays at the smallest scale.
     zero = config.zero_stage > 0
     return DynamicLossScale(
         2.0**fp16.initial_scale_power,

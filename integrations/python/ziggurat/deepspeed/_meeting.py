@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks in a call that the script may have made on rank 0 alone.
+"""Brings ranks together in a call that the script may have made on rank 0 alone.
 
-A barrier would wait for ever then. In the job's store each rank says when it begins and how it has
-ended. Rank 0 looks who begins, and decides what all that do are to do. One that has begun is waited
-for as long as it takes; where one fails, all that wait for it raise.
+A barrier would then wait for ever. Instead each rank writes into the job's store that it has
+begun, and how it has ended. Rank 0 looks which ranks begin, and decides what all of these do. A
+rank that has begun is waited for as long as it needs. If one rank fails, all ranks that wait for
+it raise.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ import torch
 
 from ziggurat._native import Unavailable
 
-_PATIENCE = datetime.timedelta(seconds=10)  # for ranks to begin what rank 0 has begun
-_WORK = datetime.timedelta(hours=6)  # for one that has begun: a large state on a slow disk
-_PAUSE = 0.02  # seconds between two looks: the store's own wait prints a warning when it ends
+_PATIENCE = datetime.timedelta(seconds=10)  # how long rank 0 waits for others to begin
+# limit of a save or load, long enough for a large state on a slow disk
+_WORK = datetime.timedelta(hours=6)
+# seconds between two looks; the store's own wait would print a warning when it times out
+_PAUSE = 0.02
 _FAILED = "failed: "
 
 
 class Meeting:
-    """The ranks inside `call`; `name` is the same on all, and used once. Words may differ."""
+    """The ranks inside `call`. `name` is the same on all ranks, and used once; each rank gives its
+    own `word`."""
 
     def __init__(self, name: str, call: str, word: str) -> None:
         self._name, self._call = name, call
@@ -42,17 +46,18 @@ class Meeting:
             self.end(f"{_FAILED}{type(error).__name__}: {error}")
 
     def words(self) -> dict[int, str]:
-        """Of the other ranks that begin now."""
+        """Returns the words of the other ranks that begin now."""
         until = time.monotonic() + _PATIENCE.total_seconds()
         there = [rank for rank in self.others if self._waited(until, ("began", rank))]
         return {rank: self._heard("began", rank) for rank in there}
 
     def decide(self, what: str) -> None:
-        """Rank 0's."""
+        """Tells the other ranks what rank 0 decided."""
         self._say("decided", self._rank, what)
 
     def decision(self) -> str:
-        """What rank 0 decides, once it has. Errors: Unavailable where it fails before."""
+        """Returns what rank 0 decides, once it has. Errors: Unavailable if rank 0 fails before
+        that."""
         until = time.monotonic() + _WORK.total_seconds()
         self._waited(until, ("decided", 0), ("ended", 0))
         if not self._store().check([self._key("decided", 0)]):
@@ -60,14 +65,16 @@ class Meeting:
         return self._heard("decided", 0)
 
     def end(self, result: str) -> None:
-        """This rank's work is done."""
+        """Tells that this rank's work is done."""
         self._say("ended", self._rank, result)
 
     def result_of(self, rank: int) -> str:
-        """Once its work is done. Errors: Unavailable where it has failed, in its words."""
+        """Returns a rank's result, once its work is done. Errors: Unavailable, with that rank's
+        error, if it failed."""
         until = time.monotonic() + _WORK.total_seconds()
         ended = self._waited(until, ("ended", rank))
-        result = self._heard("ended", rank) if ended else f"{_FAILED}it has not ended"
+        late = f"{_FAILED}the rank did not finish within {_WORK}"
+        result = self._heard("ended", rank) if ended else late
         if result.startswith(_FAILED):
             why = result.removeprefix(_FAILED)
             raise Unavailable(f"{self._call} failed on rank {rank}: {why}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a run for TensorBoard, CSV files and Weights & Biases, under DeepSpeed's names.
+"""Writes figures of a run for TensorBoard, CSV files and Weights & Biases, under DeepSpeed's names.
 
-Rank 0 writes them. A CSV file is ``output_path/job_name/Train_Samples_lr.csv``; what TensorBoard
-reads is in ``output_path/job_name``.
+Rank 0 writes them. A CSV file is ``output_path/job_name/Train_Samples_lr.csv``; TensorBoard's
+files are in ``output_path/job_name``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ziggurat._native import InvalidArgument
 from ziggurat.deepspeed._config import Config
 
-Event = tuple[str, float, int]  #: name, value, samples by then
+Event = tuple[str, float, int]  #: name, value, number of samples so far
 
 
 class _Writer(Protocol):
@@ -76,13 +76,14 @@ def _package(module: str, section: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise InvalidArgument(
-            f'"{section}" is enabled in the configuration, but cannot be imported ({error}): pip '
-            f"install {section}, or disable it"
+            f'"{section}" is enabled in the configuration, but its package cannot be imported '
+            f"({error}): run pip install {section}, or disable it"
         ) from error
 
 
 class Monitor:
-    """Those that are enabled. Errors: InvalidArgument for one whose package is missing."""
+    """Writes to all monitors that are enabled. Errors: InvalidArgument if a monitor's package is
+    missing."""
 
     def __init__(self, config: Config, rank: int) -> None:
         self._writers: list[_Writer] = []

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's optimizer: by the name in the configuration, or in place of the script's own."""
+"""Makes the engine's optimizer: by its name in the configuration, or in place of the script's
+own."""
 
 from __future__ import annotations
 
@@ -27,16 +28,16 @@ _OF_KIND: dict[str, type[EngineOptimizer]] = {
     "lion": ziggurat.torch.Lion,
     "adagrad": ziggurat.torch.Adagrad,
 }
-# Settings of a group that others have too, and that change nothing unless they are on.
+# Group settings of other optimizers that are accepted only with these values, which have no effect.
 _OFF = {"amsgrad": False, "bias_correction": True}
 _NO_MEANING = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
 
 
 class _InEngine(EngineOptimizer):
-    """What scripts read of the optimizer that ``initialize()`` returns."""
+    """Adds what scripts read from the optimizer that ``initialize()`` returns."""
 
     _scale: LossScale
-    overflow = False  #: the newest step was left out
+    overflow = False  #: whether the newest step was left out
 
     @property
     def cur_scale(self) -> float:
@@ -52,7 +53,7 @@ def _in_engine(kind: type[EngineOptimizer]) -> Any:
 
 
 def groups_of(params: Iterable[Any], module: torch.nn.Module) -> list[dict[str, Any]]:
-    """What a script gives as ``model_parameters``, as groups that have the module's names."""
+    """Returns a script's ``model_parameters`` as groups with the module's names."""
     listed = list(params)
     if listed and isinstance(listed[0], tuple):
         listed = [param for _, param in listed]
@@ -69,7 +70,7 @@ def _with_names(group: dict[str, Any], names: dict[Any, str]) -> dict[str, Any]:
 
 
 def named(config: Config, trained: list[dict[str, Any]], where: dict[str, Any]) -> Any:
-    """The optimizer that the configuration names; None where it names none."""
+    """Returns the optimizer that the configuration names, or None if it names none."""
     if config.optimizer_class is None:
         return None
     kind = getattr(ziggurat.torch, config.optimizer_class)
@@ -79,15 +80,15 @@ def named(config: Config, trained: list[dict[str, Any]], where: dict[str, Any]) 
 def in_place_of(
     client: torch.optim.Optimizer, module: torch.nn.Module, where: dict[str, Any]
 ) -> Any:
-    """Ours with the groups and settings of `client`, whose groups it shares from now on.
+    """Returns our optimizer with the groups and settings of `client`, which share them from now on.
 
-    A scheduler that the script made for `client` goes on steering it. An optimizer of
-    ziggurat.torch is taken as it is. Errors: Unimplemented for one that has no counterpart.
+    A scheduler that the script made for `client` therefore still works. An optimizer of
+    ziggurat.torch is returned as it is. Errors: Unimplemented if `client` has no counterpart.
     """
     if isinstance(client, StandIn):
         kind = _OF_KIND[client._kind]
         where = {"state_format": client._settings["state_format"]} | where
-        client.close()  # its hooks would take the gradients
+        client.close()  # the client's hooks would take the gradients
     elif isinstance(client, EngineOptimizer):
         return client
     else:
@@ -109,8 +110,8 @@ def _counterpart(client: torch.optim.Optimizer) -> type[EngineOptimizer]:
     if kind is None:
         raise Unimplemented(
             f"the optimizer {type(client).__module__}.{type(client).__name__} has no counterpart: "
-            "give torch.optim's AdamW, Adam, SGD or Adagrad, one of ziggurat.torch, or name one in "
-            "the configuration"
+            "give AdamW, Adam, SGD or Adagrad of torch.optim, an optimizer of ziggurat.torch, or "
+            "name an optimizer in the configuration"
         )
     decoupled = any(group.get("decoupled_weight_decay") for group in client.param_groups)
     return ziggurat.torch.AdamW if decoupled else kind
@@ -119,12 +120,14 @@ def _counterpart(client: torch.optim.Optimizer) -> type[EngineOptimizer]:
 def _refuse_what_is_on(settings: dict[str, Any], whose: str) -> None:
     for key, off in _OFF.items():
         if settings.get(key, off) != off:
-            raise Unimplemented(f"{whose}: {key}={settings[key]} is not built yet: leave it {off}")
+            raise Unimplemented(
+                f"{whose}: {key}={settings[key]} is not supported yet: leave it {off}"
+            )
 
 
 def share_groups(ours: torch.optim.Optimizer, client: torch.optim.Optimizer) -> None:
-    """Makes both optimizers share their groups: what is written to one, as schedulers do, the other
-    has too."""
+    """Makes both optimizers share their groups, so that what schedulers write to one is in the
+    other too."""
     for theirs, group in zip(client.param_groups, ours.param_groups, strict=True):
         theirs.update(group)
     ours.param_groups = client.param_groups

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which optimizer has a parameter's state: for the functions that are given a parameter alone."""
+"""Finds the optimizer that has a parameter's state, for functions that get a parameter alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _owners: Any = WeakTensorKeyDictionary()  # Tensor -> weakref of its optimizer
 
 
 def take(optimizer: EngineOptimizer) -> None:
-    """At ``initialize()``: of all its parameters."""
+    """Records at ``initialize()`` that `optimizer` has all its parameters."""
     this = weakref.ref(optimizer)
     for _, param, _ in optimizer._named():
         _owners[param] = this

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine says of its run: notes, progress, times, memory, and figures for monitors."""
+"""Prints what an engine reports of its run: notes, progress, times, memory, and figures for
+monitors."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ziggurat.deepspeed.runtime.utils import see_memory_usage
 
 
 class Report:
-    """Rank 0 says it; what a script gets to see is the engine's."""
+    """Prints reports on rank 0 alone. The values that scripts read are the engine's own."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -30,7 +31,7 @@ class Report:
         return self._timers.part(name)
 
     def micro_step(self, is_boundary: bool) -> None:
-        """At the end of ``step()``."""
+        """Prints the reports that are due at the end of ``step()``."""
         if self._timers.enabled:
             spent = self._timers.taken()
             say("micro-step " + _times(spent))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's scheduler: the script's own, or the one that the configuration names."""
+"""Chooses the engine's scheduler: the script's own, or the one that the configuration names."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from ziggurat.deepspeed.runtime import lr_schedules
 
 
 def scheduler_of(config: Config, given: Any, optimizer: torch.optim.Optimizer | None) -> Any:
-    """None where neither has one. Errors: InvalidArgument for a name that nobody knows."""
+    """Returns the scheduler, or None if neither the script nor the configuration has one. Errors:
+    InvalidArgument for an unknown name."""
     if optimizer is None:
         return None
     if given is not None:
-        # A scheduler of PyTorch's is no function; DeepSpeed's test, and ours, is whether it steps.
+        # PyTorch's schedulers cannot be called. Like DeepSpeed, this checks whether it has a
+        # step().
         return given if hasattr(given, "step") else given(optimizer)
     name = config.scheduler_name
     if name is None:
@@ -25,8 +27,8 @@ def scheduler_of(config: Config, given: Any, optimizer: torch.optim.Optimizer | 
     kind = getattr(lr_schedules, name, None) or getattr(torch.optim.lr_scheduler, name, None)
     if kind is None:
         raise InvalidArgument(
-            f'scheduler.type="{name}" is not known: {", ".join(lr_schedules.VALID_LR_SCHEDULES)} '
-            "are, and those of torch.optim.lr_scheduler"
+            f'scheduler.type="{name}" is not known: give one of '
+            f'{", ".join(lr_schedules.VALID_LR_SCHEDULES)}, or a class of torch.optim.lr_scheduler'
         )
     try:
         return kind(optimizer, **config.scheduler_params)

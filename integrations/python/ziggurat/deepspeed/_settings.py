@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a script asks an engine of its configuration: methods, as DeepSpeed's engine has them."""
+"""Methods that tell a script its engine's configuration, as in DeepSpeed's engine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Settings:
     optimizer: Any
 
     def train_batch_size(self) -> int:
-        """Samples of one optimizer step, on all ranks."""
+        """Returns the number of samples in one optimizer step, on all ranks."""
         return self._config.train_batch_size
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        """Samples of one forward on one rank."""
+        """Returns the number of samples in one forward on one rank."""
         return self._config.train_micro_batch_size_per_gpu
 
     def gradient_accumulation_steps(self) -> int:
@@ -38,24 +38,25 @@ class Settings:
         )
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
-        """By more or fewer micro-steps. Errors: InvalidArgument where no number gives it."""
+        """Sets the batch by more or fewer micro-steps. Errors: InvalidArgument if no number of them
+        gives it."""
         one = self.train_micro_batch_size_per_gpu() * self.dp_world_size
         if train_batch_size <= 0 or train_batch_size % one:
             raise InvalidArgument(
                 f"train_batch_size={train_batch_size}: a micro-step of all ranks has {one} "
-                "samples: give a multiple of them"
+                f"samples, so give a multiple of {one}"
             )
         self._config.train_batch_size = train_batch_size
         self._config.gradient_accumulation_steps = train_batch_size // one
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
-        """With as many micro-steps as before."""
+        """Sets the micro-batch; the number of micro-steps stays."""
         self._config.train_micro_batch_size_per_gpu = micro_batch_size
         steps = self.gradient_accumulation_steps()
         self._config.train_batch_size = micro_batch_size * steps * self.dp_world_size
 
     def gradient_clipping(self) -> float:
-        """The largest norm that gradients have; 0: any."""
+        """Returns the norm to which gradients are clipped, or 0 without clipping."""
         return self._config.gradient_clipping
 
     def zero_optimization(self) -> bool:
@@ -68,7 +69,7 @@ class Settings:
         return self.zero_optimization_stage() >= 2
 
     def zero_optimization_partition_weights(self) -> bool:
-        """As the stage says; here every rank has whole parameters."""
+        """Returns what the stage says; in this package every rank has whole parameters."""
         return self.zero_optimization_stage() >= 3
 
     def zero_offload_optimizer(self) -> Any:
@@ -87,7 +88,8 @@ class Settings:
         return self._config.fp16 is not None and self._config.fp16.auto_cast
 
     def loss_scale(self) -> float:
-        """The configuration's: 0 where the scale is dynamic. ``cur_scale`` is the one of now."""
+        """Returns the configured scale, or 0 if the scale is dynamic. ``cur_scale`` is the present
+        scale."""
         return 0.0 if self._config.fp16 is None else float(self._config.fp16.loss_scale)
 
     def dynamic_loss_scale(self) -> bool:
@@ -129,12 +131,12 @@ class Settings:
         return [group.get(name, 0.0) for group in groups]
 
     def get_lr(self) -> list[float]:
-        """Of every group of parameters."""
+        """Returns the learning rate of every group of parameters."""
         return self._of_groups("lr")
 
     def get_type(self) -> list[Any]:
         return self._of_groups("type")
 
     def get_mom(self) -> list[Any]:
-        """Of every group: SGD's momentum, or both betas."""
+        """Returns SGD's momentum, or both betas, of every group."""
         return self._of_groups("momentum" if self.optimizer_name() == "SGD" else "betas")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masters, moments and gradients of one parameter, read and written between steps."""
+"""Reads and writes masters, moments and gradients of one parameter between steps."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ __all__ = [
     "safe_update_full_grad_vectorized",
 ]
 
-# What was set before the optimizer's first step, which has no state to read until then.
+# Values that were set before the optimizer's first step; until then it has no state to read.
 _set_before: Any = WeakTensorKeyDictionary()
 
 
 def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
-    """The fp32 master, a copy on the CPU; None for a parameter that no optimizer has."""
+    """Returns a copy of the fp32 master on the CPU, or None for a parameter that no optimizer
+    has."""
     optimizer = _of(param)
     if optimizer is None:
         return None
@@ -38,7 +39,7 @@ def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
 
 
 def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
-    """Sets the master, and the parameter to what it rounds to."""
+    """Sets the master, and the parameter to the rounded master."""
     optimizer = _need(param)
     master = value.detach().to("cpu", torch.float32).reshape(param.shape)
     _give(optimizer, param, {"master": master})
@@ -47,7 +48,7 @@ def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor | None:
-    """A moment ("exp_avg", "exp_avg_sq", ...) in fp32, a copy on the CPU."""
+    """Returns a copy of a moment ("exp_avg", "exp_avg_sq", ...) on the CPU, in fp32."""
     optimizer = _of(param)
     if optimizer is None:
         return None
@@ -57,7 +58,7 @@ def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> 
 def safe_set_full_optimizer_state(
     param: torch.Tensor, value: torch.Tensor, optim_state_key: str
 ) -> None:
-    """Sets a moment; the next step goes on from it."""
+    """Sets a moment, which the next step uses."""
     optimizer = _need(param)
     _moments(optimizer, param, optim_state_key)
     moment = value.detach().to("cpu", torch.float32).reshape(param.shape)
@@ -65,12 +66,13 @@ def safe_set_full_optimizer_state(
 
 
 def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
-    """What backward has accumulated, in fp32 and with the loss's scale; None without a gradient."""
+    """Returns the gradient that backward has accumulated, in fp32 and with the loss's scale, or
+    None without a gradient."""
     return None if param.grad is None else param.grad.detach().clone().float()
 
 
 def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
-    """Behind backward and before the step."""
+    """Sets the gradient; call it after backward and before the step."""
     param.grad = value.detach().to(param.device, param.dtype, copy=True).reshape(param.shape)
 
 
@@ -95,18 +97,20 @@ def _need(param: torch.Tensor) -> EngineOptimizer:
     optimizer = _of(param)
     if optimizer is None:
         raise InvalidArgument(
-            f"a parameter of shape {tuple(param.shape)} belongs to no engine: call it behind "
-            "initialize(), with a parameter that is trained"
+            f"a parameter of shape {tuple(param.shape)} belongs to no engine: call this function "
+            "after initialize(), with a parameter that is trained"
         )
     return optimizer
 
 
 def _moments(optimizer: EngineOptimizer, param: torch.Tensor, key: str) -> dict[str, torch.Tensor]:
-    """Zeros before the first step. Errors: InvalidArgument for a name that this optimizer lacks."""
+    """Returns the moments, which are zeros before the first step. Errors: InvalidArgument for a
+    name that this optimizer lacks."""
     known = MOMENTS[optimizer._kind]
     if key not in known:
         raise InvalidArgument(
-            f'optim_state_key="{key}": {type(optimizer).__name__} has {", ".join(known)}'
+            f'optim_state_key="{key}" is not known: {type(optimizer).__name__} has '
+            f'{", ".join(known)}'
         )
     begin = optimizer._settings.get("initial_accumulator", 0.0)
     begun = {name: torch.full(param.shape, begin, dtype=torch.float32) for name in known}
@@ -115,13 +119,14 @@ def _moments(optimizer: EngineOptimizer, param: torch.Tensor, key: str) -> dict[
 
 
 def _state(optimizer: EngineOptimizer, param: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Copies. Empty before the first step, but for what was set."""
+    """Returns copies of the state. Before the first step it has only what was set."""
     state = optimizer.state_of(param) or _set_before.get(param, {})
     return {name: value.clone() for name, value in state.items()}
 
 
 def _give(optimizer: EngineOptimizer, param: torch.Tensor, changed: dict[str, Any]) -> None:
-    """The state that there is with what is `changed`; all else of the optimizer stays."""
+    """Loads the present state with the `changed` arrays; the optimizer's other parameters keep
+    theirs."""
     entry = _moments(optimizer, param, MOMENTS[optimizer._kind][0])
     entry |= {"step": torch.tensor(0.0)} | _state(optimizer, param) | changed
     optimizer.open()
@@ -131,7 +136,7 @@ def _give(optimizer: EngineOptimizer, param: torch.Tensor, changed: dict[str, An
 
 
 def _rounded(master: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As the engine rounds: bf16 to nearest, ties away from zero."""
+    """Rounds as the engine does: to the nearest bf16, ties away from zero."""
     if dtype != torch.bfloat16:
         return master.to(dtype)
     bits = (master.contiguous().view(torch.int32) + 0x8000) >> 16

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer's state in a folder of a checkpoint: a checkpoint of the engine's own format, which
-the engine writes and reads some chunks at a time, with the hash of every byte.
+"""Keeps the optimizer's state in a folder of a checkpoint. The folder has a checkpoint of the
+engine's own format, which the engine writes and reads a few chunks at a time, with a hash of every
+byte.
 
     FOLDER/step-000000010/   safetensors shards and their manifest, as `ziggurat ckpt` reads them
 """
@@ -27,20 +28,22 @@ from ziggurat._state import MOMENTS
 
 
 class Kept(NamedTuple):
-    """What reading a folder needs beside it, by the number that each parameter has in the state
-    dict's groups."""
+    """What read() needs beside the folder, by each parameter's number in the state dict's
+    groups."""
 
-    names: dict[int, str]  #: in the folder
+    names: dict[int, str]  #: names of the parameters in the folder
     steps: dict[int, int]
 
 
 def write(
     optimizer: EngineOptimizer, folder: Path, resume: Mapping[str, Any], alone: bool
 ) -> Kept | None:
-    """None, and no folder: there is no state before the first step.
+    """Writes the state. Returns None, and makes no folder, before the first step, when there is no
+    state.
 
-    A call of all ranks that have a part of the state; where rank 0 is `alone` in it, it reads the
-    others' parts, which need not do anything. Errors: those of the disk, and nothing is there then.
+    All ranks that have a part of the state call this. If rank 0 is `alone` in it, rank 0 reads the
+    other ranks' parts, and these need not do anything. Errors: those of the disk; nothing is left
+    in the folder then.
     """
 
     def prepared() -> tuple[_Saving, dict[str, Any]]:
@@ -56,20 +59,21 @@ def write(
 
 
 def _on_all(optimizer: EngineOptimizer, call: str, do: Callable[[], Any]) -> Any:
-    """What `do` returns, once it has on every rank: none goes on where another cannot."""
+    """Returns what `do` returns, once it has succeeded on every rank, so that no rank continues
+    where another cannot."""
     result = error = None
     try:
         result = do()
     except Exception as failed:
         error = failed
     if not optimizer._sharing.all_of(error is None):
-        raise error or Unavailable(f"{call}: another rank could not; its error says why")
+        raise error or Unavailable(f"{call} failed on another rank; that rank's error says why")
     return result
 
 
 def take_over(optimizer: EngineOptimizer) -> None:
-    """What a step would take over first, of a state that was loaded, the engine has already. A call
-    of all ranks where there is such a state."""
+    """Gives the engine a loaded state now that the next step would take over. All ranks call this
+    if there is such a state."""
     optimizer.synchronize()
     if optimizer._to_load:
         _open(optimizer, list(optimizer._to_load))
@@ -78,7 +82,8 @@ def take_over(optimizer: EngineOptimizer) -> None:
 
 
 def _open(optimizer: EngineOptimizer, with_state: Iterable[torch.Tensor]) -> None:
-    """What is trained, and what has a state though it is frozen now: as if it were frozen later."""
+    """Opens engines for the trained parameters, and for frozen ones that have a state, as if these
+    had been frozen later."""
     frozen = [param for param in with_state if not param.requires_grad]
     try:
         for param in frozen:
@@ -94,15 +99,15 @@ def _runtime(optimizer: EngineOptimizer) -> Any:
 
 
 class _Saving:
-    """What of an optimizer's state goes where."""
+    """Decides which part of an optimizer's state is stored where."""
 
     def __init__(self, optimizer: EngineOptimizer, alone: bool) -> None:
         self._optimizer = optimizer
         self._alone = alone and optimizer._sharing.ranks is not None
         if self._alone and optimizer._to_load:
             raise InvalidArgument(
-                "save_checkpoint(): a state was loaded that no step has taken over yet, and not "
-                "all ranks save: let all of them call it, or make a step before"
+                "save_checkpoint(): no step has used the loaded state yet, so all ranks must save "
+                "it, but only some do: let all ranks call save_checkpoint(), or make a step first"
             )
         take_over(optimizer)
         self._names = {param: name for name, param, _ in optimizer._named()}
@@ -127,7 +132,7 @@ class _Saving:
             "params": params,
             "engines": [self._parts_of(opened) for opened in optimizer._opened],
             "values": [],
-            "widened": True,  # codes of 8 bits go on with one rank alone
+            "widened": True,  # one rank alone can load 8-bit codes, so they are widened
             "alone": self._alone,
             "others": list(self._others()) if self._alone else [],
         }
@@ -142,12 +147,12 @@ class _Saving:
         ]
 
     def _others(self) -> Iterator[dict[str, Any]]:
-        """What other ranks have."""
+        """Yields the parts that other ranks have."""
         sharing = self._optimizer._sharing
         if not isinstance(sharing, Divided):
             raise InvalidArgument(
-                "save_checkpoint(): the parameters are FSDP2's, and not all ranks save: let all "
-                "of them call it"
+                "save_checkpoint(): FSDP2 has divided the parameters, so all ranks must save, but "
+                "only some do: let all ranks call it"
             )
         for engine, opened in enumerate(self._optimizer._opened):
             for param in (param for param in opened.members if param in self._indices):
@@ -176,11 +181,11 @@ class _Saving:
 def read(
     optimizer: EngineOptimizer, folder: Path, kept: Kept, param_groups: list[dict[str, Any]]
 ) -> None:
-    """Gives `optimizer` the state in `folder` and the settings of `param_groups`, in place of what
-    it has. Parameters that are not what their masters round to are masters themselves.
+    """Gives `optimizer` the state in `folder` and the settings of `param_groups`, in place of its
+    own. A parameter to which its master does not round becomes the master itself.
 
-    A call of all ranks. Errors: InvalidArgument for what does not fit; DataLoss naming file and
-    tensor for a damaged byte; the optimizer has what it had then.
+    All ranks call this. Errors: InvalidArgument if something does not fit; DataLoss, which names
+    file and tensor, if a byte is damaged. After an error the optimizer keeps its old state.
     """
     optimizer.synchronize()
 
@@ -207,12 +212,12 @@ class _Reading:
         self._state_dict = optimizer.in_order({"state": {}, "param_groups": param_groups})
         groups = self._state_dict["param_groups"]
         if [len(g["params"]) for g in groups] != [len(g["params"]) for g in optimizer.param_groups]:
-            optimizer._load_groups(self._state_dict)  # PyTorch says what does not fit
+            optimizer._load_groups(self._state_dict)  # PyTorch reports groups that do not fit
         numbers = [number for group in groups for number in group["params"]]
         named = zip(numbers, optimizer._named(), strict=True)
         self._numbers = {param: number for number, (_, param, _) in named}
         self._steps = kept.steps
-        self._tensors: dict[str, dict[str, int]] = {}  # by owner and array
+        self._tensors: dict[str, dict[str, int]] = {}  # a tensor's index, by owner and array
         for index, tensor in enumerate(checkpoint.tensors):
             self._tensors.setdefault(tensor.owner, {})[tensor.array] = index
         self._owners = kept.names
@@ -220,7 +225,7 @@ class _Reading:
             self._look_at(name, param)
 
     def _arrays(self, param: torch.Tensor) -> dict[str, int]:
-        """Of its state; empty: there is none."""
+        """Returns the arrays of a parameter's state; empty if it has no state."""
         owner = self._owners.get(self._numbers.get(param, -1))
         return {} if owner is None else self._tensors[owner]
 
@@ -231,14 +236,14 @@ class _Reading:
             return
         if missing := [moment for moment in MOMENTS[kind] if moment not in arrays]:
             raise InvalidArgument(
-                f"load_checkpoint(): parameter '{name}' has no {', '.join(missing)} but "
-                f"{', '.join(arrays)}: it is the state of another optimizer than {kind}"
+                f"load_checkpoint(): the state of parameter '{name}' has {', '.join(arrays)}, but "
+                f"no {', '.join(missing)}: it is not the state of an optimizer of the kind {kind}"
             )
         shape = self.checkpoint.tensors[arrays["master"]].shape
         if shape != tuple(param.shape):
             raise InvalidArgument(
-                f"load_checkpoint(): the state of parameter '{name}' has the shape {shape}, and "
-                f"the parameter {tuple(param.shape)}"
+                f"load_checkpoint(): the state of parameter '{name}' has the shape {shape}, but "
+                f"the parameter has {tuple(param.shape)}"
             )
 
     def run(self) -> None:
@@ -252,12 +257,13 @@ class _Reading:
         try:
             self._open()
         except BaseException:
-            self._optimizer._closed = had_one  # a step that began anew would train something else
+            # a step that started from the beginning would train something else
+            self._optimizer._closed = had_one
             raise
         self._optimizer._load_groups(self._state_dict)
 
     def _give(self) -> None:
-        """Another optimizer's, by way of memory: Adam's goes on as AdamW's."""
+        """Loads another optimizer's state through memory: AdamW can use Adam's."""
         state: dict[int, dict[str, Any]] = {}
         for param, number in self._numbers.items():
             arrays = self._arrays(param)
@@ -272,7 +278,7 @@ class _Reading:
         return read_values(self.checkpoint, index, 0, math.prod(shape)).view(shape)
 
     def _prove(self) -> None:
-        """Every byte that will be read, while the state that it replaces is still there."""
+        """Reads and checks every byte before the state that it replaces is let go."""
         for param in self._numbers:
             part = self._optimizer._sharing.part(param)
             for index in self._arrays(param).values():
@@ -280,7 +286,8 @@ class _Reading:
                     pass
 
     def _values(self, index: int, part: Part) -> Iterator[tuple[int, torch.Tensor]]:
-        """Of tensor `index` what is here, some at a time: its first element, and the values."""
+        """Yields this rank's part of tensor `index`, some at a time: the place of the first element
+        in the part, and the values."""
         place, count = part.place(), part.memory().numel()
         if "box" in place:
             yield from self._rows(index, **place)
@@ -315,19 +322,20 @@ class _Reading:
         finally:
             optimizer._load, optimizer._resume = None, resume
         with torch.no_grad():
-            for part, values in self._changed:  # the next step takes its masters from it
+            for part, values in self._changed:  # the next step makes its masters from these values
                 part.memory().copy_(values)
         for opened in optimizer._opened:
             for param in opened.members:
                 if opened.index(param) is None:
                     opened.set_steps(param, self._steps.get(self._numbers[param], 0))
-        # A rank reads what others have of a parameter's state without their doing: not before they
-        # have loaded it.
+        # A rank reads the other ranks' part of a parameter's state directly, so it waits here until
+        # all of them have loaded it.
         optimizer._sharing.all_of(True)
 
     def _load(self, parts: Sequence[Part]) -> tuple[int, dict[str, Any]]:
-        """As Engine takes it. The engine writes the parameters: what a script has changed since
-        they were saved is kept first."""
+        """Returns the checkpoint's handle and what to load from it, as Engine takes them. First
+        keeps what a script has changed since the save, because the engine writes the
+        parameters."""
         given, steps = [], []
         for part in parts:
             arrays = self._arrays(part.param)
@@ -343,7 +351,7 @@ class _Reading:
         return self.checkpoint.handle, {"parts": given, "steps": steps, "weights_only": False}
 
     def _is_rounded(self, part: Part, master: int) -> bool:
-        """Whether the part is what the engine rounds its master in the checkpoint to."""
+        """Returns whether the engine rounds the checkpoint's master to the part."""
         values = part.memory().detach().cpu().reshape(-1)
         drawn = self._optimizer._settings.get("param_rounding") == "stochastic"
         return all(
@@ -353,7 +361,7 @@ class _Reading:
 
 
 def masters(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each parameter's, in fp32, by its name there."""
+    """Yields each parameter's master, in fp32, by its name in the folder."""
     checkpoint = Checkpoint(runtime_of(1), os.path.abspath(folder))
     try:
         for index, tensor in enumerate(checkpoint.tensors):
@@ -366,8 +374,8 @@ def masters(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def let_go(optimizer: EngineOptimizer) -> None:
-    """It has no state any more, on a drive neither: the next step begins anew. A call of all
-    ranks."""
+    """Removes the optimizer's state, from a drive too: the next step starts from the beginning. All
+    ranks call this."""
     optimizer.synchronize()
     stores = [opened.store for opened in optimizer._opened if opened.store is not None]
     for opened in optimizer._opened:
@@ -375,7 +383,7 @@ def let_go(optimizer: EngineOptimizer) -> None:
     optimizer._opened.clear()
     optimizer._opened_with.clear()
     optimizer._to_load.clear()
-    optimizer._sharing.all_of(True)  # all have closed what may be in one directory
+    optimizer._sharing.all_of(True)  # all ranks have closed stores that may be in one directory
     for store in stores:
         for file in Path(store).glob("rank*.ziggurat"):
             file.unlink(missing_ok=True)

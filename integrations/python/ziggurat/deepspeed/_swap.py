@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The directory of a run on ``nvme_path``, which other jobs may use too.
 
-State on a drive lasts as long as its run: ``save_checkpoint()`` is what a run is gone on from, as
-with DeepSpeed's swap files. Every rank has a directory of its own name there, and holds a lock in
-it. It is removed when the run ends; what a killed run left is removed by the next one on that host
-that uses the path, since nobody holds its lock. A directory of another host is left alone.
+As with DeepSpeed's swap files, state on a drive lasts only as long as its run; a run continues
+from ``save_checkpoint()``. Every rank has a directory with a name of its own, and holds a lock in
+it. The directory is removed when the run ends. If the run was killed, the next run on that host
+that uses the path removes it, because nobody holds its lock. Directories of other hosts are left
+alone.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ _LOCK = "lock"
 
 
 class RunDirectory:
-    """Errors: InvalidArgument where `nvme_path` cannot be written, naming the reason."""
+    """Makes and locks a rank's directory. Errors: InvalidArgument, with the reason, if `nvme_path`
+    cannot be written."""
 
     def __init__(self, nvme_path: str | os.PathLike[str], rank: int) -> None:
-        # A user's name keeps jobs of other users apart: their directories are not ours to remove.
+        # The user's name keeps other users' jobs apart, whose directories this job must not remove.
         prefix = f"ziggurat-{os.getuid()}-{socket.gethostname()}-"
         try:
             os.makedirs(nvme_path, exist_ok=True)
@@ -37,15 +39,16 @@ class RunDirectory:
             self._lock = _locked(self.path)
         except OSError as error:
             raise InvalidArgument(
-                f'offload_optimizer.nvme_path="{nvme_path}": {error.strerror} ({error.filename}): '
-                "give a directory on a drive that this user can write"
+                f'offload_optimizer.nvme_path="{nvme_path}": {error.strerror} ({error.filename}). '
+                "Give a directory on a drive that this user can write"
             ) from error
-        # Also at exit: an interpreter that ends runs it.
+        # The finalizer also runs when the interpreter ends.
         self.remove = weakref.finalize(self, _remove, os.getpid(), self.path, self._lock)
 
 
 def _locked(folder: Path) -> int:
-    """The lock gets its name when it is held: one that nobody holds is of a run that has ended."""
+    """Makes the lock, which gets its name once it is held. So a lock that nobody holds belongs to a
+    run that has ended."""
     made = folder / f"{_LOCK}.new"
     lock = os.open(made, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +58,7 @@ def _locked(folder: Path) -> int:
 
 def _remove(process: int, folder: Path, lock: int) -> None:
     if os.getpid() != process:
-        return  # a forked child ends, which has this object too
+        return  # a forked child, which has this object too, has ended
     shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
 

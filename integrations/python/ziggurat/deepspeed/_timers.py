@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long forward, backward and step take, where ``wall_clock_breakdown`` asks for it."""
+"""Measures how long forward, backward and step take, if ``wall_clock_breakdown`` asks for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ PARTS = ("forward", "backward", "step")
 
 
 class Timers:
-    """Milliseconds since the last ``taken()``; off, it neither looks at a clock nor waits."""
+    """Adds up milliseconds since the last ``taken()``. If it is off, it neither reads a clock nor
+    waits."""
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
@@ -24,7 +25,7 @@ class Timers:
         if not self.enabled:
             yield
             return
-        # What an accelerator has queued before belongs to another part.
+        # Work that an accelerator has queued before belongs to another part.
         get_accelerator().synchronize()
         began = time.perf_counter()
         try:

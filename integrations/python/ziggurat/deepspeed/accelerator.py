@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device that this process computes on, as scripts ask ``deepspeed.accelerator`` for it."""
+"""The device that this process computes on, as scripts get it from ``deepspeed.accelerator``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 
 
 class Accelerator:
-    """One kind of device; what it has no method for is that of ``torch.cuda`` or its like."""
+    """A kind of device. Methods that it lacks come from ``torch.cuda`` or its counterpart."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -85,13 +85,14 @@ class Accelerator:
 
 @functools.cache
 def get_accelerator() -> Accelerator:
-    """CUDA or XPU where this machine has one, else the CPU; ``DS_ACCELERATOR`` chooses another."""
+    """Returns CUDA or XPU if this machine has one, else the CPU; ``DS_ACCELERATOR`` chooses
+    another."""
     chosen = os.environ.get("DS_ACCELERATOR")
     if chosen is not None:
         if chosen not in _BACKENDS:
             known = ", ".join(_BACKENDS)
             raise InvalidArgument(
-                f"DS_ACCELERATOR={chosen}: {known} are known: unset it, or take one"
+                f"DS_ACCELERATOR={chosen} is not known: unset it, or set it to one of {known}"
             )
         return Accelerator(chosen)
     for name in ("cuda", "xpu"):

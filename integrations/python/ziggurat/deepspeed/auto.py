@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fills in what a config leaves to its trainer: "auto" from Transformers' arguments, or from
-Accelerate's own settings, with the values that those two would give it (5.23 and 1.15)."""
+Accelerate's own settings, with the values that Transformers 5.23 and Accelerate 1.15 would give
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _BUCKETS = (
     "zero_optimization.stage3_prefetch_bucket_size",
     "zero_optimization.stage3_param_persistence_threshold",
 )
-# Where Accelerate's settings go in a config.
+# Where each of Accelerate's settings stands in a config.
 _INLINE = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "gradient_clipping",
@@ -42,7 +43,7 @@ _INLINE_DEFAULTS: dict[str, Any] = {
 
 
 class _Filled:
-    """A copy of a config, and what in it contradicts the trainer."""
+    """A copy of a config, and a list of what in it contradicts the trainer."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config: dict[str, Any] = copy.deepcopy(dict(config))
@@ -62,31 +63,35 @@ class _Filled:
         return None if section is None else section.get(key)
 
     def fill(self, path: str, value: Any) -> None:
-        """In place of "auto" only: a key that is absent stays absent."""
+        """Replaces "auto" by `value`; a key that is absent stays absent."""
         section, key = self._section(path)
         if section is not None and section.get(key) == "auto":
             section[key] = value
 
     def match(self, path: str, value: Any, name: str) -> None:
-        """The same, and what the config says otherwise has to be the trainer's."""
+        """Replaces "auto" by `value`, and notes it if the config has another value than the
+        trainer."""
         self.fill(path, value)
         given = self.value(path)
         if given is not None and given != value:
-            self._mismatches.append(f'"{path}" is {given}, and {name} is {value}')
+            self._mismatches.append(f'"{path}" is {given}, but {name} is {value}')
 
     def agreed(self) -> dict[str, Any]:
-        """The config. Errors: InvalidArgument with all that contradicts the trainer."""
+        """Returns the config. Errors: InvalidArgument, which lists all that contradicts the
+        trainer."""
         if self._mismatches:
             raise InvalidArgument(
-                f"config and trainer disagree: {'; '.join(self._mismatches)}: make them alike, or "
+                f"config and trainer disagree: {'; '.join(self._mismatches)}. Give both the same "
+                "value, or "
                 'say "auto" in the config'
             )
         return self.config
 
     def fill_buckets(self, hidden_size: int | None, always: bool) -> None:
-        """Those that follow from the width of the model; without `always` two are for stage 3.
+        """Fills in the sizes that follow from the model's width. Without `always`, two of them are
+        filled in for stage 3 alone.
 
-        Errors: InvalidArgument where the width is not known and one is "auto".
+        Errors: InvalidArgument if a size is "auto" but the width is not known.
         """
         autos = [path for path in _BUCKETS if self.value(path) == "auto"]
         if not autos:
@@ -104,7 +109,7 @@ class _Filled:
 
 
 def _hidden_size(config: Any, inner: bool) -> int | None:
-    """A model's width; the largest of several."""
+    """Returns a model's width, the largest if it has several, or None if it is not known."""
     for at in (config, getattr(config, "text_config", None) if inner else None):
         if at is not None and hasattr(at, "hidden_size"):
             return int(at.hidden_size)
@@ -116,17 +121,19 @@ def _hidden_size(config: Any, inner: bool) -> int | None:
 def fill_auto(
     config: Mapping[str, Any], args: Any, model: Any = None, num_training_steps: int | None = None
 ) -> dict[str, Any]:
-    """`config` with every "auto" as Transformers' Trainer fills it in from its TrainingArguments.
+    """Returns `config` with every "auto" filled in as Transformers' Trainer does it from its
+    TrainingArguments.
 
-    `num_training_steps` is what the Trainer counts; if not given: ``args.max_steps``. Errors:
-    InvalidArgument where the config contradicts the arguments, or a width is not known.
+    `num_training_steps` is the number that the Trainer counts, by default ``args.max_steps``.
+    Errors: InvalidArgument if the config contradicts the arguments, or if a width is not known.
     """
     filled = _Filled(config)
     micro, accumulate = args.per_device_train_batch_size, args.gradient_accumulation_steps
     filled.match("train_micro_batch_size_per_gpu", micro, "per_device_train_batch_size")
     filled.match("gradient_accumulation_steps", accumulate, "gradient_accumulation_steps")
     total = args.world_size * micro * accumulate
-    filled.match("train_batch_size", total, "its product with the number of ranks")
+    product = "the product of the micro-batch, the accumulation steps and the number of ranks"
+    filled.match("train_batch_size", total, product)
     filled.match("gradient_clipping", args.max_grad_norm, "max_grad_norm")
     filled.match("optimizer.params.lr", args.learning_rate, "learning_rate")
     betas = [args.adam_beta1, args.adam_beta2]
@@ -145,7 +152,7 @@ def fill_auto(
         filled.match("scheduler.params.total_num_steps", steps, "the number of steps")
         warmup = max(1, args.get_warmup_steps(steps))  # DeepSpeed takes no warm-up of 0 steps
         filled.match("scheduler.params.warmup_num_steps", warmup, "warmup_steps")
-    # The Trainer's Accelerate gives the last one.
+    # The Trainer's Accelerate fills in this key.
     filled.fill("zero_optimization.stage3_gather_16bit_weights_on_model_save", False)
     return filled.agreed()
 
@@ -162,11 +169,12 @@ def from_accelerate(
     warmup_num_steps: int = 0,
     total_num_steps: int | None = None,
 ) -> dict[str, Any]:
-    """The config that Accelerate would give DeepSpeed: from its YAML file, or what that has.
+    """Returns the config that Accelerate would give DeepSpeed, from its YAML file or that file's
+    content.
 
-    The rest is what it finds in a script: the training loader's batch size, the Accelerator's
-    accumulation, and what its stand-ins for an optimizer and a schedule were given. Errors:
-    InvalidArgument where Accelerate would refuse.
+    The arguments are what Accelerate finds in a script: the training loader's batch size, the
+    Accelerator's accumulation, and the arguments of its stand-ins for optimizer and schedule.
+    Errors: InvalidArgument where Accelerate would refuse.
     """
     read = _yaml(settings) if isinstance(settings, str | os.PathLike) else settings
     filled = _Filled(plugin_config(read))
@@ -194,7 +202,8 @@ def from_accelerate(
 
 
 def plugin_config(settings: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, Any]:
-    """The config in Accelerate's YAML file, or in what that has, with its types; "auto" stays."""
+    """Returns the config in Accelerate's YAML file, or in that file's content, with its types;
+    "auto" stays."""
     read = _yaml(settings) if isinstance(settings, str | os.PathLike) else settings
     config = _plugin_config(read)
     _set_precision(config, str(read.get("mixed_precision") or "no"))
@@ -202,7 +211,7 @@ def plugin_config(settings: Mapping[str, Any] | str | os.PathLike[str]) -> dict[
 
 
 def _plugin_config(read: Mapping[str, Any]) -> dict[str, Any]:
-    """Accelerate's inline settings as a config, or the file that it names."""
+    """Returns Accelerate's inline settings as a config, or the config file that they name."""
     inline = dict(read.get("deepspeed_config") or {})
     file = inline.pop("deepspeed_config_file", None)
     given = {**_INLINE_DEFAULTS, **{k: v for k, v in inline.items() if k in _INLINE}}
@@ -212,11 +221,11 @@ def _plugin_config(read: Mapping[str, Any]) -> dict[str, Any]:
     if also:
         raise InvalidArgument(
             f'deepspeed_config_file="{file}" cannot be given together with {", ".join(also)}: '
-            "say these in that file"
+            "set these in that file"
         )
     config: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
     if "zero_optimization" not in config:
-        raise InvalidArgument(f'{file}: "zero_optimization" is missing: Accelerate needs it')
+        raise InvalidArgument(f'{file} has no "zero_optimization", which Accelerate needs: add it')
     config.setdefault("gradient_accumulation_steps", 1)
     filled = _Filled(config)
     for name, path in _INLINE.items():
@@ -247,7 +256,8 @@ def _inline_config(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set_precision(config: dict[str, Any], precision: str) -> None:
-    """Errors: InvalidArgument where the config enables the other type."""
+    """Sets the precision in the config. Errors: InvalidArgument if the config enables the other
+    type."""
     if precision == "fp16":
         config.setdefault("fp16", {"enabled": True, "auto_cast": True})
     elif precision in ("bf16", "fp8"):
@@ -255,8 +265,8 @@ def _set_precision(config: dict[str, Any], precision: str) -> None:
     other = "bf16" if precision == "fp16" else "fp16"
     if precision != "no" and config.get(other, {}).get("enabled") is True:
         raise InvalidArgument(
-            f"mixed_precision is {precision}, but the config enables {other}: make them alike, "
-            'or say "auto" in the config'
+            f"mixed_precision is {precision}, but the config enables {other}: choose one of "
+            'the two, or say "auto" in the config'
         )
     for name in ("fp16", "bf16"):
         config.setdefault(name, {"enabled": False})
@@ -267,10 +277,10 @@ def _yaml(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         import yaml  # type: ignore[import-untyped]
     except ImportError as error:
         raise InvalidArgument(
-            f"{os.fspath(path)}: PyYAML is needed to read it: pip install pyyaml, or give what it "
-            "has as a dict"
+            f"reading {os.fspath(path)} needs PyYAML: run pip install pyyaml, or give the settings "
+            "as a dict"
         ) from error
     read = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     if not isinstance(read, Mapping):
-        raise InvalidArgument(f"{os.fspath(path)}: it has no settings: give Accelerate's YAML file")
+        raise InvalidArgument(f"{os.fspath(path)} has no settings: give Accelerate's YAML file")
     return read

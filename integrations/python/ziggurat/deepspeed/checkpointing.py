@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activation checkpointing: PyTorch's, under DeepSpeed's names."""
+"""Offers PyTorch's activation checkpointing under DeepSpeed's names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _state = {"configured": False}
 
 
 def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)``, computed again in backward."""
+    """Returns ``function(*args)``, which backward computes again."""
     return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
 
 
 def configure(mpu_: Any, deepspeed_config: Any = None, **settings: Any) -> None:
-    """Settings of where activations are kept change nothing: PyTorch keeps them on the device."""
+    """Accepts settings of where activations are kept, without effect: PyTorch keeps them on the
+    device."""
     given = [name for name, value in settings.items() if value]
     if given:
-        say(f"checkpointing.configure(): {', '.join(given)} change nothing here")
+        say(f"checkpointing.configure(): {', '.join(given)} have no effect here")
     _state["configured"] = True
 
 
@@ -33,4 +34,4 @@ def is_configured() -> bool:
 
 
 def reset() -> None:
-    """Nothing is kept between two steps."""
+    """Does nothing, because nothing is kept between two steps."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a job: who this process is, and ``torch.distributed`` for all else.
+"""The ranks of a job: this process's place among them, and ``torch.distributed`` for all else.
 
-``init_distributed()`` finds rank and address where the launcher left them: torchrun's and the
-DeepSpeed launcher's variables, Open MPI's, those of MPICH and Intel MPI, and Slurm's. A process
-without a launcher is a job of one rank, which opens no port.
+``init_distributed()`` finds rank and address in the launcher's variables: those of torchrun, the
+DeepSpeed launcher, Open MPI, MPICH, Intel MPI and Slurm. A process without a launcher is a job of
+one rank, which opens no port.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ziggurat.deepspeed.accelerator import get_accelerator
 
 __all__ = ["get_local_rank", "init_distributed"]
 
-# The variables of each launcher: rank, ranks, rank on its host, ranks on its host.
+# The variables of each launcher: rank, number of ranks, rank on its host, number of ranks on its
+# host.
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "Open MPI": (
@@ -31,23 +32,24 @@ _LAUNCHERS = {
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # Only a step that srun started has the second: a shell inside an allocation has not.
+    # Only a step that srun started has the second variable: a shell inside an allocation has not.
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 }
 
 
 class Place(NamedTuple):
-    """A process among those of its job."""
+    """A process's place in its job."""
 
     launcher: str | None
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    address: str | None = None  # of rank 0
+    address: str | None = None  # rank 0's
 
 
 def place_of(environment: Mapping[str, str], distributed_port: int = 29500) -> Place:
-    """Errors: InvalidArgument where a launcher does not say where rank 0 is."""
+    """Finds this process's place in its job. Errors: InvalidArgument if a launcher does not tell
+    where rank 0 is."""
     started = (one for one, names in _LAUNCHERS.items() if set(names[:2]) <= environment.keys())
     launcher = next(started, None)
     if launcher is None:
@@ -60,7 +62,7 @@ def place_of(environment: Mapping[str, str], distributed_port: int = 29500) -> P
     if host is None and launcher == "srun":
         host = _first_host(environment.get("SLURM_STEP_NODELIST", ""))
     if host is None and environment.get(local_size) == environment[world_size]:
-        host = "127.0.0.1"  # all are on this host
+        host = "127.0.0.1"  # all ranks are on this host
     if host is None and place.world_size > 1:
         raise InvalidArgument(
             f"{launcher} started {place.world_size} ranks, but MASTER_ADDR is not set: export "
@@ -71,7 +73,7 @@ def place_of(environment: Mapping[str, str], distributed_port: int = 29500) -> P
 
 
 def _first_host(nodes: str) -> str | None:
-    """Slurm's list, "node[03-05,9],other": "node03"."""
+    """Returns the first host of Slurm's list: "node03" for "node[03-05,9],other"."""
     found = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodes)
     return None if found is None else found[1] + (found[2] or "")
 
@@ -88,8 +90,8 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Joins the ranks of this job, unless that is done; also says them in RANK, WORLD_SIZE and
-    LOCAL_RANK, which scripts read. Errors: InvalidArgument for what a launcher left unsaid."""
+    """Joins the ranks of this job, unless that is done, and sets RANK, WORLD_SIZE and LOCAL_RANK,
+    which scripts read. Errors: InvalidArgument if the launcher has not set what is needed."""
     if torch.distributed.is_initialized():
         os.environ.setdefault("LOCAL_RANK", "0")
         return
@@ -119,7 +121,7 @@ def init_distributed(
 
 
 def get_local_rank() -> int:
-    """This process's number on its host."""
+    """Returns this process's number on its host."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts for ZeRO stage 3 call. Parameters are whole on every rank, so it is little.
+"""Offers what scripts for ZeRO stage 3 call. It does little, because every rank has whole
+parameters.
 
-``Init`` makes a model in the type that it is trained in; ``GatheredParameters`` waits until
-parameters are those of the newest step, and gives what one rank changes to all.
+``Init`` makes a model in the type that it is trained in. ``GatheredParameters`` waits until
+parameters have the values of the newest step, and gives what one rank changes to all ranks.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ __all__ = [
 
 
 class Init(contextlib.AbstractContextManager["Init"]):
-    """Modules made inside are whole, and in `dtype`, or the type that the configuration trains in.
+    """Makes the modules inside whole, and in `dtype` or the type that the configuration trains in.
 
-    With `module`, one that is there already, which stays as it is until ``initialize()``. All other
-    arguments are of partitioning, and change nothing.
+    A `module` that exists already stays as it is until ``initialize()``. The other arguments are
+    about partitioning, and have no effect.
     """
 
     def __init__(
@@ -66,9 +67,10 @@ def GatheredParameters(
     fwd_module: torch.nn.Module | None = None,
     enabled: bool = True,
 ) -> Iterator[None]:
-    """Parameters inside are whole and those of the newest step.
+    """Makes the parameters inside whole, with the values of the newest step.
 
-    What `modifier_rank` writes inside is on all ranks behind it; without it, nothing is written.
+    What `modifier_rank` writes inside is on all ranks afterwards; without it, nothing may be
+    written.
     """
     listed = [params] if isinstance(params, torch.Tensor) else list(params)
     for owner in {
@@ -81,13 +83,14 @@ def GatheredParameters(
         for param in listed:
             with torch.no_grad():
                 torch.distributed.broadcast(param.detach(), modifier_rank)
-            # A write below autograd is not counted: by the version the optimizer sees it.
+            # Counts the write, because one below autograd is not counted, and the optimizer looks
+            # at the version.
             torch.autograd.graph.increment_version(param)
 
 
 def register_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
-    """A parameter that another module uses needs no word: it is there."""
+    """Does nothing: a parameter that another module uses is always there."""
 
 
 def unregister_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
-    """As ``register_external_parameter()``."""
+    """Does nothing, like ``register_external_parameter()``."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the optimizers under DeepSpeed's names share.
+"""The base of the optimizers under DeepSpeed's names.
 
-Alone they are ziggurat.torch's, with state in host memory; ``initialize()`` puts one in their place
-that has its state where the configuration says.
+Used alone, they are ziggurat.torch's optimizers with state in host memory. ``initialize()``
+replaces them by one whose state is where the configuration says.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ class StandIn(EngineOptimizer):
 
 
 def state_format(fp32_optimizer_states: bool) -> str:
-    """DeepSpeed's other choice has the moments in the parameters' 16 bits."""
+    """Returns the state's format. If False, DeepSpeed keeps the moments in the parameters' 16
+    bits."""
     return "fp32" if fp32_optimizer_states else "bf16-moments"
 
 
 def need_off(amsgrad: bool, bias_correction: bool = True) -> None:
     if amsgrad:
-        raise Unimplemented("amsgrad=True is not built yet: leave it False")
+        raise Unimplemented("amsgrad=True is not supported yet: leave it False")
     if not bias_correction:
-        raise Unimplemented("bias_correction=False is not built yet: leave it True")
+        raise Unimplemented("bias_correction=False is not supported yet: leave it True")

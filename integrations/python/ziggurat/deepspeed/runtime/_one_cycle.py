@@ -10,12 +10,13 @@ from ziggurat._native import InvalidArgument
 from ziggurat.deepspeed._log import say
 from ziggurat.deepspeed.runtime._schedule import Rate, Schedule
 
-_BETA2 = 0.99  # DeepSpeed sets it with the momentum, whatever the optimizer was given
+_BETA2 = 0.99  # DeepSpeed sets beta2 with the momentum, whatever the optimizer was given
 
 
 class OneCycle(Schedule):
-    """The rate goes up in the first half of a cycle and down in the second, the momentum (beta1)
-    the other way; behind the cycle both decay with every `decay_step_size` iterations; 0: neither.
+    """Raises the rate in the first half of a cycle and lowers it in the second; the momentum
+    (beta1) moves the other way. After the cycle both decay with every `decay_step_size` iterations,
+    or not at all if that is 0.
 
     A stair count divides a half into that many flat steps.
     """
@@ -58,7 +59,7 @@ class OneCycle(Schedule):
         self.cycle_momentum = cycle_momentum and "betas" in self.optimizer.defaults
         if cycle_momentum and not self.cycle_momentum:
             name = type(self.optimizer).__name__
-            say(f"OneCycle: cycle_momentum changes nothing: {name} has no betas")
+            say(f"OneCycle: cycle_momentum has no effect, because {name} has no betas")
         self.min_moms = self.for_each_group("cycle_min_mom", cycle_min_mom)
         self.max_moms = self.for_each_group("cycle_max_mom", cycle_max_mom)
         if last_batch_iteration == -1:
@@ -78,7 +79,7 @@ class OneCycle(Schedule):
         ]
 
     def get_mom(self) -> list[tuple[float, float]] | None:
-        """The betas of every group; None where momenta are left alone."""
+        """Returns the betas of every group, or None if momenta are left alone."""
         return [(mom, _BETA2) for mom in self._momenta()] if self.cycle_momentum else None
 
     def _momenta(self) -> list[float]:
@@ -95,7 +96,8 @@ class OneCycle(Schedule):
                 group["betas"] = (momentum, _BETA2)
 
     def _place(self) -> tuple[float, float]:
-        """The height in the cycle, 0 at its ends and 1 at the peak; the decays behind it."""
+        """Returns the height in the cycle, 0 at its ends and 1 at the peak, and the number of
+        decays after it."""
         total, done = self._first + self._second, self.last_batch_iteration + 1
         if self.last_batch_iteration >= total:
             intervals = done - total
@@ -103,14 +105,14 @@ class OneCycle(Schedule):
         return self._height(done, total), 0.0
 
     def _height(self, done: int, total: float) -> float:
-        # The quotients in this order: another one rounds a boundary to the other half.
+        # The order of the divisions matters: another order rounds a boundary to the other half.
         peak = self._first / total
         x = 1.0 + done / total - math.floor(1 + done / total)
         rising = x <= peak
         stairs = self._stairs[0 if rising else 1]
         if not stairs:
             return x / peak if rising else (x - 1) / (peak - 1)
-        # Whole numbers find the stair: the quotient may lie just below it.
+        # Whole numbers find the stair, because the quotient may lie just below it.
         within = done % total
         if within <= self._first:
             return math.floor(within * stairs / self._first) / stairs

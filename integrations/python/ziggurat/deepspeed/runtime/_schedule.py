@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every schedule does with the rates that it computes."""
+"""The base of the schedules, which sets the rates that they compute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rate = float | Sequence[float]
 
 
 def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
-    """Errors: InvalidArgument for what is no optimizer and has none."""
+    """Returns the optimizer inside a wrapper. Errors: InvalidArgument if there is no optimizer."""
     for one in (optimizer, getattr(optimizer, "optimizer", None)):
         if isinstance(one, torch.optim.Optimizer):
             return one
@@ -30,22 +30,22 @@ def positive(name: str, count: Any) -> int:
 
 
 class Schedule:
-    """What all of them do with the rates that ``get_lr()`` computes."""
+    """Sets the rates that a subclass's ``get_lr()`` computes."""
 
     def __init__(self, optimizer: Any, last_batch_iteration: int) -> None:
         self.optimizer = unwrapped(optimizer)
         self.last_batch_iteration = last_batch_iteration
 
     def get_lr(self) -> list[float]:
-        """The rates after ``last_batch_iteration``; -1: before the first step."""
+        """Returns the rates after ``last_batch_iteration``, which is -1 before the first step."""
         raise NotImplementedError
 
     def get_last_lr(self) -> list[float]:
-        """The rates as they are set."""
+        """Returns the rates that are set now."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def step(self, last_batch_iteration: int | None = None) -> None:
-        """Goes on by one iteration, or to the one that is given."""
+        """Advances by one iteration, or to the given one."""
         if last_batch_iteration is None:
             last_batch_iteration = self.last_batch_iteration + 1
         self.last_batch_iteration = last_batch_iteration
@@ -55,7 +55,7 @@ class Schedule:
         return {"last_batch_iteration": self.last_batch_iteration}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The rates themselves are with the optimizer's groups."""
+        """Restores the iteration; the optimizer's groups hold the rates."""
         self.last_batch_iteration = state_dict["last_batch_iteration"]
 
     def _set(self, rates: Sequence[float]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders, where scripts import them from."""
+"""Offers the loaders where scripts import them from."""
 
 from ziggurat.deepspeed._data import DeepSpeedDataLoader, RepeatingLoader
 

@@ -20,7 +20,7 @@ VALID_LR_SCHEDULES = ["LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "W
 
 
 class LRRangeTest(Schedule):
-    """From `lr_range_test_min_lr` on, ever higher, to see where training diverges."""
+    """Raises the rate from `lr_range_test_min_lr` on, to find where training diverges."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class LRRangeTest(Schedule):
 
 
 class _Warmup(Schedule):
-    """A rise over `warmup_num_steps` iterations, with the logarithm or evenly."""
+    """Raises the rate over `warmup_num_steps` iterations, logarithmically or linearly."""
 
     def __init__(
         self,
@@ -59,18 +59,19 @@ class _Warmup(Schedule):
         super().__init__(optimizer, last_batch_iteration)
         self.warmup_num_steps = max(2, positive("warmup_num_steps", warmup_num_steps))
         if warmup_type not in ("log", "linear"):
-            say(f'warmup_type="{warmup_type}" is not known: "log" is taken; "linear" is the other')
+            say(f'warmup_type="{warmup_type}" is not known, so "log" is used; the other type is '
+                f'"linear"')
             warmup_type = "log"
         self.warmup_type = warmup_type
         self.total_num_steps = total_num_steps
         if total_num_steps is not None and total_num_steps < self.warmup_num_steps:
             say(
-                f"the schedule ends before its warmup: total_num_steps={total_num_steps}, "
-                f"warmup_num_steps={self.warmup_num_steps}"
+                f"the schedule ends before its warm-up: total_num_steps={total_num_steps} is less "
+                f"than warmup_num_steps={self.warmup_num_steps}"
             )
 
     def _risen(self) -> float:
-        """The share of the rise that is done."""
+        """Returns how far the rise has come, from 0 to 1."""
         if self.last_batch_iteration >= self.warmup_num_steps:
             return 1.0
         if self.warmup_type == "linear":
@@ -79,7 +80,8 @@ class _Warmup(Schedule):
 
 
 class WarmupLR(_Warmup):
-    """From `warmup_min_lr` up to `warmup_max_lr`, where it stays; None: each group's own rate."""
+    """Raises the rate from `warmup_min_lr` to `warmup_max_lr`, where it stays. None takes each
+    group's own rate."""
 
     def __init__(
         self,
@@ -112,7 +114,8 @@ class WarmupLR(_Warmup):
 
 
 class WarmupDecayLR(WarmupLR):
-    """As WarmupLR, and then evenly down to the rate of the beginning at `total_num_steps`."""
+    """Raises the rate as WarmupLR does, then lowers it linearly to `warmup_min_lr`
+    at `total_num_steps`."""
 
     total_num_steps: int
 
@@ -144,7 +147,8 @@ class WarmupDecayLR(WarmupLR):
 
 
 class WarmupCosineLR(_Warmup):
-    """Shares of each group's rate: up from `warmup_min_ratio`, then a cosine to `cos_min_ratio`."""
+    """Multiplies each group's rate: by a rise from `warmup_min_ratio`, then by a cosine to
+    `cos_min_ratio`."""
 
     total_num_steps: int
 
@@ -171,7 +175,7 @@ class WarmupCosineLR(_Warmup):
             return 0.0
         if self.last_batch_iteration < self.warmup_num_steps:
             return self.warmup_min_ratio + (1.0 - self.warmup_min_ratio) * self._risen()
-        # One behind the last iteration of the rise: DeepSpeed counts so.
+        # DeepSpeed counts one iteration more after the rise.
         done = self.last_batch_iteration - self.warmup_num_steps + 1
         progress = min(1.0, done / max(1, self.total_num_steps - self.warmup_num_steps))
         height = (1 + math.cos(math.pi * progress)) / 2

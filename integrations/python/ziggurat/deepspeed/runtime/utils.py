@@ -11,11 +11,11 @@ __all__ = ["see_memory_usage"]
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
-    """With `force`: says `message`, and how much memory of device and host is used."""
+    """Prints `message` and how much memory of device and host is used, if `force` is set."""
     if not force:
         return
     accelerator = get_accelerator()
     used = size_text(accelerator.memory_allocated())
     most = size_text(accelerator.max_memory_allocated())
     free = size_text(free_bytes())
-    say(f"{message}: {used} on the device, {most} at most; {free} free on the host")
+    say(f"{message}: the device uses {used} and has used at most {most}; the host has {free} free")

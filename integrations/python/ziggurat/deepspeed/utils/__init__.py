@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts import from ``deepspeed.utils``."""
+"""Offers what scripts import from ``deepspeed.utils``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ __all__ = [
 def set_z3_leaf_modules(
     model: torch.nn.Module, leaf_module_classes: Sequence[Any], raise_if_not_found: bool = True
 ) -> list[torch.nn.Module]:
-    """The modules of these classes. Nothing is gathered module by module, so it changes nothing."""
+    """Returns the modules of these classes. It has no other effect, because nothing is gathered
+    module by module."""
     names = {kind for kind in leaf_module_classes if isinstance(kind, str)}
     kinds = tuple(kind for kind in leaf_module_classes if isinstance(kind, type))
     return [

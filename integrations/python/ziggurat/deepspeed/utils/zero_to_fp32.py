@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fp32 weights of a checkpoint, without an engine."""
+"""Reads the fp32 weights of a checkpoint without an engine."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ def get_fp32_state_dict_from_zero_checkpoint(
     exclude_frozen_parameters: bool = False,
     lazy_mode: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """The module's ``state_dict()`` in fp32: the optimizer's masters, and what has none.
+    """Returns the module's ``state_dict()`` in fp32: the optimizer's masters, and the values that
+    have no master.
 
-    All masters are in memory, so `lazy_mode` changes nothing. Errors: InvalidArgument where there
-    is no checkpoint of ours; DataLoss where a byte is another one than was written.
+    All masters are in memory, so `lazy_mode` has no effect. Errors: InvalidArgument if
+    ziggurat.deepspeed saved no checkpoint there; DataLoss if a byte is damaged.
     """
     folder = Path(checkpoint_dir) / (_newest(checkpoint_dir) if tag is None else str(tag))
     path = folder / "mp_rank_00_model_states.pt"
     if not path.is_file():
-        raise InvalidArgument(f"{path} is not there: give the folder that holds `latest`, or a tag")
+        raise InvalidArgument(
+            f"{path} does not exist: give the folder that holds `latest`, or a tag"
+        )
     saved = _files.read(path)
     own = saved["ziggurat"]
     masters = _masters(folder, own)
@@ -46,7 +49,7 @@ def get_fp32_state_dict_from_zero_checkpoint(
 
 
 def _masters(folder: Path, own: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """By the names that the module has."""
+    """Returns the masters by their names in the module."""
     if own["format"] == 1:
         state = _files.read_state(folder, own["files"])
         return {own["names"][i]: one["master"] for i, one in state.items() if "master" in one}
@@ -61,7 +64,7 @@ def _masters(folder: Path, own: dict[str, Any]) -> dict[str, torch.Tensor]:
 def load_state_dict_from_zero_checkpoint(
     model: torch.nn.Module, checkpoint_dir: str | Path, tag: str | None = None
 ) -> torch.nn.Module:
-    """`model`, on the CPU and in fp32, with these weights."""
+    """Loads the fp32 weights into `model`, which becomes fp32 on the CPU, and returns it."""
     model = model.cpu().float()
     model.load_state_dict(
         get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag), strict=False
@@ -76,7 +79,7 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     exclude_frozen_parameters: bool = False,
     **_: Any,
 ) -> None:
-    """Writes them to ``output_dir/pytorch_model.bin``."""
+    """Writes the fp32 weights to ``output_dir/pytorch_model.bin``."""
     weights = get_fp32_state_dict_from_zero_checkpoint(
         checkpoint_dir, tag, exclude_frozen_parameters
     )
@@ -87,5 +90,5 @@ def convert_zero_checkpoint_to_fp32_state_dict(
 def _newest(checkpoint_dir: str | Path) -> str:
     latest = Path(checkpoint_dir) / "latest"
     if not latest.is_file():
-        raise InvalidArgument(f"{latest} is not there: give a tag")
+        raise InvalidArgument(f"{latest} does not exist: give a tag")
     return latest.read_text().strip()
