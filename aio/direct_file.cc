@@ -91,7 +91,7 @@ void DirectFile::Transfer::require_aligned() const {
   if (aligned) return;
   throw Error(
       ErrorCode::kInvalidArgument,
-      fmt::format("cannot {} {} bytes at offset {} of {}, memory at {}: direct transfers of "
+      fmt::format("cannot {} {} bytes at offset {} of {} (memory at {}): direct transfers of "
                   "this file need an offset and a "
                   "length in multiples of {} bytes and memory aligned to {}",
                   verb(kind), range.size_bytes, range.offset_bytes, file.path_,
