@@ -36,7 +36,7 @@ struct DirectFile::Transfer {
   struct Block {
     IoOp op;  // the part of the block that is under way
     Transfer* transfer = nullptr;
-    std::uint64_t offset_bytes = 0;  // of the whole block
+    std::uint64_t offset_bytes = 0;  // position of the whole block
     std::byte* data = nullptr;
     std::uint32_t size_bytes = 0;
     std::uint32_t done_bytes = 0;

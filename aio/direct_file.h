@@ -39,7 +39,7 @@ class DirectFile {
   static std::unique_ptr<DirectFile> open(Reactor& reactor, IoEngine& engine,
                                           const std::string& path, const OpenOptions& options,
                                           IoObservers observers = {});
-  ~DirectFile();  ///< nothing may be in flight
+  ~DirectFile();  ///< no transfer may be in flight
   DirectFile(const DirectFile&) = delete;
 
   /// Fills `memory` from `offset_bytes`. An error is that of the first block that failed, and is

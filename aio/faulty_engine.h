@@ -20,7 +20,7 @@
 
 namespace ziggurat {
 
-/// What a fault can hit: the three transfers, and the name-level operations.
+/// The calls that a fault can strike: the three transfers, and the calls by name.
 enum class FaultPoint : std::uint8_t {
   kRead,
   kWrite,

@@ -27,11 +27,11 @@ class IoActivity {
   IoActivity() = default;
   IoActivity(const IoActivity&) = delete;
 
-  /// A transfer under way, from begin() to end().
+  /// A transfer that is under way, from begin() to end().
   struct Seat {
     IoKind kind = IoKind::kRead;
     int lane = -1;
-    Nanoseconds begin{0};  ///< monotonic, for the trace
+    Nanoseconds begin{0};  ///< monotonic time, for the trace
   };
 
   /// Begins a transfer; `now` is the reactor's clock. A sync is drawn, but it is no transfer and

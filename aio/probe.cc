@@ -200,8 +200,9 @@ void try_out(const Make& make, const std::string& directory) {
 /// Returns why `candidate` does not work here; empty if it does.
 std::string reason_against(const Candidate& candidate, const std::string& directory) {
   if (!candidate.make) {
-    return fmt::format("this build does not have it ({} was not found when it was built)",
-                       candidate.library);
+    return fmt::format(
+        "this build does not include this engine ({} was not found when it was built)",
+        candidate.library);
   }
   try {
     try_out(candidate.make, directory);

@@ -13,7 +13,8 @@ namespace ziggurat::internal {
                                const std::string& operands) noexcept;
 }  // namespace ziggurat::internal
 
-/// ZIGGURAT_CHECK(index < count, "chunk {} of {}", index, count)
+/// Aborts unless `condition`. The rest formats what is known: ZIGGURAT_CHECK(i < n, "chunk {} of
+/// {}", i, n).
 #define ZIGGURAT_CHECK(condition, ...)                                   \
   do {                                                                   \
     if (!(condition)) [[unlikely]]                                       \

@@ -11,7 +11,7 @@
 
 namespace ziggurat {
 
-/// Byte is std::byte or const std::byte.
+/// A span of elements with their type. Byte is std::byte or const std::byte.
 template <class Byte>
 struct TypedSpan {
   DType dtype = DType::kBFloat16;

@@ -36,7 +36,7 @@ struct CallSpec {
   CallKind kind = CallKind::kBarrier;
   CallElement element = CallElement::kByte;
   std::uint8_t op = 0;      ///< kAllReduceValues: Communicator::Op
-  std::int32_t root = -1;   ///< kBroadcast: a rank of the communicator
+  std::int32_t root = -1;   ///< for kBroadcast: a rank of the communicator
   std::uint64_t count = 0;  ///< elements of this rank's slice (for kAllReduce, of the whole)
 
   bool operator==(const CallSpec&) const = default;
@@ -55,7 +55,7 @@ struct Call {
   CallSpec spec;
   std::span<const std::byte> input{};
   std::span<std::byte> output{};  ///< the input itself if a call works in place
-  int peer = -1;                  ///< kSend, kRecv: the other rank of the communicator
+  int peer = -1;                  ///< for kSend and kRecv: the other rank of the communicator
 };
 
 }  // namespace ziggurat

@@ -32,7 +32,7 @@ namespace ziggurat {
 struct Traffic {
   struct Sent {
     std::uint64_t payload_bytes = 0;
-    std::uint64_t frame_bytes = 0;  ///< around the payload: headers, checksums
+    std::uint64_t frame_bytes = 0;  ///< bytes around the payload: headers, checksums
   };
   Sent same_host;
   Sent other_hosts;

@@ -23,7 +23,7 @@ std::string_view to_string(Collectives collectives) noexcept;
 /// Who adds what GPUs send to each other.
 enum class Reduce : std::uint8_t {
   kRanks,  ///< the owner of each slice, in rank order: the bits of all other back-ends
-  kNccl    ///< NCCL, in an order of its own: bits may change with ranks, machine and version
+  kNccl    ///< NCCL, in its own order: bits may change with ranks, machine and version
 };
 std::string_view to_string(Reduce reduce) noexcept;
 /// Reads a name: "auto", "tcp", "mpi" or "nccl". Errors: kInvalidArgument, naming `source`.

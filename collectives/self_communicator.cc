@@ -29,7 +29,7 @@ Task<> SelfCommunicator::run(Call call) {
     case CallKind::kBroadcast:
     case CallKind::kBarrier: break;
     case CallKind::kSend:
-    case CallKind::kRecv: break;  // refused: there is no other rank
+    case CallKind::kRecv: break;  // refused before, because there is no other rank
   }
   co_return;
 }

@@ -109,7 +109,8 @@ class EightBitRanks {
   static constexpr std::uint32_t kNever = 0xffff0000u;
   static constexpr std::uint32_t kFirst = (127u - 23u) << 7;  // 2^-23, which is below the first
                                                               // middle
-  static constexpr std::uint32_t kLast = 127u << 7;           // 1 and what rounding puts above it
+  static constexpr std::uint32_t kLast = 127u << 7;           // 1, and values that rounding puts
+                                                              // above it
   static constexpr std::size_t kEntries = kLast - kFirst + 1;
   std::array<std::uint32_t, kEntries> entries_;
 };

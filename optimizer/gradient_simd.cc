@@ -19,7 +19,8 @@ namespace ziggurat::internal::HWY_NAMESPACE {
 
 static_assert(kLanes <= kSumLanes);
 constexpr std::size_t kSums = kSumLanes / kLanes;  // registers that hold the virtual lanes
-constexpr std::size_t kStride = 2 * kSumLanes;     // whole pairs of registers on every target
+constexpr std::size_t kStride = 2 * kSumLanes;     // a whole number of register pairs on every
+                                                   // target
 
 /// Rounds each lane to bf16 in its upper 16 bits; the lower ones are not defined. A NaN keeps its
 /// payload, as in float_to_bf16.

@@ -17,7 +17,7 @@ enum class Purpose : std::uint8_t {
   kGradients,     ///< gradients on their way to the update
   kAccumulators,  ///< fp32 gradient accumulators
   kOptimizer,     ///< records: master, exp_avg, exp_avg_sq
-  kKeptRecords,   ///< of NVMe-placed records, those kept in host memory from sweep to sweep
+  kKeptRecords,   ///< NVMe-placed records that are kept in host memory from sweep to sweep
   kActivations,   ///< boundary activations and workspace of the trainer
   kStaging,       ///< bytes in transit, tables, blobs
   kCount,

@@ -72,10 +72,11 @@ std::shared_ptr<HostRegistration> CudaHostMemory::add(std::span<std::byte> memor
     });
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kUnavailable) throw;
-    std::string fix = "give it a smaller host memory budget";
+    std::string fix = "give the engine a smaller host memory budget";
     if (error.native() == cudaErrorHostMemoryAlreadyRegistered) {
       fix =
-          "another owner has registered some of it; register it only once, or copy through memory "
+          "another owner has registered some of this memory; register it only once, or copy "
+          "through memory "
           "of the engine";
     } else if (error.code() == ErrorCode::kUnimplemented) {
       fix = "this platform cannot pin memory that was mapped before; use the host-emulated device";

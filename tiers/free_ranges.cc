@@ -24,7 +24,7 @@ struct FreeRanges::Node {
   explicit Node(FreeRange its_range)
       : range(its_range), longest(its_range.size_bytes), rank(spread(its_range.offset_bytes + 1)) {}
   FreeRange range;
-  std::uint64_t longest;  // of this node and all below it
+  std::uint64_t longest;  // longest range of this node and all below it
   std::uint64_t rank;     // at least that of every node below
   Tree left;
   Tree right;

@@ -87,7 +87,7 @@ int populate(std::span<std::byte> bytes) {
 /// The result of filling one part.
 struct PartFill {
   int refused = 0;    ///< errno of the policy; 0 if it was accepted
-  int populated = 0;  ///< errno of the pages
+  int populated = 0;  ///< errno of filling the pages
 };
 
 /// Asks the kernel to place the part's pages on its node, and touches them.

@@ -34,11 +34,11 @@ class LeaseQueue {
     RegionSet regions = 0;  ///< regions that may serve it
     Need need = {};
     std::uint64_t arrival =
-        0;  ///< set by insert(): of equal needs the first to come is served first
+        0;  ///< set by insert(), because of equal needs the first to come is served first
   };
 
   void insert(Entry& entry);
-  /// Does nothing if the entry is not in the queue.
+  /// Removes the entry. Does nothing if it is not in the queue.
   void erase(Entry& entry);
 
   /// Returns the soonest request that a region outside `claimed` may serve, or nullptr.

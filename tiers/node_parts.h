@@ -19,7 +19,7 @@ namespace ziggurat {
 /// A NUMA node on which memory should lie.
 struct PoolNode {
   int numa_node = 0;
-  std::uint64_t weight = 1;    ///< its share of the bytes, in any unit
+  std::uint64_t weight = 1;    ///< weight of its share of the bytes, in any unit
   std::vector<int> cpus = {};  ///< CPUs of the node that this process may use
 };
 

@@ -184,7 +184,7 @@ class PinnedPool {
           base_offset_bytes(base),
           arena(size, alignment),
           with_offers(size, alignment) {}
-    Purpose purpose;  // meaningful for reserves (index > 0)
+    Purpose purpose;  // has a meaning for reserves only (index > 0)
     std::uint64_t base_offset_bytes;
     Arena arena;
     Arena with_offers;  // ranges that would be free if all offers were taken back

@@ -24,7 +24,7 @@ namespace ziggurat {
 class RecordFormat {
  public:
   struct Segment {
-    std::string name;          ///< what it holds and how: "exp_avg bf16"
+    std::string name;          ///< what the segment holds and how: "exp_avg bf16"
     std::uint32_t tile_bytes;  ///< bytes for one tile of elements
     friend bool operator==(const Segment&, const Segment&) = default;
   };

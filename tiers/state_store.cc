@@ -83,7 +83,8 @@ StateStore::~StateStore() {
   // at the next open.
   if (impl_->temporary && !impl_->seal_begun && impl_->file) {
     try {
-      impl_->environment.io.remove(impl_->temporary_path());  // before the lock goes with the file
+      impl_->environment.io.remove(impl_->temporary_path());  // before the lock is released with
+                                                              // the file
     } catch (const std::exception& error) {
       log().warn("the unfinished store {} is left behind: {}", impl_->temporary_path(),
                  error.what());
@@ -122,7 +123,8 @@ std::uint64_t StateStore::write_seed(ChunkId chunk, std::uint64_t generation) co
                      impl_->record_attempt(generation));
 }
 
-/// Records of a later generation may already be hashed while next_generation is being sealed.
+/// Returns the attempt number for a record of `generation`. Discarded attempts count only for
+/// next_generation, because records of a later generation may be hashed while it is being sealed.
 std::uint64_t StateStore::Impl::record_attempt(std::uint64_t generation) const noexcept {
   return discarded == 0 || generation != next_generation ? attempt : mix_seed(attempt, discarded);
 }

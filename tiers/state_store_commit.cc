@@ -135,7 +135,8 @@ Task<> StateStore::Impl::seal(std::uint64_t generation, std::span<const std::byt
   const std::uint64_t blob_io_bytes = round_up(blob.size(), superblock_memory.size());
   if (blob_io_bytes > 0)
     co_await file->write(next.blob_offset_bytes, blob_memory.first(blob_io_bytes));
-  co_await sync();  // records, table and blob before the superblock that vouches for them
+  co_await sync();  // records, table and blob must be durable before the superblock that vouches
+                    // for them
   if (before_seal) before_seal();
   seal_begun = true;
   vouching = true;  // until now nothing that is in use was touched

@@ -22,7 +22,7 @@ class StoreRecovery;
 struct SlotEntry {
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
   std::uint64_t hash = 0;
-  std::uint64_t attempt = 0;  ///< StateStore::Impl::record_attempt() when it was written
+  std::uint64_t attempt = 0;  ///< result of StateStore::Impl::record_attempt() when it was written
   std::uint64_t generation = kNone;
   bool complete = false;
   bool writing = false;  ///< also true for a record that was discarded meanwhile

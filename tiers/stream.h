@@ -37,7 +37,7 @@ class StreamRef {
 class Host final : public StreamRef {
  public:
   Event record() override { return {}; }
-  void wait(const Event& event) override;  ///< blocks; rethrows the event's error
+  void wait(const Event& event) override;  ///< blocks, and rethrows the event's error
 };
 
 /// If several streams have work, the GPU prefers the one of higher priority. Copies get the high

@@ -168,7 +168,7 @@ Task<> StripedStore::find_places() {
   for (std::uint32_t stripe = 0; striped && stripe < places.size(); ++stripe) {
     const auto find = [&](auto&& in) {
       for (std::size_t i = 0; i < places.size(); ++i) {
-        const std::size_t at = (stripe + i) % places.size();  // as given, if that is right
+        const std::size_t at = (stripe + i) % places.size();  // tries the given order first
         if (!taken[at] && in(places[at], rank, stripe)) return at;
       }
       return places.size();

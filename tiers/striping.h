@@ -20,7 +20,8 @@ struct StripePlace {
   IoEngine& io;
   IoObservers observers;
   std::string directory;
-  std::uint64_t weight = 1;  ///< share of the bytes, in any unit: the drive's bandwidth
+  std::uint64_t weight = 1;  ///< weight of its share of the bytes, in any unit: the drive's
+                             ///< bandwidth
 };
 
 /// Returns the index of the stripe of each item. In the order of need, each item goes to the stripe

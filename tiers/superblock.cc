@@ -20,7 +20,7 @@ constexpr std::uint64_t kChecksumSeed = 0x7375'7065'7262'6c6b;
 // another version.
 constexpr std::size_t kMagicOffset = 0;
 constexpr std::size_t kChecksumOffset = 8;
-constexpr std::size_t kFieldsOffset = 16;  // the version comes first
+constexpr std::size_t kFieldsOffset = 16;  // the first field is the version
 
 void store_little(std::span<std::byte> block, std::size_t offset, std::uint64_t value,
                   std::size_t width) {

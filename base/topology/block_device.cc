@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMaxStacking = 16;  // dm on md on dm ...; the kernel itself allows 8 levels
+constexpr int kMaxStacking = 16;  // dm on md on dm and so on; the kernel itself allows 8 levels
 
 /// Returns whether `name` is a PCI address: dddd:bb:dd.f, where the domain may be longer (VMD).
 bool is_pci_address(const std::string& name) {
@@ -70,7 +70,7 @@ void collect(const std::string& root, const fs::path& device, int depth,
   }
   collect_entries(root, device / "slaves", "", depth, found);
   if (device.parent_path().filename().string().starts_with(
-          "nvme-subsys")) {  // multipath: one head, many controllers
+          "nvme-subsys")) {  // multipath: one head with many controllers
     collect_entries(root, device.parent_path(), "nvme", depth, found);
   }
   std::ifstream backing(device / "loop" / "backing_file");

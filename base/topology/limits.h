@@ -17,7 +17,7 @@ constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 /// Returns the soft RLIMIT_MEMLOCK: the bytes that may be locked or registered without privilege.
 std::uint64_t memlock_limit_bytes();
 
-/// The tightest memory limit among this process's own control group and its parents.
+/// The lowest memory limit of this process's control group and its parents.
 struct CgroupMemory {
   int version = 0;   ///< 1 or 2; 0 if no memory controller can be seen
   std::string path;  ///< the group that sets the limit; this process's group if none does

@@ -29,8 +29,9 @@ ThreadPlace::~ThreadPlace() {
   if (!moved_ || ::sched_setaffinity(0, sizeof(before_), &before_) == 0) return;
   note_degraded(
       "numa threads",
-      fmt::format("cannot let a thread use all its CPUs again: {}; it stays on one NUMA node",
-                  errno_text(errno)));
+      fmt::format(
+          "cannot let a thread use all its CPUs again: {}; the thread stays on one NUMA node",
+          errno_text(errno)));
 }
 
 }  // namespace ziggurat

@@ -32,7 +32,7 @@ struct PciDevice {
 
 struct Topology {
   std::string cpu_model;
-  std::vector<NumaNode> nodes;  ///< DRAM nodes with CPUs only, ordered by os_index
+  std::vector<NumaNode> nodes;  ///< only DRAM nodes with CPUs, ordered by os_index
   /// The first logical CPU of each physical core that this process may use, ordered by node.
   /// Workers are pinned to these.
   std::vector<int> physical_cores;

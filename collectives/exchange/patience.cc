@@ -53,7 +53,7 @@ std::optional<std::string> Patience::verdict() const {
     if (peers_[rank].left || peers_[rank].silent < silence_) continue;
     return fmt::format(
         "rank {} has not answered for {:.1f} s, half of the time that ranks may take "
-        "(ZIGGURAT_RANK_TIMEOUT, or an embedder's call_timeout_s): so its process must be stopped",
+        "(ZIGGURAT_RANK_TIMEOUT, or an embedder's call_timeout_s), so its process must be stopped",
         rank, in_seconds(peers_[rank].silent));
   }
   if (standing_ < standstill_) return std::nullopt;

@@ -58,7 +58,7 @@ class MpiSession : public std::enable_shared_from_this<MpiSession> {
   std::shared_ptr<MpiLink> link_;
   int control_tag_;
   std::shared_ptr<Listener> listener_;
-  std::vector<std::weak_ptr<MpiChannel>> channels_;  // by peer: control, bulk
+  std::vector<std::weak_ptr<MpiChannel>> channels_;  // by peer; first control, then bulk
   std::deque<std::weak_ptr<MpiChannel>> waiting_;    // channels that wait for a bulk send to end
   std::size_t bulk_sends_ = 0;
 };

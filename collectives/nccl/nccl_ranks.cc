@@ -21,7 +21,7 @@ constexpr Nanoseconds kNewsMost = std::chrono::seconds(1);
 /// What members tell each other of a call before it is given to NCCL.
 struct Announcement {
   CallSpec spec;
-  bool direct = false;  // its bytes are on its GPU
+  bool direct = false;  // the bytes of the rank lie on its GPU
 
   bool operator==(const Announcement&) const = default;
 };
@@ -213,7 +213,7 @@ void NcclRanks::require_compatible(const Group& group, const std::vector<Introdu
   for (std::size_t a = 0; a < all.size(); ++a) {
     if (all[a].reduce != all.front().reduce) {
       refuse(fmt::format(
-          "rank {} has ZIGGURAT_REDUCE={}, but rank {} has {}; give all ranks the same",
+          "rank {} has ZIGGURAT_REDUCE={}, but rank {} has {}; give all ranks the same value",
           members.front(), to_string(all.front().reduce), members[a], to_string(all[a].reduce)));
     }
     if (all[a].version != all.front().version) {

@@ -33,7 +33,7 @@ struct Caller {
   ConnectionKind purpose = ConnectionKind::kJoin;
   std::int32_t rank = 0;
   std::int32_t world_size = 1;
-  std::uint64_t epoch = 0;  ///< of the ranks' connection; 0 when they join
+  std::uint64_t epoch = 0;  ///< epoch of the ranks' connection; 0 when they join
 };
 
 using Digest = std::array<std::byte, 32>;

@@ -219,7 +219,7 @@ Task<> RendezvousProtocol::connect_all() {
     for (std::size_t r = own() + 1; r < world(); ++r) {
       if (!connections_[r][0].socket || !connections_[r][1].socket) ranks.push_back(r);
     }
-    return fmt::format("rank{} {} joined rank 0 but did not connect here",
+    return fmt::format("rank{} {} joined rank 0 but did not connect to this rank",
                        ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
   };
   co_await wait_for(all_here_, missing);

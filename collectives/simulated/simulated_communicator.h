@@ -20,7 +20,7 @@
 
 namespace ziggurat {
 
-class SimulatedWorld;  // what the ranks share
+class SimulatedWorld;  // the state that the ranks share
 
 class SimulatedCommunicator final : public CheckedCommunicator {
  public:

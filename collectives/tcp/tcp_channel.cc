@@ -32,7 +32,8 @@ constexpr int kProbeSeconds = static_cast<int>(kPeerGone.count()) / (kProbes + 1
 
 void set_option(TcpSocket& socket, int level, int option, int value, const char* name) {
   if (::setsockopt(socket.native_handle(), level, option, &value, sizeof(value)) != 0) {
-    throw system_error(errno, fmt::format("setsockopt({}) of a connection between ranks", name));
+    throw system_error(
+        errno, fmt::format("cannot set {} on a connection between ranks (setsockopt)", name));
   }
 }
 
