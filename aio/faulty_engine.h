@@ -92,7 +92,7 @@ class FaultyEngine final : public IoEngine {
   /// call fails. For faults that are counted over several points, or over several engines.
   using Gate = std::function<int(FaultPoint point)>;
   void set_gate(Gate gate) { gate_ = std::move(gate); }
-  /// The number of calls of `point` so far.
+  /// The number of calls of `point` so far, and of those that a fault has struck.
   std::uint64_t calls(FaultPoint point) const { return at(calls_, point); }
   std::uint64_t injected(FaultPoint point) const { return at(injected_, point); }
 

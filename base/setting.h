@@ -67,7 +67,8 @@ struct Setting {
   AmongRanks among_ranks = AmongRanks::kAlike;
 };
 
-/// Returns a setting's name as flags spell it, "zero-stage" for "zero_stage".
+/// Returns a setting's name as flags spell it, "zero-stage" for "zero_stage". underscored() does
+/// the reverse.
 std::string dashed(std::string_view name);
 std::string underscored(std::string_view name);
 

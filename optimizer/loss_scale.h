@@ -16,7 +16,7 @@ namespace ziggurat {
 struct LossScaleConfig {
   double loss_scale = 0;  ///< a static scale; 0 makes it dynamic, by the other settings
   int initial_scale_power = 16;
-  /// The scale doubles when a multiple of this many steps had no overflow.
+  /// The scale doubles in a step before which a multiple of this many steps had no overflow.
   std::uint64_t loss_scale_window = 1000;
   std::uint64_t hysteresis = 2;  ///< which overflow halves the scale; the ones before are ignored
   /// If true, every step without overflow restores `hysteresis`; if false, only a doubling of the

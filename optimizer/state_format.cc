@@ -41,8 +41,7 @@ Element moment_element(StateFormat format) {
 
 constexpr std::uint32_t kScaleTileBytes = kTileElements / kEightBitBlock * sizeof(float);
 
-/// The largest initial accumulator. It is far from where bf16 overflows, or sums of it and squares
-/// do.
+/// The largest initial accumulator. Its sums with squares are far from overflow, also in bf16.
 constexpr float kAccumulatorMax = 1e30F;
 
 }  // namespace

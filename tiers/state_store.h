@@ -57,7 +57,8 @@ struct StoreEnvironment {
   Quorum& ranks;
   IoObservers observers;
   /// Returns aligned memory of StateStore::staging_bytes() for superblocks, tables and blobs, which
-  /// the store uses as long as it lives.
+  /// the store uses as long as it lives. `scratch` is aligned memory that only create() and open()
+  /// use: a multiple of 1 MiB, and at least that.
   std::function<std::span<std::byte>(std::uint64_t size_bytes)> staging;
   std::span<std::byte> scratch;
   std::uint32_t stripe_index = 0;  ///< see striped_store.h

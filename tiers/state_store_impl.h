@@ -53,7 +53,8 @@ struct StateStore::Impl {
 
   /// Takes spec, layout and the staging memory. create() and open() both end with this.
   void adopt(StoreSpec spec, StoreLayout layout);
-  /// Describes where `chunk`'s record of `generation` is.
+  /// Describes where `chunk`'s record of `generation` is. what_remains() says what is still safe
+  /// although that record is damaged.
   std::string place_of(ChunkId chunk, std::uint64_t generation) const;
   std::string what_remains(ChunkId chunk, std::uint64_t damaged_generation) const;
   std::string what_remains_here(ChunkId chunk, std::uint64_t damaged_generation) const;

@@ -19,9 +19,7 @@
 
 #undef ZIGGURAT_HAVE_VECTORS
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || HWY_HAVE_SCALABLE
-#define ZIGGURAT_HAVE_VECTORS \
-  0  // the vectors are emulated, or have no fixed size, so the
-     // specification is used
+#define ZIGGURAT_HAVE_VECTORS 0  // emulated or of no fixed size: the specification is used
 #else
 #define ZIGGURAT_HAVE_VECTORS 1
 

@@ -11,10 +11,10 @@
 
 namespace ziggurat {
 
-/// Returns the instruction set in use ("scalar", "AVX2", "AVX3", ...). ZIGGURAT_SIMD=name forces
-/// one; it is read once, at first use. An unknown or unsupported name is an Error that lists the
-/// valid ones. Call simd_target() at start: kernels cannot throw, so they log the error and use the
-/// best target, whose bits are the same.
+/// Returns the instruction set in use ("scalar", "AVX2", "AVX3", ...); simd_targets() returns all
+/// that this CPU can run. ZIGGURAT_SIMD=name forces one; it is read once, at first use. An unknown
+/// or unsupported name is an Error that lists the valid ones. Call simd_target() at start: kernels
+/// cannot throw, so they log the error and use the best target, whose bits are the same.
 std::string_view simd_target();
 std::vector<std::string_view> simd_targets();
 /// For tests: forces a target by name from now on; an empty name returns to the best one. Errors:

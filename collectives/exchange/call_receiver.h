@@ -37,7 +37,7 @@ class CallReceiver {
   /// Ends the call, in success or failure: no borrowed memory is used any more.
   virtual void end() {}
 
-  /// Returns how many bytes `place` is to send.
+  /// Returns how many bytes `place` is to send; landed() returns how many of them have come.
   std::size_t expected(std::size_t place) const { return members_[place].expected; }
   std::size_t landed(std::size_t place) const { return members_[place].landed; }
   /// Notes that the lender `place` says that its bytes were still lent when they had been read.
@@ -47,7 +47,7 @@ class CallReceiver {
  protected:
   struct Member {
     std::size_t expected = 0;
-    std::size_t landed = 0;  // the bytes are here, perhaps unchecked
+    std::size_t landed = 0;  // the bytes have come, perhaps unchecked
     std::size_t taken = 0;   // the bytes are checked and stored
     bool is_read = false;    // the bytes are read from the member's memory
     std::uint64_t address = 0;

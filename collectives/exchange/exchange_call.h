@@ -65,7 +65,8 @@ class ExchangeCall : public std::enable_shared_from_this<ExchangeCall> {
   std::size_t own_place() const noexcept { return own_; }
   int rank_at(std::size_t place) const { return (*members_)[place]; }
   bool has_announced(std::size_t place) const { return peers_[place].announced; }
-  /// Returns whether `place` reads this rank's memory.
+  /// Returns whether `place` reads this rank's memory; reads_from() says whether this rank reads
+  /// the memory of `place`.
   bool lends_to(std::size_t place) const { return peers_[place].sender.lends(); }
   bool reads_from(std::size_t place) const {
     return transport_.readable_process(rank_at(place)) != 0;

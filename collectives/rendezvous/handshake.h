@@ -60,7 +60,7 @@ Task<Session> call_handshake(boost::asio::ip::tcp::socket& socket, const std::st
 /// version.
 Task<Accepted> accept_handshake(boost::asio::ip::tcp::socket& socket, const std::string& secret);
 
-/// Sends one short, signed text.
+/// Sends one short, signed text; read_message() receives and checks one.
 Task<> write_message(boost::asio::ip::tcp::socket& socket, Session& session,
                      const std::string& text);
 Task<std::string> read_message(boost::asio::ip::tcp::socket& socket, Session& session,
