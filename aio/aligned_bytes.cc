@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/aligned_bytes.cc: mappings, and spare ones.
+// aio/aligned_bytes.cc: maps the memory of transfers, and keeps mappings that can be used again.
 #include "aio/aligned_bytes.h"
 
 #include <errno.h>
@@ -17,9 +17,11 @@
 namespace ziggurat {
 namespace {
 
-/// Less is malloc's, and not worth keeping.
+/// The smallest size that gets a mapping of its own. Smaller memory comes from malloc and is not
+/// worth keeping.
 constexpr std::uint64_t kMapped = 128 * kKiB;
-/// So that transfers of almost the same size take each other's memory.
+/// Sizes are rounded up to a multiple of this, so that transfers of almost the same size can use
+/// each other's memory.
 constexpr std::uint64_t kPooledUnit = 64 * kKiB;
 
 }  // namespace
@@ -60,7 +62,8 @@ AlignedBytes AlignedPool::take(std::uint64_t size_bytes, std::uint64_t lead_byte
   const auto mapped = [](const AlignedBytes::Memory& memory) {
     return memory.get_deleter().mapped_bytes;
   };
-  // The smallest that is large enough; else one is given up for a larger one.
+  // Takes the smallest spare mapping that is large enough. If none is, one smaller mapping is
+  // freed, and a larger one is made.
   std::ranges::sort(*spare_, {}, mapped);
   auto found = std::ranges::lower_bound(*spare_, wanted, {}, mapped);
   const bool large_enough = found != spare_->end();

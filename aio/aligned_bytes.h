@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/aligned_bytes.h: memory for one transfer, placed as direct transfers want it, and not zeroed.
+// aio/aligned_bytes.h: memory for one transfer, aligned as direct transfers need it, and not
+// zeroed.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +11,15 @@
 
 namespace ziggurat {
 
-/// From 128 KiB on pages of its own, where malloc's heap would keep what is freed in pieces, each a
-/// little too small for the next transfer; those are not in forked children. Move-only.
+/// Memory of 128 KiB or more gets pages of its own: malloc's heap would keep freed memory in pieces
+/// that are each a little too small for the next transfer. Forked children do not get these pages.
+/// Move-only.
 class AlignedBytes {
  public:
   static constexpr std::uint64_t kAlignment = 4096;
 
-  /// Begins `lead_bytes` behind a multiple of kAlignment. Errors: kResourceExhausted.
+  /// Makes memory that begins `lead_bytes` after a multiple of kAlignment. Errors:
+  /// kResourceExhausted.
   explicit AlignedBytes(std::uint64_t size_bytes, std::uint64_t lead_bytes = 0);
   std::span<std::byte> span() const noexcept { return {memory_.get() + lead_, size_}; }
 
@@ -26,8 +29,8 @@ class AlignedBytes {
   using Memory = std::unique_ptr<std::byte, Release>;
   using Spare = std::vector<Memory>;
   struct Release {
-    std::uint64_t mapped_bytes;  ///< 0: malloc's
-    std::weak_ptr<Spare> pool;   ///< that has it back
+    std::uint64_t mapped_bytes;  ///< 0 if the memory is malloc's
+    std::weak_ptr<Spare> pool;   ///< the pool that gets the memory back
     void operator()(std::byte* memory) const noexcept;
   };
   static Memory allocate(std::uint64_t size_bytes);
@@ -39,12 +42,12 @@ class AlignedBytes {
   std::size_t size_;
 };
 
-/// AlignedBytes one after the other: what one has given back is the next one's, since pages that
-/// are new each time cost a processor more than what is done with them. Holds no more than was in
-/// use at a time. One thread.
+/// Makes AlignedBytes one after the other, from memory that earlier ones have given back: pages
+/// that are new each time cost a processor more than the work on them. Holds no more memory than
+/// was in use at one time. For one thread.
 class AlignedPool {
  public:
-  /// As AlignedBytes' constructor; what it makes may outlive the pool.
+  /// Makes bytes as AlignedBytes' constructor does. They may outlive the pool.
   AlignedBytes take(std::uint64_t size_bytes, std::uint64_t lead_bytes = 0);
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/blocking_calls.h: where calls are made that name files (open, rename, remove, reserve space).
-// They return when the drive or the server behind them has answered, and one that hangs may take
+// aio/blocking_calls.h: chooses the thread for calls that name files (open, rename, remove, reserve
+// space). Such a call returns when the drive or the server has answered; one that hangs may take
 // minutes.
 #pragma once
 
@@ -12,12 +12,13 @@ namespace ziggurat {
 
 class BlockingCalls {
  public:
-  /// On the thread that asks: for start-up, and for programs that do nothing else.
+  /// Runs the calls on the thread that asks: for start-up, and for programs that do nothing else.
   BlockingCalls() = default;
-  /// On the pool's, whose work may wait that long.
+  /// Runs the calls on a thread of `pool`, whose other work may have to wait for them.
   explicit BlockingCalls(WorkerPool& pool) : pool_(&pool) {}
 
-  /// Makes `calls` and rethrows what they threw. Nothing else uses what they touch meanwhile.
+  /// Makes `calls` and rethrows what they threw. No other code may use what they touch until they
+  /// have returned.
   Task<> run(Reactor& reactor, const std::function<void()>& calls) const {
     if (pool_ != nullptr) {
       co_await pool_->run(reactor, "name files", calls);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/direct_file.cc: a transfer lives in its coroutine's frame with all of its blocks, and leaves
-// when the last is back.
+// aio/direct_file.cc: a transfer lives in its coroutine's frame with all of its blocks, and ends
+// when its last block has completed.
 #include "aio/direct_file.h"
 
 #include <fmt/format.h>
@@ -18,8 +18,7 @@
 namespace ziggurat {
 namespace {
 
-// The wait before the n-th retry of a block is n times this: the kernel was short of memory or of
-// requests.
+// The n-th retry of a block waits n times this: the kernel was short of memory or of requests.
 constexpr Nanoseconds kRetryDelay = std::chrono::microseconds(250);
 
 constexpr const char* verb(IoKind kind) noexcept {
@@ -35,9 +34,9 @@ constexpr const char* verb(IoKind kind) noexcept {
 
 struct DirectFile::Transfer {
   struct Block {
-    IoOp op;  // what is asked for now
+    IoOp op;  // the part of the block that is under way
     Transfer* transfer = nullptr;
-    std::uint64_t offset_bytes = 0;  // of the whole block
+    std::uint64_t offset_bytes = 0;  // position of the whole block
     std::byte* data = nullptr;
     std::uint32_t size_bytes = 0;
     std::uint32_t done_bytes = 0;
@@ -70,7 +69,7 @@ struct DirectFile::Transfer {
   IoKind kind;
   Range range;
   IoPriority priority;
-  boost::container::small_vector<Block, 1> blocks;  // most are of one
+  boost::container::small_vector<Block, 1> blocks;  // most transfers have one block
   std::size_t blocks_left = 0;
   std::uint64_t moved_bytes = 0;
   std::exception_ptr error;  // the first
@@ -78,8 +77,8 @@ struct DirectFile::Transfer {
 };
 
 std::string DirectFile::Transfer::describe(const IoOp& op) const {
-  if (kind == IoKind::kSync) return fmt::format("fdatasync of {}", file.path_);
-  return fmt::format("{} of {} bytes at offset {} of {}", verb(kind), op.size_bytes,
+  if (kind == IoKind::kSync) return fmt::format("cannot sync {} (fdatasync)", file.path_);
+  return fmt::format("cannot {} {} bytes at offset {} of {}", verb(kind), op.size_bytes,
                      op.offset_bytes, file.path_);
 }
 
@@ -90,12 +89,13 @@ void DirectFile::Transfer::require_aligned() const {
                        range.size_bytes % need.offset_bytes == 0 &&
                        reinterpret_cast<std::uintptr_t>(range.data) % need.memory_bytes == 0;
   if (aligned) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{} of {} bytes at offset {} of {}, memory at {}: direct transfers of "
-                          "this file need offset and "
-                          "length in multiples of {} bytes and memory aligned to {}",
-                          verb(kind), range.size_bytes, range.offset_bytes, file.path_,
-                          fmt::ptr(range.data), need.offset_bytes, need.memory_bytes));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("cannot {} {} bytes at offset {} of {} (memory at {}): direct transfers of "
+                  "this file need an offset and a "
+                  "length in multiples of {} bytes and memory aligned to {}",
+                  verb(kind), range.size_bytes, range.offset_bytes, file.path_,
+                  fmt::ptr(range.data), need.offset_bytes, need.memory_bytes));
 }
 
 void DirectFile::Transfer::submit() {
@@ -116,13 +116,13 @@ void DirectFile::Transfer::submit() {
   }
 }
 
-// Goes on where the block stands. A short direct transfer may end anywhere, but the next must begin
-// aligned: the bytes between are moved again.
+// Submits the part of the block that has not been moved yet. A short direct transfer may end
+// anywhere, but the next one must begin aligned, so a few bytes may be moved twice.
 void DirectFile::Transfer::submit_rest(Block& block) {
   const std::uint32_t grain =
       file.direct_ ? std::max(file.alignment_.offset_bytes, file.alignment_.memory_bytes) : 1;
   const std::uint32_t begin = block.done_bytes / grain * grain;
-  const IoPriority raised = block.op.priority;  // perhaps, while it waited
+  const IoPriority raised = block.op.priority;  // may have been raised while the operation waited
   block.op = IoOp{};
   block.op.priority = raised;
   block.op.kind = kind;
@@ -231,7 +231,7 @@ Task<> DirectFile::read(std::uint64_t offset_bytes, std::span<std::byte> memory,
 
 Task<> DirectFile::write(std::uint64_t offset_bytes, std::span<const std::byte> memory,
                          IoPriority priority) {
-  // The engine's one request type serves both directions; a write only reads the memory.
+  // One request type serves both directions. A write only reads the memory, so the cast is safe.
   return run(IoKind::kWrite, offset_bytes, {const_cast<std::byte*>(memory.data()), memory.size()},
              priority);
 }

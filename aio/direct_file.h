@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/direct_file.h: whole transfers over an IoEngine: split into blocks, short ones continued,
-// errors with path, offset, length and errno. The only way the engine reads or writes a file.
-// Reactor's thread.
+// aio/direct_file.h: whole transfers over an IoEngine. A transfer is split into blocks, short ones
+// are continued, and errors name path, offset, length and errno. The rest of Ziggurat reads and
+// writes files only through this class. Reactor's thread.
 #pragma once
 
 #include <cstddef>
@@ -18,51 +18,52 @@
 
 namespace ziggurat {
 
-/// Shared by the files of one drive: where transfers are counted and traced. What it points to
-/// outlives the files.
+/// Where transfers are counted and traced; shared by the files of one drive. The objects that it
+/// points to outlive the files.
 struct IoObservers {
   Metrics* metrics = nullptr;
   Trace* trace = nullptr;
-  /// Makes busy time and trace rows one account over several files; without it each file keeps its
-  /// own, and busy times of files that overlap add up.
+  /// Combines the busy times and trace rows of several files into one account. Without it each file
+  /// keeps its own account, and the busy times of files that overlap add up.
   IoActivity* activity = nullptr;
 };
 
 class DirectFile {
  public:
-  /// One request; a transfer's requests are in flight together. What a request costs the processor
-  /// hardly grows with its size, and a drive that takes less at once gets it cut by the kernel.
+  /// The size of one request; the requests of a transfer are in flight together. A request costs
+  /// the processor about the same whatever its size. If a drive takes less at once, the kernel
+  /// splits it.
   static constexpr std::uint32_t kBlockBytes = 4 << 20;
   static constexpr int kRetriesMax = 16;
 
   static std::unique_ptr<DirectFile> open(Reactor& reactor, IoEngine& engine,
                                           const std::string& path, const OpenOptions& options,
                                           IoObservers observers = {});
-  ~DirectFile();  ///< nothing may be in flight
+  ~DirectFile();  ///< no transfer may be in flight
   DirectFile(const DirectFile&) = delete;
 
-  /// Fills `memory` from `offset_bytes`. Errors: the first failed block, after all blocks have come
-  /// back (the kernel owns the memory until then): kDataLoss for end of file before the memory was
-  /// full, otherwise errno's code. EAGAIN and EINTR are retried at most kRetriesMax times a block.
-  /// Offset, length and address must be multiples of alignment() if the file was opened for direct
-  /// transfers: kInvalidArgument.
+  /// Fills `memory` from `offset_bytes`. An error is that of the first block that failed, and is
+  /// thrown after all blocks have come back, because the kernel owns the memory until then. Errors:
+  /// kDataLoss if the file ended before the memory was full; kInvalidArgument if the file was
+  /// opened for direct transfers and offset, length or address is not a multiple of alignment();
+  /// otherwise errno's code. EAGAIN and EINTR are retried at most kRetriesMax times per block.
   Task<> read(std::uint64_t offset_bytes, std::span<std::byte> memory,
               IoPriority priority = IoPriority::kDemand);
   Task<> write(std::uint64_t offset_bytes, std::span<const std::byte> memory,
                IoPriority priority = IoPriority::kDemand);
-  /// fdatasync. A failed one is never retried as if the data were still dirty.
+  /// Calls fdatasync. A failed one is never retried as if the data were still dirty.
   Task<> sync();
-  /// IoEngine::drop_cache().
+  /// Drops the file's clean pages: see IoEngine::drop_cache().
   void drop_cache() { engine_.drop_cache(file_); }
 
-  /// IoEngine::raise() for transfers that wait.
+  /// Raises the priority of transfers that wait: see IoEngine::raise().
   void raise(std::span<const std::byte> memory, IoPriority priority) {
     engine_.raise(memory, priority);
   }
 
   const std::string& path() const noexcept { return path_; }
   FileHandle handle() const noexcept { return file_; }
-  /// After the file was renamed.
+  /// Tells this object the file's new path after a rename.
   void set_path(std::string path) { path_ = std::move(path); }
   std::uint64_t size_bytes();
   void allocate(std::uint64_t size_bytes);
@@ -78,7 +79,7 @@ class DirectFile {
   IoEngine& engine_;
   std::string path_;
   IoObservers observers_;
-  std::unique_ptr<IoActivity> own_activity_;  // where observers_ brought none
+  std::unique_ptr<IoActivity> own_activity_;  // set if observers_ has no IoActivity
   FileHandle file_;
   bool direct_ = true;
   DirectAlignment alignment_;

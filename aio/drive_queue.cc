@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/drive_queue.cc: a choice among six lists, and an account of what is outstanding.
+// aio/drive_queue.cc: chooses among eight lists, and accounts for what is outstanding.
 #include "aio/drive_queue.h"
 
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 
 namespace ziggurat {
 
-// The drive's own copy of an operation: its completion comes here first.
+// A copy of an operation for the engine inside, so that its completion comes to DriveQueue first.
 struct DriveQueue::Given {
   IoOp op;
   IoOp* original;
@@ -58,7 +58,7 @@ void DriveQueue::rename(const std::string& from, const std::string& to) {
 }
 
 void DriveQueue::submit(IoOp& op) {
-  // On the way down nothing is ordered any more: the engine inside cancels it in its own way.
+  // While the queue is being destroyed it orders nothing: the engine inside cancels the operation.
   if (stopping_) return inside_->submit(op);
   ZIGGURAT_CHECK(reactor_.on_reactor_thread(), "submit() outside the reactor's thread");
   if (op.kind == IoKind::kSync) return give(op);
@@ -77,7 +77,7 @@ void DriveQueue::raise(std::span<const std::byte> memory, IoPriority priority) {
       OpQueue kept;
       OpQueue& from = classes_[lower].direction[direction];
       while (IoOp* const op = from.pop()) {
-        if (touches(*op)) op->priority = priority;  // its owner's retries keep it
+        if (touches(*op)) op->priority = priority;  // kept for its owner's retries
         (touches(*op) ? to.direction[direction] : kept).push(*op);
       }
       from = kept;
@@ -108,7 +108,7 @@ void DriveQueue::give_all_that_fit() {
     Class& from = classes_[chosen];
     const std::size_t direction = next_direction(from);
     const std::uint32_t size_bytes = from.direction[direction].front()->size_bytes;
-    // No smaller one goes instead: a large one would wait for ever.
+    // A smaller operation must not go first: a large one could then wait for ever.
     const bool fits = outstanding_bytes_ + size_bytes <= options_.outstanding_bytes_max;
     if (!fits && outstanding_bytes_ > 0) return;
     account(chosen, direction, size_bytes);
@@ -117,12 +117,12 @@ void DriveQueue::give_all_that_fit() {
   }
 }
 
-/// Before the operation leaves its list.
+/// Updates the counters of fairness. Called before the operation leaves its list.
 void DriveQueue::account(std::size_t chosen, std::size_t direction, std::uint32_t size_bytes) {
   Class& from = classes_[chosen];
   const bool both_wait = !from.direction[0].empty() && !from.direction[1].empty();
   const std::int64_t lead = direction == 0 ? size_bytes : -std::int64_t{size_bytes};
-  // Where one direction is alone nothing is owed to the other when it comes.
+  // If one direction is alone, the other is owed nothing when it comes.
   from.read_lead_bytes = both_wait ? from.read_lead_bytes + lead : 0;
   from.overtaken_bytes = 0;
   for (std::size_t lower = chosen + 1; lower < kIoPriorities; ++lower) {

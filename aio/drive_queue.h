@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/drive_queue.h: what one drive is given, and in which order: the one place of policy between
-// files and an engine.
+// aio/drive_queue.h: decides what one drive is given, and in which order. It is the only place of
+// policy between files and an engine.
 //
-// An IoEngine around another. It gives the drive no more bytes at once than keep it busy, so that
-// what is urgent need not wait behind what is not. Of what waits:
-//   - the higher priority goes first;
-//   - of equal priority, reads and writes take turns by bytes, each direction in order;
-//   - a lower priority is never shut out: once `overtaken_bytes_max` bytes of higher ones have gone
-//     while it waited, its oldest goes next, whatever else waits.
-// A sync moves no bytes and somebody always waits for it: it goes at once. Reactor's thread.
+// DriveQueue is an IoEngine around another one. It gives the drive only as many bytes at once as
+// keep it busy, so that urgent operations need not wait behind others. The rest waits, in this
+// order:
+// - The higher priority goes first.
+// - Of equal priority, reads and writes take turns by bytes, each direction in order.
+// - A lower priority is never shut out: once `overtaken_bytes_max` bytes of higher priorities have
+//   gone while it waited, its oldest operation goes next. A sync goes to the drive at once, because
+//   it moves no bytes and the caller waits for it. Reactor's thread.
 #pragma once
 
 #include <array>
@@ -26,7 +27,7 @@
 namespace ziggurat {
 
 struct DriveQueueOptions {
-  /// Given to the drive at once. An operation larger than this goes alone. `ziggurat
+  /// The most bytes that the drive is given at once. A larger operation is given alone. `ziggurat
   /// bench io` finds how much keeps a drive busy.
   std::uint64_t outstanding_bytes_max = 32 * kMiB;
   std::uint64_t overtaken_bytes_max = 64 * kMiB;
@@ -35,14 +36,14 @@ struct DriveQueueOptions {
 class DriveQueue final : public IoEngine {
  public:
   DriveQueue(Reactor& reactor, std::unique_ptr<IoEngine> inside, DriveQueueOptions options = {});
-  /// On the reactor's thread, or when the reactor does not run. What waits completes with
-  /// -ECANCELED; what the drive has been given ends as the engine inside ends it.
+  /// Called on the reactor's thread, or when the reactor does not run. Operations that wait
+  /// complete with -ECANCELED; the engine inside ends those that the drive was given.
   ~DriveQueue() override;
 
-  /// Transfers of `memory` that wait go behind those of `priority` that wait already; those that
-  /// the drive was given do not change.
+  /// Puts waiting transfers of `memory` behind those that already wait with `priority`. Transfers
+  /// that the drive was given do not change.
   void raise(std::span<const std::byte> memory, IoPriority priority) override;
-  /// Given to the drive and not yet back.
+  /// Returns the bytes that were given to the drive and have not completed yet.
   std::uint64_t outstanding_bytes() const noexcept { return outstanding_bytes_; }
   const DriveQueueOptions& options() const noexcept { return options_; }
 
@@ -71,11 +72,12 @@ class DriveQueue final : public IoEngine {
   std::size_t in_flight() const noexcept override { return waiting_ + outstanding_; }
 
  private:
-  /// Those of one priority.
+  /// The waiting operations of one priority.
   struct Class {
     std::array<OpQueue, 2> direction;   ///< by IoKind: reads, writes
-    std::int64_t read_lead_bytes = 0;   ///< of reads over writes, while both have waited
-    std::uint64_t overtaken_bytes = 0;  ///< by higher priorities, since one of these last went
+    std::int64_t read_lead_bytes = 0;   ///< bytes of reads minus those of writes, while both waited
+    std::uint64_t overtaken_bytes = 0;  ///< bytes of higher priorities since an operation of this
+                                        ///< class last went
     bool empty() const noexcept { return direction[0].empty() && direction[1].empty(); }
   };
   struct Given;
@@ -94,10 +96,11 @@ class DriveQueue final : public IoEngine {
   std::size_t waiting_ = 0;
   std::size_t outstanding_ = 0;  // operations
   std::uint64_t outstanding_bytes_ = 0;
-  std::vector<std::unique_ptr<Given>> all_given_;  // records of what is outstanding, used again
+  std::vector<std::unique_ptr<Given>> all_given_;  // copies of outstanding operations, used again
   std::vector<Given*> spare_;
   bool stopping_ = false;
-  std::unique_ptr<IoEngine> inside_;  // last: its end completes operations through the rest
+  std::unique_ptr<IoEngine> inside_;  // last, because its destructor completes operations through
+                                      // the other members
 };
 
 }  // namespace ziggurat

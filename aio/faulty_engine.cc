@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/faulty_engine.cc: transfers that a fault touches are held, dropped, or carried out in an
-// altered form.
+// aio/faulty_engine.cc: holds, drops or alters the transfers that a fault strikes.
 #include "aio/faulty_engine.h"
 
 #include <fmt/format.h>
@@ -16,7 +15,7 @@
 namespace ziggurat {
 namespace {
 
-// A direct write must stay a multiple of this on every engine inside.
+// The size of a direct write must stay a multiple of this to be accepted by every engine inside.
 constexpr std::uint32_t kSafeAlignmentBytes = 4096;
 
 FaultPoint point_of(IoKind kind) noexcept {
@@ -81,18 +80,18 @@ Fault Fault::within(const std::string& path_, std::uint64_t offset_bytes,
   return placed;
 }
 
-// Transfers that were taken but not given to the engine inside. Shared with timers, which may
-// outlive the engine.
+// Transfers that this engine has taken and not yet given to the engine inside. Timers share it, and
+// they may outlive the engine.
 struct FaultyEngine::Held {
   std::vector<IoOp*> ops;
   FaultyEngine* engine;
 };
 
-// A transfer that the engine inside sees in another form than its owner.
+// A transfer that the engine inside gets in another form than its owner submitted it.
 struct FaultyEngine::Altered {
   IoOp op;
   IoOp* original;
-  std::uint32_t report_max;  // bytes, for the owner
+  std::uint32_t report_max;  // the most bytes that the owner is told of
 };
 
 FaultyEngine::FaultyEngine(Reactor& reactor, std::unique_ptr<IoEngine> inside)
@@ -257,7 +256,7 @@ void FaultyEngine::submit_altered(IoOp& op, const Fault& fault) {
     altered->op.offset_bytes = static_cast<std::uint64_t>(
         static_cast<std::int64_t>(op.offset_bytes) + fault.misdirect_bytes);
   } else {
-    // Rounded up: more may have moved than is reported, never less.
+    // The size is rounded up, so that more bytes may have moved than are reported, but never fewer.
     altered->report_max = op.size_bytes - fault.short_bytes;
     const std::uint64_t moved = round_up(altered->report_max, kSafeAlignmentBytes);
     altered->op.size_bytes =

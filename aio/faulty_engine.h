@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/faulty_engine.h: a twin of any IoEngine that fails what a plan says, so that tests can show
-// every failure is noticed.
+// aio/faulty_engine.h: wraps any IoEngine and fails the calls that a plan names, so that tests can
+// show that every failure is noticed.
 //
-// Reactor's thread. What the plan does not name goes straight through to the engine inside.
+// Reactor's thread. Calls that the plan does not name go straight to the engine inside.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@
 
 namespace ziggurat {
 
-/// What a fault can hit: the three transfers, and the name-level operations.
+/// The calls that a fault can strike: the three transfers, and the calls by name.
 enum class FaultPoint : std::uint8_t {
   kRead,
   kWrite,
@@ -39,8 +39,8 @@ enum class FaultPoint : std::uint8_t {
   kCount,
 };
 
-/// Make one with the functions below, then set when it strikes: `Fault::fail(FaultPoint::kWrite,
-/// EIO).at(3).from_then_on()`.
+/// One planned failure. Make one with the functions below, then say when it strikes:
+/// `Fault::fail(FaultPoint::kWrite, EIO).at(3).from_then_on()`.
 struct Fault {
   enum class Effect : std::uint8_t { kErrno, kShort, kZero, kMisdirect, kDelay };
 
@@ -51,46 +51,48 @@ struct Fault {
   std::int64_t misdirect_bytes = 0;  ///< kMisdirect
   Nanoseconds delay{0};              ///< kDelay
   std::uint64_t position =
-      0;  ///< the call of this point it strikes, counted from 0 since the engine was made
-  bool persistent = false;        ///< that call and all after it
-  std::string path{};             ///< only transfers of this file (as it was opened) that touch
-  std::uint64_t begin_bytes = 0;  ///< [begin_bytes, end_bytes) of it; any file where empty
+      0;  ///< which call of `point` it strikes, counted from 0 since the engine was made
+  bool persistent = false;        ///< strikes that call and all after it
+  std::string path{};             ///< strikes only transfers of this file (as it was opened)
+  std::uint64_t begin_bytes = 0;  ///< that touch [begin_bytes, end_bytes) of it; if empty, any
+                                  ///< bytes
   std::uint64_t end_bytes = 0;
-  std::uint64_t times = ~std::uint64_t{0};  ///< at most
+  std::uint64_t times = ~std::uint64_t{0};  ///< how often it strikes at most
 
-  /// The operation is not carried out; it fails with `error_number`. Any point.
+  /// Makes the operation fail with `error_number` without being carried out. For any point.
   static Fault fail(FaultPoint point, int error_number);
-  /// The transfer reports this many bytes fewer than it was asked for, and has not moved them.
-  /// Reads and writes.
+  /// Makes the transfer move and report this many bytes fewer than it was asked for. For reads and
+  /// writes.
   static Fault shorten(FaultPoint point, std::uint32_t by_bytes);
-  /// The transfer moves nothing and reports 0. Reads and writes.
+  /// Makes the transfer move nothing and report 0. For reads and writes.
   static Fault zero(FaultPoint point);
-  /// The write lands `by_bytes` further on, and reports success.
+  /// Makes the write land `by_bytes` further on and report success.
   static Fault misdirect(std::int64_t by_bytes);
-  /// The transfer is carried out after `delay` of the reactor's clock. Reads, writes and syncs.
+  /// Makes the transfer wait for `delay` of the reactor's clock before it is carried out. For
+  /// reads, writes and syncs.
   static Fault slow(FaultPoint point, Nanoseconds delay);
 
   Fault at(std::uint64_t call) const;
   Fault from_then_on() const;
-  /// Every transfer that touches these bytes of `path`.
+  /// Limits the fault to transfers that touch these bytes of `path`.
   Fault within(const std::string& path, std::uint64_t offset_bytes, std::uint64_t size_bytes) const;
 };
 
 class FaultyEngine final : public IoEngine {
  public:
   FaultyEngine(Reactor& reactor, std::unique_ptr<IoEngine> inside);
-  /// On the reactor's thread, or when the reactor does not run. What a fault holds completes with
-  /// -ECANCELED.
+  /// Called on the reactor's thread, or when the reactor does not run. Operations that a fault
+  /// holds complete with -ECANCELED.
   ~FaultyEngine() override;
 
-  /// Adds to the plan. Of several faults that strike one call, the first planned does.
+  /// Adds a fault to the plan. If several faults would strike one call, the first planned one does.
   void plan(const Fault& fault);
   void clear_plan() { plan_.clear(); }
-  /// Asked before every call that no planned fault strikes: 0, or the errno that the call fails
-  /// with. For faults that are counted over several points, or over several engines.
+  /// Called before every call that no planned fault strikes. Returns 0, or the errno with which the
+  /// call fails. For faults that are counted over several points, or over several engines.
   using Gate = std::function<int(FaultPoint point)>;
   void set_gate(Gate gate) { gate_ = std::move(gate); }
-  /// Calls of `point` so far, and how many a fault has struck.
+  /// The number of calls of `point` so far, and of those that a fault has struck.
   std::uint64_t calls(FaultPoint point) const { return at(calls_, point); }
   std::uint64_t injected(FaultPoint point) const { return at(injected_, point); }
 
@@ -135,10 +137,10 @@ class FaultyEngine final : public IoEngine {
 
   Reactor& reactor_;
   std::unique_ptr<IoEngine> inside_;
-  std::vector<std::string> paths_;  // by handle, as it was opened
+  std::vector<std::string> paths_;  // by handle; each as its file was opened
   std::vector<Fault> plan_;         // `times` counts down
   Gate gate_;
-  Fault gated_;  // what the gate said last
+  Fault gated_;  // the fault that `gate_` last asked for
   Counts calls_{};
   Counts injected_{};
   std::shared_ptr<Held> held_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/fork_closed.cc: a table that the child's handler can read without a lock.
+// aio/fork_closed.cc: keeps the descriptors in a table that the child's fork handler reads without
+// a lock.
 #include "aio/fork_closed.h"
 
 #include <errno.h>
@@ -19,7 +20,7 @@ namespace {
 
 constexpr int kFree = -1;
 
-/// One for the process. Never destroyed: a child may be forked at any time.
+/// The process's table. It is never destroyed, because a child may be forked at any time.
 std::array<std::atomic<int>, 1024>& table() {
   static auto& slots = *[] {
     auto* made = new std::array<std::atomic<int>, 1024>;
@@ -29,7 +30,7 @@ std::array<std::atomic<int>, 1024>& table() {
   return slots;
 }
 
-/// In the child, where only calls that a signal handler may make are safe.
+/// Runs in the child, where only calls that are safe in a signal handler may be made.
 void close_all() {
   for (std::atomic<int>& slot : table()) {
     const int fd = slot.exchange(kFree);
@@ -48,9 +49,10 @@ void close_in_children(int fd) {
     int expected = kFree;
     if (registered == 0 && slot.compare_exchange_strong(expected, fd)) return;
   }
-  note_degraded("fork",
-                "files stay open in forked children: a killed run's store is in use until "
-                "they have ended");
+  note_degraded(
+      "fork",
+      "more files are open than can be closed in forked children: after this process is killed, "
+      "its store stays in use until its children have ended");
 }
 
 void forget_for_children(int fd) noexcept {
@@ -62,8 +64,12 @@ void forget_for_children(int fd) noexcept {
 
 void keep_out_of_children(std::span<std::byte> pages, std::string_view owner) {
   if (::madvise(pages.data(), pages.size(), MADV_DONTFORK) == 0) return;
-  note_degraded("fork", fmt::format("{}: MADV_DONTFORK failed: {}; do not fork while training",
-                                    owner, errno_text(errno)));
+  note_degraded(
+      "fork",
+      fmt::format(
+          "forked children cannot be kept from the memory of {}: MADV_DONTFORK failed: {}; do not "
+          "fork while training",
+          owner, errno_text(errno)));
 }
 
 }  // namespace ziggurat

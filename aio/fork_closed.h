@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // aio/fork_closed.h: descriptors and memory that forked children do not keep.
 //
-// A trainer's helpers are forked from it (PyTorch's DataLoader). With the store's file they would
-// hold its lock, and for as long as they outlive a killed trainer nobody could go on with the run;
-// a ring that they hold keeps its files just so. Close-on-exec does not help, as they never exec.
+// A trainer forks helpers (PyTorch's DataLoader). A child that had the store's file open would hold
+// its lock: after the trainer was killed, nobody could resume the run until the child ended. A
+// child that had an io_uring ring would keep the ring's registered files open in the same way.
+// Close-on-exec does not help, because these children never call exec.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +13,14 @@
 
 namespace ziggurat {
 
-/// From now on a child closes `fd` before fork() returns in it. Any thread.
+/// Makes every later child close `fd` before fork() returns in the child. Any thread.
 void close_in_children(int fd);
-/// `fd` is about to be closed here.
+/// Undoes close_in_children(): this process is about to close `fd`.
 void forget_for_children(int fd) noexcept;
 
-/// Children have no such pages: copied at the first write after a fork, what a drive reads into
-/// would be another page than its owner's. `owner`: for the message where that cannot be had.
+/// Keeps `pages` out of forked children. Otherwise the first write after a fork would copy a page,
+/// and a drive's transfer could go to another page than the one that its owner sees. `owner` names
+/// the memory in the message that is logged if this fails.
 void keep_out_of_children(std::span<std::byte> pages, std::string_view owner);
 
 }  // namespace ziggurat

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/io_activity.cc: busy time is counted from the first transfer in to the last one out.
+// aio/io_activity.cc: busy time runs from the start of the first transfer to the end of the last
+// one.
 #include "aio/io_activity.h"
 
 #include <fmt/format.h>

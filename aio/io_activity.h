@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/io_activity.h: when a drive was busy, over all the files that share one: busy counters and
-// rows of the trace.
+// aio/io_activity.h: records when a drive was busy, over all the files that share it, as busy
+// counters and rows of the trace.
 //
-// Reactor's thread. Overlapping spans on one row confuse viewers, so each direction has a few lanes
-// and a transfer takes the lowest free one.
+// Reactor's thread. Trace viewers cannot show overlapping spans on one row, so each direction has
+// several lanes, and a transfer takes the lowest free one.
 #pragma once
 
 #include <array>
@@ -20,21 +20,22 @@ namespace ziggurat {
 
 class IoActivity {
  public:
-  /// Transfers under way at once that the trace can show, per direction. More are counted, not
-  /// drawn.
+  /// The most transfers that the trace shows at once in one direction. Further ones are counted,
+  /// but not drawn.
   static constexpr std::size_t kLanesMax = 32;
 
   IoActivity() = default;
   IoActivity(const IoActivity&) = delete;
 
-  /// A transfer under way, from begin() to end().
+  /// A transfer that is under way, from begin() to end().
   struct Seat {
     IoKind kind = IoKind::kRead;
     int lane = -1;
-    Nanoseconds begin{0};  ///< monotonic, for the trace
+    Nanoseconds begin{0};  ///< monotonic time, for the trace
   };
 
-  /// `now` is the reactor's clock. A sync is drawn, but is no transfer: it counts as busy nowhere.
+  /// Begins a transfer; `now` is the reactor's clock. A sync is drawn, but it is no transfer and
+  /// adds nothing to busy time.
   Seat begin(IoKind kind, Nanoseconds now, Trace* trace);
   void end(const Seat& seat, Nanoseconds now, Metrics* metrics, Trace* trace);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/io_threads.cc: one queue in, one list of results out, delivered by one post for as many as
-// have gathered.
+// aio/io_threads.cc: one queue of requests and one list of results. One post to the reactor
+// delivers all the results that have gathered.
 #include "aio/io_threads.h"
 
 #include <pthread.h>
@@ -47,7 +47,7 @@ std::int32_t perform(const Request& request) noexcept {
   return static_cast<std::int32_t>(result < 0 ? -errno : result);
 }
 
-// Signals are the embedder's, on its own threads.
+// Blocks all signals on this thread: the embedding program handles them on its own threads.
 void block_signals() noexcept {
   sigset_t all;
   ::sigfillset(&all);
@@ -112,8 +112,8 @@ IoThreads::IoThreads(Reactor& reactor, std::uint32_t threads)
   ZIGGURAT_CHECK(threads > 0, "transfers on no threads");
   for (std::uint32_t i = 0; i < threads; ++i) {
     state_->threads.emplace_back([state = state_.get()] {
-      static_cast<void>(
-          ::pthread_setname_np(::pthread_self(), "zig-io"));  // only for people who look
+      static_cast<void>(::pthread_setname_np(::pthread_self(), "zig-io"));  // the name is only for
+                                                                            // people who look
       block_signals();
       state->work();
     });
@@ -149,8 +149,8 @@ void IoThreads::submit(IoOp& op, int fd) {
   {
     const std::lock_guard guard(state_->mutex);
     if (state_->stopping) {
-      state_->finished.push_back(
-          {&op, -ECANCELED});  // its owner goes on while the engine is taken down
+      state_->finished.push_back({&op, -ECANCELED});  // the engine is being destroyed, so the owner
+                                                      // gets the operation back
       return;
     }
     state_->requests.push_back({&op, fd});

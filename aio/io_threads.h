@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/io_threads.h: transfers by pread, pwrite and fdatasync on a few threads, completed on the
-// reactor's: what every engine of real files can fall back on.
+// aio/io_threads.h: makes transfers with pread, pwrite and fdatasync on a few threads and completes
+// them on the reactor's thread. Every engine of real files can fall back on it.
 //
 // Each thread has one transfer in flight; more wait, in order. Reactor's thread, except in the
 // destructor.
@@ -21,12 +21,13 @@ class IoThreads {
   ~IoThreads() { drain(); }
   IoThreads(const IoThreads&) = delete;
 
-  /// Ends the threads. On the reactor's thread, or when the reactor does not run. Waits for what
-  /// they are at; what still waits, and what is submitted from now on, completes with -ECANCELED.
+  /// Ends the threads. Called on the reactor's thread, or when the reactor does not run. Waits for
+  /// the transfers that the threads have begun; those still waiting, and those submitted from now
+  /// on, complete with -ECANCELED.
   void drain();
 
   std::uint32_t count() const noexcept;
-  /// `fd` is the descriptor behind op.file, open until the operation completes.
+  /// Queues `op`. `fd` is the descriptor of op.file; it stays open until the operation completes.
   void submit(IoOp& op, int fd);
   std::size_t in_flight() const noexcept;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/libaio_engine.cc: submissions gather in a queue and enter the kernel once a reactor turn;
-// completions are fetched, as many as there are, when the eventfd says so.
+// aio/libaio_engine.cc: submissions gather in a queue and enter the kernel once per turn of the
+// reactor. When the eventfd is signalled, all completions are fetched.
 #include "aio/libaio_engine.h"
 
 #include <fmt/format.h>
@@ -61,11 +61,11 @@ class LibaioEngine::Context : public std::enable_shared_from_this<LibaioEngine::
   IoThreads threads_;
 
   OpQueue waiting_;
-  std::size_t entered_ = 0;    // given to the kernel, completion not seen; at most queue_depth_
-  std::size_t in_flight_ = 0;  // those, and the waiting
+  std::size_t entered_ = 0;    // given to the kernel and not completed yet; at most queue_depth_
+  std::size_t in_flight_ = 0;  // entered_ and those in waiting_
   bool flush_posted_ = false;
   bool draining_ = false;
-  int refusals_ = 0;  // of io_submit, in a row
+  int refusals_ = 0;  // refusals of io_submit in a row
   bool retry_planned_ = false;
 };
 
@@ -85,7 +85,8 @@ LibaioEngine::Context::Context(Reactor& reactor, const LibaioEngine& engine,
 }
 
 LibaioEngine::Context::~Context() {
-  static_cast<void>(::io_destroy(context_));  // empty by now; fails only for a wrong argument
+  static_cast<void>(::io_destroy(context_));  // has no requests any more; fails only for a wrong
+                                              // argument
 }
 
 void LibaioEngine::Context::listen() {
@@ -93,8 +94,8 @@ void LibaioEngine::Context::listen() {
                     [weak = weak_from_this()](const boost::system::error_code& error) {
                       const auto self = weak.lock();
                       if (error || self == nullptr) return;  // the engine is gone
-                      // Cleared before the look, so that nothing that comes meanwhile is slept
-                      // over.
+                      // The eventfd is cleared before the completions are fetched, so that a
+                      // completion that comes meanwhile signals it again.
                       std::uint64_t signals = 0;
                       if (::read(self->event_fd_, &signals, sizeof(signals)) < 0) {
                         ZIGGURAT_CHECK(errno == EAGAIN || errno == EINTR, "eventfd: {}",
@@ -127,7 +128,8 @@ void LibaioEngine::Context::submit(IoOp& op) {
   });
 }
 
-/// Describes as many of the waiting as may enter, from the first on; returns how many.
+/// Fills `requests` with the first waiting operations, as many as may enter the kernel. Returns how
+/// many.
 int LibaioEngine::Context::prepare(std::array<iocb, kBatch>& requests) const {
   int count = 0;
   for (IoOp* op = waiting_.front();
@@ -151,7 +153,7 @@ void LibaioEngine::Context::flush() {
     std::transform(requests.begin(), requests.end(), list.begin(),
                    [](iocb& each) { return &each; });
     const int result = ::io_submit(context_, count, list.data());
-    if (result > 0) {  // the first few; why not the rest, the next call says
+    if (result > 0) {  // the kernel took the first few; the next call says why not the rest
       refusals_ = 0;
       entered_ += static_cast<std::size_t>(result);
       for (int i = 0; i < result; ++i) waiting_.pop();
@@ -160,7 +162,8 @@ void LibaioEngine::Context::flush() {
     const bool passes = result == 0 || result == -EAGAIN || result == -EINTR;
     if (passes && ++refusals_ <= kRefusalsMax) return plan_retry();
     refusals_ = 0;
-    finish(*waiting_.pop(), result == 0 ? -EAGAIN : result);  // says nothing about the next
+    finish(*waiting_.pop(), result == 0 ? -EAGAIN : result);  // the error says nothing about the
+                                                              // next operation
   }
 }
 
@@ -174,7 +177,7 @@ void LibaioEngine::Context::plan_retry() {
   });
 }
 
-/// Waits for `least` completions and takes at most kBatch; returns how many.
+/// Waits for `least` completions and takes at most kBatch. Returns how many.
 int LibaioEngine::Context::fetch(int least) {
   std::array<io_event, kBatch> events;
   timespec no_time{};
@@ -185,7 +188,7 @@ int LibaioEngine::Context::fetch(int least) {
   for (int i = 0; i < count; ++i) {
     const io_event& event = events[static_cast<std::size_t>(i)];
     --entered_;
-    // libaio's type is unsigned; the kernel's result is -errno or a count.
+    // libaio's type is unsigned, although the kernel's result is -errno or a count.
     finish(*static_cast<IoOp*>(event.data),
            static_cast<std::int32_t>(static_cast<long>(event.res)));
   }
@@ -200,7 +203,7 @@ void LibaioEngine::Context::finish(IoOp& op, std::int32_t result) {
 
 void LibaioEngine::Context::drain() {
   draining_ = true;
-  boost::system::error_code ignored;  // nothing waits on it any more
+  boost::system::error_code ignored;  // nothing waits on the event any more
   static_cast<void>(event_.cancel(ignored));
   threads_.drain();
   while (in_flight_ > 0) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/op_queue.h: first in, first out, through IoOp::next: waiting costs no memory.
+// aio/op_queue.h: a first-in, first-out queue linked through IoOp::next, so that it needs no memory
+// of its own.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@ namespace ziggurat {
 class OpQueue {
  public:
   bool empty() const noexcept { return first_ == nullptr; }
-  /// The oldest, the others behind it by IoOp::next; nullptr if there is none.
+  /// Returns the oldest operation; the others follow it by IoOp::next. Null if the queue is empty.
   IoOp* front() const noexcept { return first_; }
 
   void push(IoOp& op) noexcept {
@@ -20,7 +21,7 @@ class OpQueue {
     last_ = &op;
   }
 
-  /// The oldest; nullptr if there is none.
+  /// Removes and returns the oldest operation; null if the queue is empty.
   IoOp* pop() noexcept {
     IoOp* const op = first_;
     if (op == nullptr) return nullptr;

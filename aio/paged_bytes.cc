@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/paged_bytes.cc: bytes in pages, and runs of a word in pages.
+// aio/paged_bytes.cc: stores each page as one repeated word, as a few runs of words, or as bytes.
 #include "aio/paged_bytes.h"
 
 #include <algorithm>
@@ -24,7 +24,8 @@ void repeat(std::uint64_t word, std::span<std::byte> bytes) {
     std::memcpy(bytes.data() + at, &word, kWordBytes);
 }
 
-/// Where another word begins. memcmp looks faster than a loop of words.
+/// Returns where the run of the word at `begin` ends. For pages of one word a memcmp is faster than
+/// a loop over the words.
 std::uint64_t end_of_run(std::span<const std::byte> bytes, std::uint64_t begin) {
   const std::byte* const from = bytes.data() + begin;
   const std::uint64_t size = bytes.size() - begin;
@@ -34,7 +35,7 @@ std::uint64_t end_of_run(std::span<const std::byte> bytes, std::uint64_t begin) 
   return at;
 }
 
-/// Calls piece(page, offset in it, offset in the range, bytes) for each page of the range.
+/// Calls piece(page, offset in the page, offset in the range, bytes) for each page of the range.
 template <typename Piece>
 void for_each_piece(std::uint64_t page_bytes, std::uint64_t offset_bytes, std::uint64_t size_bytes,
                     const Piece& piece) {
@@ -139,7 +140,7 @@ std::vector<std::byte> PagedBytes::all() const {
 bool PagedBytes::operator==(const PagedBytes& other) const {
   const auto same = [](const Page& a, const Page& b) {
     if (a.mixed == b.mixed) return a.mixed != nullptr || a.word == b.word;
-    // The same bytes are always kept alike.
+    // Equal bytes are always stored in the same form, so different forms mean different bytes.
     if (!a.mixed || !b.mixed || (a.mixed->bytes == nullptr) != (b.mixed->bytes == nullptr))
       return false;
     if (a.mixed->bytes) return *a.mixed->bytes == *b.mixed->bytes;

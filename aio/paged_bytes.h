@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // aio/paged_bytes.h: the bytes of a simulated file. Copies share pages until one of them writes, so
-// that thousands of seeds may begin at the same disk. What repeats one word of eight bytes over and
-// over takes the memory of that word, so that a file may be larger than the machine. One thread
-// only, all copies together.
+// that thousands of seeds can begin with the same disk. A page that repeats one word of eight bytes
+// is stored as that word, so that a file may be larger than the machine's memory. For one thread
+// only, including all copies.
 #pragma once
 
 #include <array>
@@ -17,14 +17,14 @@ namespace ziggurat {
 class PagedBytes {
  public:
   std::uint64_t size() const noexcept { return size_bytes_; }
-  /// What is new reads as zeros.
+  /// Changes the size. New bytes read as zeros.
   void resize(std::uint64_t size_bytes);
-  /// Both within size().
+  /// The range must lie within size().
   void write(std::uint64_t offset_bytes, std::span<const std::byte> bytes);
   void read(std::uint64_t offset_bytes, std::span<std::byte> bytes) const;
   std::vector<std::byte> all() const;
   bool operator==(const PagedBytes& other) const;
-  /// That it takes, as if no copy shared it.
+  /// Returns the memory that these bytes take, counted as if no copy shared it.
   std::uint64_t memory_bytes() const;
 
  private:
@@ -35,13 +35,13 @@ class PagedBytes {
     std::uint64_t end_bytes;  // in the page
   };
   struct Mixed {
-    std::vector<Run> runs;         // few of them, or
-    std::unique_ptr<Bytes> bytes;  // all
+    std::vector<Run> runs;         // if there are few runs; otherwise
+    std::unique_ptr<Bytes> bytes;  // all the bytes
   };
-  /// Past the size a page is zeros too.
+  /// One page. In the last page the bytes past the file's size are zeros.
   struct Page {
-    std::uint64_t word = 0;              // over and over, unless it is
-    std::shared_ptr<const Mixed> mixed;  // shared with copies
+    std::uint64_t word = 0;              // repeated over the whole page, unless
+    std::shared_ptr<const Mixed> mixed;  // `mixed` is set; it is shared with copies
   };
 
   static void expand(const Page& page, std::span<std::byte> bytes);

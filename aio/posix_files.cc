@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/posix_files.cc: opening without following links, one owner at a time, space reserved or
-// refused with numbers.
+// aio/posix_files.cc: opens files without following links, locks them for one owner, and reserves
+// space or says in numbers why it cannot.
 #include "aio/posix_files.h"
 
 #include <fcntl.h>
@@ -32,26 +32,27 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-/// For files that are locked and those without a name: whoever may open a file may lock it, and
-/// a store or a folder of checkpoints whose lock a stranger holds is of no use to its owner.
+/// The mode of locked files and of unnamed ones. Whoever may open a file may also lock it, and a
+/// store or checkpoint folder whose lock a stranger holds is of no use to its owner.
 constexpr mode_t kPrivateMode = 0600;
-/// For all others, less the umask: what is made to be shared.
+/// The mode of all other files, less the umask: they may be shared.
 constexpr mode_t kMode = 0666;
 constexpr std::chrono::milliseconds kLockPoll{5};
 constexpr int kReopensMax = 8;
 
-// statx's direct-I/O fields (Linux 6.1), by their place in the kernel's struct: older C libraries
-// lack the names.
+// statx's fields for direct I/O (Linux 6.1), by their offset in the kernel's struct, because older
+// C libraries do not declare them.
 constexpr unsigned kStatxDioAlign = 0x2000;
 constexpr std::size_t kDioMemoryAlignOffset = 0x98;
 constexpr std::size_t kDioOffsetAlignOffset = 0x9c;
 
 [[noreturn]] void throw_open_error(int error, const std::string& path) {
   if (error == ELOOP) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("open {}: {}: symbolic links are not followed; name the file itself",
-                            path, errno_text(error)),
-                error);
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("cannot open {}: {}: symbolic links are not followed; name the file itself",
+                    path, errno_text(error)),
+        error);
   }
   if (error == EEXIST) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -75,17 +76,17 @@ UniqueFd open_unnamed(const std::string& directory) {
   if (fd) return fd;
   const int error = errno;
   if (error != EOPNOTSUPP && error != EISDIR && error != EINVAL) {
-    throw system_error(error, "create an unnamed file in " + directory);
+    throw system_error(error, "cannot create an unnamed file in " + directory);
   }
   std::string name = directory + "/.ziggurat-XXXXXX";
   fd = UniqueFd(::mkostemp(name.data(), O_CLOEXEC));  // exclusive, mode 0600
-  if (!fd) throw system_error(errno, "create a temporary file in " + directory);
+  if (!fd) throw system_error(errno, "cannot create a temporary file in " + directory);
   if (::unlink(name.c_str()) != 0) throw system_error(errno, "unlink " + name);
   return fd;
 }
 
-// Whether `path` still names the open file: it may have been replaced while its lock was waited
-// for.
+// Returns whether `path` still names the open file: the file may have been replaced while this
+// process waited for its lock.
 bool still_named(const UniqueFd& fd, const std::string& path) {
   struct stat open_file {};
   struct stat named {};
@@ -102,12 +103,13 @@ void lock_file(const UniqueFd& fd, const std::string& path, const OpenOptions& o
     if (error == EINTR) continue;
     if (error != EWOULDBLOCK) throw system_error(error, "lock " + path);
     if (SteadyClock::now() >= deadline) {
-      throw Error(ErrorCode::kUnavailable,
-                  fmt::format("{} is in use by another process (its lock was waited for {} ms); "
-                              "stop that process, or "
-                              "name another file",
-                              path, options.lock_wait.count()),
-                  error);
+      throw Error(
+          ErrorCode::kUnavailable,
+          fmt::format("{} is in use by another process (this process waited {} ms for its lock); "
+                      "stop that process, or "
+                      "name another file",
+                      path, options.lock_wait.count()),
+          error);
     }
     if (!said) {
       log().warn(
@@ -120,9 +122,8 @@ void lock_file(const UniqueFd& fd, const std::string& path, const OpenOptions& o
   }
 }
 
-// After opening, not as a flag of open(): with O_CREAT a filesystem that refuses O_DIRECT leaves
-// the new file behind.
-// Whether it is direct now.
+// Switches the open file to direct I/O and returns whether that worked. O_DIRECT is not given to
+// open(): with O_CREAT, a filesystem that refuses it leaves the new file behind.
 bool make_direct(const UniqueFd& fd, const std::string& path) {
   const int flags = ::fcntl(fd.get(), F_GETFL);
   if (flags < 0) throw system_error(errno, "fcntl(F_GETFL) " + path);
@@ -138,13 +139,13 @@ bool make_direct(const UniqueFd& fd, const std::string& path) {
   return false;
 }
 
-/// Or a block device, where nothing is to be written.
+/// Throws unless `fd` is a regular file, or a block device that is not to be written.
 void require_regular(const UniqueFd& fd, const std::string& path, bool writable) {
   struct stat status {};
   if (::fstat(fd.get(), &status) != 0) throw system_error(errno, "fstat " + path);
   if (!S_ISREG(status.st_mode) && (writable || !S_ISBLK(status.st_mode))) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("open {}: it is not a regular file", path));
+                fmt::format("cannot open {}: it is not a regular file", path));
   }
 }
 
@@ -163,10 +164,11 @@ std::uint64_t free_bytes_at(int fd, const std::string& path) {
 DiskFull no_space(int error, const std::string& path, std::uint64_t size_bytes,
                   std::uint64_t missing_bytes, std::uint64_t free) {
   return {path,
-          fmt::format("{}: there is no room for a file of {}: {} more bytes are needed and {} are "
-                      "free ({} of {}): {}; free space, or put it on another filesystem",
-                      path, format_bytes(size_bytes), missing_bytes, free, format_bytes(free),
-                      format_bytes(missing_bytes), errno_text(error)),
+          fmt::format(
+              "{}: there is no room for a file of {}, because {} more bytes are needed and {} are "
+              "free ({} of {}): {}; free some space, or put the file on another filesystem",
+              path, format_bytes(size_bytes), missing_bytes, free, format_bytes(free),
+              format_bytes(missing_bytes), errno_text(error)),
           error};
 }
 
@@ -178,8 +180,8 @@ UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
 }
 
 UniqueFd::~UniqueFd() {
-  // close() reports nothing useful here: what must be durable was synced, and EINTR has closed it
-  // too.
+  // An error of close() tells nothing useful: what must be durable was synced before, and after
+  // EINTR the descriptor is closed too.
   if (fd_ >= 0) static_cast<void>(::close(fd_));
 }
 
@@ -202,7 +204,7 @@ FileHandle PosixFiles::open(const std::string& path, const OpenOptions& options)
     if (options.unnamed || still_named(fd, path)) break;
     if (opens == kReopensMax || options.create) {
       throw Error(ErrorCode::kUnavailable,
-                  fmt::format("{}: another process replaces it again and again; stop that process, "
+                  fmt::format("another process replaces {} again and again; stop that process,  "
                               "or name another file",
                               path));
     }
@@ -223,7 +225,8 @@ FileHandle PosixFiles::open(const std::string& path, const OpenOptions& options)
 void PosixFiles::close(FileHandle file) noexcept {
   const std::lock_guard guard(mutex_);
   File& entry = files_[static_cast<std::size_t>(file.id)];
-  // By hand: a ring that has the file registered, or a forked child, would keep the lock.
+  // Unlocks explicitly: a ring that has the file registered, or a forked child, would keep the
+  // lock.
   if (entry.locked) static_cast<void>(::flock(entry.fd.get(), LOCK_UN));
   forget_for_children(entry.fd.get());
   entry = {};
@@ -266,8 +269,8 @@ void PosixFiles::allocate(FileHandle file, std::uint64_t size_bytes) {
                                format_bytes(limit.rlim_cur)),
                    EFBIG);
   }
-  // Asked first: finding out by filling the filesystem would take the room from everybody else
-  // meanwhile.
+  // Compares with the free space first: to find out by filling the filesystem would take the space
+  // from everybody else meanwhile.
   const std::uint64_t free = free_bytes_at(fd, path);
   if (missing_bytes > free) throw no_space(ENOSPC, path, size_bytes, missing_bytes, free);
 
@@ -276,11 +279,10 @@ void PosixFiles::allocate(FileHandle file, std::uint64_t size_bytes) {
     error = ::fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)) == 0 ? 0 : errno;
   } while (error == EINTR);
   if (error == EOPNOTSUPP) {
-    note_degraded(
-        "fallocate " + path.substr(0, path.rfind('/') + 1),
-        fmt::format(
-            "the filesystem of {} cannot reserve space: a full disk may show only in mid-run",
-            path));
+    note_degraded("fallocate " + path.substr(0, path.rfind('/') + 1),
+                  fmt::format("the filesystem of {} cannot reserve space, so a full disk may show "
+                              "only during the run",
+                              path));
     if (static_cast<std::uint64_t>(status.st_size) < size_bytes) {
       error = ::ftruncate(fd, static_cast<off_t>(size_bytes)) == 0 ? 0 : errno;
     } else {
@@ -293,8 +295,9 @@ void PosixFiles::allocate(FileHandle file, std::uint64_t size_bytes) {
   if (error == ENOSPC || error == EDQUOT) {
     throw no_space(error, path, size_bytes, missing_bytes, free_bytes_at(fd, path));
   }
-  throw system_error(error, fmt::format("cannot reserve {} bytes for {}{}", size_bytes, path,
-                                        restored ? "" : " (and truncating it back failed too)"));
+  throw system_error(
+      error, fmt::format("cannot reserve {} bytes for {}{}", size_bytes, path,
+                         restored ? "" : ", and the file could not be cut back to its old size"));
 }
 
 DirectAlignment PosixFiles::alignment(FileHandle file) {
@@ -311,7 +314,7 @@ DirectAlignment PosixFiles::alignment(FileHandle file) {
               sizeof(stated.memory_bytes));
   std::memcpy(&stated.offset_bytes, raw.data() + kDioOffsetAlignOffset,
               sizeof(stated.offset_bytes));
-  // Zeros: no direct I/O on this file.
+  // Zeros mean that this file has no direct I/O.
   return stated.memory_bytes > 0 && stated.offset_bytes > 0 ? stated : alignment;
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/posix_files.h: the name-level half of the engines that use the operating system's files:
-// open, lock, allocate, rename.
+// aio/posix_files.h: the part of IoEngine that opens, locks, allocates and renames files, for the
+// engines that use the operating system's files.
 //
-// Owns the descriptors behind the handles. The table is guarded, since an engine's threads look
-// descriptors up.
+// Owns the descriptors behind the handles. A mutex guards the table, because an engine's threads
+// look up descriptors in it.
 #pragma once
 
 #include <chrono>
@@ -36,8 +36,9 @@ class UniqueFd {
 
 class PosixFiles : public IoEngine {
  public:
-  /// Ignores SIGXFSZ where the embedder has not said otherwise: by default a write past the
-  /// process's file size limit kills it without a word; ignored, it fails with EFBIG.
+  /// Ignores SIGXFSZ unless the embedding program handles it. By default a write past the process's
+  /// file size limit kills the process without a message; with the signal ignored, the write fails
+  /// with EFBIG.
   PosixFiles();
 
   FileHandle open(const std::string& path, const OpenOptions& options) override;
@@ -55,12 +56,13 @@ class PosixFiles : public IoEngine {
   std::uint64_t free_bytes(const std::string& directory) override;
   void drop_cache(FileHandle file) override;
 
-  /// The descriptor behind an open handle, for facts that no engine reports (extents, residency).
-  /// Stays the engine's.
+  /// Returns the descriptor behind an open handle, for facts that no engine reports (extents,
+  /// residency). The engine keeps ownership of it.
   int native_descriptor(FileHandle file) const { return descriptor(file).fd; }
 
  protected:
-  /// What is behind an open handle. Descriptors and handles are used again; serials never are.
+  /// The descriptor behind an open handle. Descriptors and handles are used again; serials never
+  /// are.
   struct Descriptor {
     int fd;
     std::uint64_t serial;

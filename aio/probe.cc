@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/probe.cc: an engine counts as working when 4 KiB written through it come back, or when it
-// says that the disk is full: a run whose store is whole must go on beside a full disk. Where
-// nothing may be written it works when it answers for a file, be it that the medium is damaged.
+// aio/probe.cc: an engine works if 4 KiB written through it can be read back, or if it reports that
+// the disk is full (a run whose store is whole must go on when the disk is full). In a directory
+// where nothing may be written, an engine works if it answers a read, even by an error of a damaged
+// medium.
 //
-// Each candidate is tried on a reactor of its own: a ring belongs to the thread that first submits,
-// and that must be the real reactor's.
+// Each candidate is tried on a reactor of its own: a ring belongs to the thread that submits first,
+// and that must be the thread of the real reactor.
 #include "aio/probe.h"
 
 #include <fcntl.h>
@@ -43,7 +44,7 @@ using Make = MakeIoEngine;
 struct Candidate {
   const char* name;
   const char* library;
-  Make make;  // empty: not built in
+  Make make;  // empty if this build does not have the engine
 };
 
 std::vector<Candidate> candidates() {
@@ -75,7 +76,7 @@ std::string uring_hint(int error_number) {
   int disabled = -1;
   std::ifstream("/proc/sys/kernel/io_uring_disabled") >> disabled;
   if (disabled == 2)
-    return "; kernel.io_uring_disabled=2 forbids it to everybody (sysctl "
+    return "; kernel.io_uring_disabled=2 forbids io_uring to all users (sysctl "
            "kernel.io_uring_disabled=0 allows it)";
   const std::string sysctl = disabled < 0 ? "this kernel has no kernel.io_uring_disabled"
                                           : fmt::format("kernel.io_uring_disabled={}", disabled);
@@ -107,7 +108,7 @@ Task<> write_and_read_back(DirectFile& file) {
   const std::size_t size = round_up(kProbeBytes, grain);
   const std::unique_ptr<std::byte, FreeDeleter> memory(
       static_cast<std::byte*>(std::aligned_alloc(grain, round_up(2 * size, grain))));
-  if (memory == nullptr) throw system_error(ENOMEM, "cannot allocate memory for a probe");
+  if (memory == nullptr) throw system_error(ENOMEM, "cannot allocate memory to try an I/O engine");
   const std::span<std::byte> out(memory.get(), size);
   const std::span<std::byte> in(memory.get() + size, size);
   for (std::size_t i = 0; i < size; ++i) out[i] = static_cast<std::byte>(i * 37 + i / 256 + 1);
@@ -116,11 +117,11 @@ Task<> write_and_read_back(DirectFile& file) {
   co_await file.read(0, in);
   if (!std::equal(out.begin(), out.end(), in.begin())) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("{} bytes written and read back came back different", size));
+                fmt::format("{} bytes were written, but other bytes were read back", size));
   }
 }
 
-/// Null: nothing may be made in the directory.
+/// Opens an unnamed file in the directory. Null if no file may be made there.
 std::unique_ptr<DirectFile> unnamed_file(Reactor& reactor, IoEngine& engine,
                                          const std::string& directory) {
   try {
@@ -132,7 +133,7 @@ std::unique_ptr<DirectFile> unnamed_file(Reactor& reactor, IoEngine& engine,
   }
 }
 
-/// Bytes of a regular file that this process may read; 0: it is none.
+/// Returns the size of a regular file that this process may read; 0 if `path` is no such file.
 std::uint64_t readable_bytes(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat status {};
@@ -140,8 +141,8 @@ std::uint64_t readable_bytes(const std::string& path) {
   return static_cast<std::uint64_t>(status.st_size);
 }
 
-/// The largest file in a directory, or else in one of its own directories, as in a folder of
-/// checkpoints; empty: there is none to read.
+/// Returns the largest file in a directory, or else in one of the directories in it (as in a folder
+/// of checkpoints). Empty if there is no file to read.
 std::string file_to_read(const std::string& directory, int levels = 1) {
   std::string largest;
   std::uint64_t bytes = 0;
@@ -164,7 +165,7 @@ Task<> read_first_block(DirectFile& file, std::uint64_t size_bytes) {
   const std::size_t grain = std::max(file.alignment().offset_bytes, file.alignment().memory_bytes);
   const std::unique_ptr<std::byte, FreeDeleter> memory(
       static_cast<std::byte*>(std::aligned_alloc(grain, round_up(size_bytes, grain))));
-  if (memory == nullptr) throw system_error(ENOMEM, "cannot allocate memory for a probe");
+  if (memory == nullptr) throw system_error(ENOMEM, "cannot allocate memory to try an I/O engine");
   co_await file.read(0, {memory.get(), size_bytes});
 }
 
@@ -178,7 +179,7 @@ void try_to_read(Reactor& reactor, IoEngine& engine, const std::string& path) {
   try {
     reactor.block_on(read_first_block(*file, std::min(size, block)));
   } catch (const Error& error) {
-    // The engine has done its work: whoever reads the file judges what is damaged in it.
+    // The engine has done its work; the reader of the file handles what is damaged in it.
     const int why = error.native();
     const bool of_the_file = why == EIO || why == ENODATA || why == EILSEQ || why == ESTALE ||
                              error.code() == ErrorCode::kDataLoss;
@@ -196,10 +197,12 @@ void try_out(const Make& make, const std::string& directory) {
   }
 }
 
-/// Why `candidate` does not work here; empty if it does.
+/// Returns why `candidate` does not work here; empty if it does.
 std::string reason_against(const Candidate& candidate, const std::string& directory) {
   if (!candidate.make) {
-    return fmt::format("not built in ({} was not found when this was built)", candidate.library);
+    return fmt::format(
+        "this build does not include this engine ({} was not found when it was built)",
+        candidate.library);
   }
   try {
     try_out(candidate.make, directory);

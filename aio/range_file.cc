@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/range_file.cc: a range is its head, its blocks and its tail, under way together.
+// aio/range_file.cc: moves the head, the blocks and the tail of a range at the same time.
 #include "aio/range_file.h"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ Task<> RangeFile::write(std::uint64_t offset_bytes, std::span<const std::byte> m
                         IoPriority priority) {
   constexpr Move kMove = [](DirectFile& file, std::uint64_t offset, std::span<std::byte> part,
                             IoPriority its) { return file.write(offset, part, its); };
-  // One way for both directions; a write only reads the memory.
+  // One function serves both directions. A write only reads the memory, so the cast is safe.
   return run(kMove, offset_bytes, {const_cast<std::byte*>(memory.data()), memory.size()}, priority);
 }
 

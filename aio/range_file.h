@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/range_file.h: a file moved in ranges that begin and end anywhere, as tensors lie in files of
-// others' formats.
+// aio/range_file.h: moves ranges of a file that begin and end anywhere, as tensors do in the file
+// formats of other projects.
 //
-// Whole blocks of a range go directly between memory and drive; its edges, less than a block each,
-// through the page cache, which joins those of neighbours. No block is moved both ways at a time
-// unless ranges overlap. So a checkpoint larger than memory does not drive everything else out of
-// the page cache, and costs one copy less. Reactor's thread.
+// The whole blocks of a range go directly between memory and drive. Its edges, less than a block
+// each, go through the page cache, which joins the edges of neighbouring ranges. A block is moved
+// both ways only if ranges overlap. So a checkpoint larger than memory does not drive everything
+// else out of the page cache, and costs one copy less. Reactor's thread.
 #pragma once
 
 #include <cstdint>
@@ -20,27 +20,27 @@ namespace ziggurat {
 
 class RangeFile {
  public:
-  /// A page, so that no page is moved both ways.
+  /// The size of a page, so that no page is moved both directly and through the page cache.
   static constexpr std::uint64_t kBlockBytes = AlignedBytes::kAlignment;
 
-  /// `options.direct` has no effect. Errors: as DirectFile::open().
+  /// Opens the file; `options.direct` has no effect. Errors: as DirectFile::open().
   static std::unique_ptr<RangeFile> open(Reactor& reactor, IoEngine& engine,
                                          const std::string& path, OpenOptions options,
                                          IoObservers observers = {});
 
-  /// Memory for a range from `offset_bytes` of the file.
+  /// Takes memory for a range from `offset_bytes` of the file.
   static AlignedBytes memory_for(std::uint64_t offset_bytes, std::uint64_t size_bytes,
                                  AlignedPool& pool) {
     return pool.take(size_bytes, offset_bytes % kBlockBytes);
   }
 
-  /// The range may be any; memory from memory_for() makes its blocks go directly, any other goes
-  /// through the page cache as a whole. Errors: as DirectFile's.
+  /// Fills `memory` from any range. If the memory is from memory_for(), the range's blocks go
+  /// directly; otherwise the whole range goes through the page cache. Errors: as DirectFile's.
   Task<> read(std::uint64_t offset_bytes, std::span<std::byte> memory,
               IoPriority priority = IoPriority::kDemand);
   Task<> write(std::uint64_t offset_bytes, std::span<const std::byte> memory,
                IoPriority priority = IoPriority::kDemand);
-  /// Blocks and edges.
+  /// Syncs blocks and edges.
   Task<> sync() { return edges_->sync(); }
 
   const std::string& path() const noexcept { return edges_->path(); }
@@ -49,7 +49,7 @@ class RangeFile {
 
  private:
   explicit RangeFile(Reactor& reactor) : reactor_(reactor) {}
-  /// Moves [begin, end) of the range with `file`.
+  /// Moves the part of the range that begins at `offset_bytes` through `file`.
   using Move = Task<> (*)(DirectFile& file, std::uint64_t offset_bytes, std::span<std::byte> memory,
                           IoPriority priority);
   Task<> run(Move move, std::uint64_t offset_bytes, std::span<std::byte> memory,
@@ -57,7 +57,8 @@ class RangeFile {
 
   Reactor& reactor_;
   std::unique_ptr<DirectFile> edges_;   // through the page cache
-  std::unique_ptr<DirectFile> blocks_;  // the same file; null: its blocks are larger than ours
+  std::unique_ptr<DirectFile> blocks_;  // the same file, direct; null if it needs larger blocks
+                                        // than ours
 };
 
 }  // namespace ziggurat

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/simulated_engine.cc: operations as timers, and the moment after the power went.
+// aio/simulated_engine.cc: carries out operations by timers, and decides what a power cut leaves.
 #include "aio/simulated_engine.h"
 
 #include <fmt/format.h>
@@ -18,12 +18,12 @@ namespace ziggurat {
 namespace {
 
 constexpr std::size_t kSectorBytes = 512;
-/// Misdirected writes land on multiples of it.
+/// Misdirected writes land on multiples of this.
 constexpr std::uint64_t kMisdirectionBytes = 64 * 1024;
 
-/// What a crash does to unsynced work, drawn anew for each file: mostly-lost and mostly-kept are as
-/// likely as an even mix, since the schedules that break stores need one particular write lost (or
-/// kept) among many of the other kind.
+/// What a crash does to unsynced work, drawn once for each file. Mostly-lost and mostly-kept are as
+/// likely as an even mix, because the schedules that break stores need one particular write lost
+/// (or kept) among many of the other kind.
 struct Fate {
   double keep;
   double tear;
@@ -171,7 +171,7 @@ void SimulatedDisk::forget_programs() {
   power_cut_at_ = std::numeric_limits<std::uint64_t>::max();
 }
 
-/// Drops files that no name leads to, now or after a crash, and that nobody has open.
+/// Drops files that have no name, now or after a crash, and that nobody has open.
 void SimulatedDisk::forget_unnamed() {
   std::erase_if(inodes_, [this](const auto& entry) {
     const auto& [id, inode] = entry;
@@ -280,7 +280,7 @@ std::string SimulatedEngine::description() const {
 
 void SimulatedEngine::check_power(const char* what, const std::string& path) const {
   if (disk_.off_)
-    throw system_error(EIO, fmt::format("{} {} (simulated: the power is off)", what, path));
+    throw system_error(EIO, fmt::format("cannot {} {} (simulated: the power is off)", what, path));
 }
 
 SimulatedDisk::Inode& SimulatedEngine::inode(FileHandle file) {
@@ -295,7 +295,7 @@ FileHandle SimulatedEngine::open(const std::string& path, const OpenOptions& opt
     disk_.inodes_[id];
   } else if (options.create) {
     if (disk_.names_.contains(path))
-      throw system_error(EEXIST, fmt::format("open {} to create it", path));
+      throw system_error(EEXIST, fmt::format("cannot create {}", path));
     id = disk_.next_inode_++;
     disk_.inodes_[id];
     disk_.do_name_op({SimulatedDisk::NameOp::Kind::kCreate, "", path, id});
@@ -307,9 +307,10 @@ FileHandle SimulatedEngine::open(const std::string& path, const OpenOptions& opt
   auto& node = disk_.inodes_.at(id);
   if (options.lock) {
     if (node.locked)
-      throw Error(ErrorCode::kUnavailable,
-                  fmt::format("{}: in use by another process (waited {} ms for its lock)", path,
-                              options.lock_wait.count()));
+      throw Error(
+          ErrorCode::kUnavailable,
+          fmt::format("{} is in use by another process (this process waited {} ms for its lock)",
+                      path, options.lock_wait.count()));
     node.locked = true;
   }
   ++node.open_count;
@@ -409,8 +410,8 @@ std::uint64_t SimulatedEngine::random() {
   return random_state_ >> 33;
 }
 
-/// The drive moves bytes one operation at a time; latencies overlap, so that operations finish out
-/// of order.
+/// Returns how long the operation takes. The drive moves the bytes of one operation at a time, but
+/// latencies overlap, so operations finish out of order.
 Nanoseconds SimulatedEngine::duration(const IoOp& op) {
   const double rate =
       op.kind == IoKind::kRead ? options_.read_bytes_per_second : options_.write_bytes_per_second;
@@ -471,7 +472,7 @@ void SimulatedEngine::start_write(Started& started) {
   if (disk_.keeps_ == SimulatedDisk::Keeps::kAll) return;
   std::uint64_t offset_bytes = op.offset_bytes;
   if (started.fate == WriteFate::kMisdirected) {
-    // To any place of any file that is as long as this.
+    // The write goes to any place of any file that is long enough.
     auto at = disk_.inodes_.begin();
     std::advance(at, random() % disk_.inodes_.size());
     const std::size_t size = at->second.current.size();
@@ -538,7 +539,7 @@ std::int32_t SimulatedEngine::perform_write(const Started& started) {
     node.unreadable.erase(first, node.unreadable.lower_bound(
                                      (write->offset_bytes + write->bytes.size()) / kSectorBytes));
     write->completed = true;
-    // A sync makes them durable in the order in which they completed.
+    // A sync makes writes durable in the order in which they completed.
     std::rotate(write, write + 1, node.unsynced.end());
   }
   return static_cast<std::int32_t>(started.op->size_bytes);

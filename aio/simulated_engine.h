@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/simulated_engine.h: an IoEngine over a disk in memory, with the reactor's (virtual) time, and
+// aio/simulated_engine.h: an IoEngine over a disk in memory, with the reactor's (virtual) time and
 // a power switch.
 //
-// SimulatedDisk outlives engines: it is what a crash leaves behind. It keeps what was made durable
-// apart from what was only written, so that crash() may lose, tear and reorder everything in
+// SimulatedDisk outlives the engines: it holds what a crash leaves behind. It keeps durable bytes
+// apart from bytes that were only written, so that crash() may lose, tear and reorder everything in
 // between, directory entries included. Any number of engines (ranks, or processes one after the
-// other) share a disk. It may also be a bad disk: one that loses or misdirects writes it has
+// other) share a disk. It can also act as a bad disk that loses or misdirects writes which it has
 // acknowledged, fails syncs, or cannot read a place. Everything is a function of the seeds.
 // Reactor's thread only.
 #pragma once
@@ -28,51 +28,55 @@ class SimulatedDisk {
  public:
   enum class Keeps : std::uint8_t {
     kWhatWasSynced,  ///< for crash() and kill()
-    kAll,            ///< what completes is durable: memory for one copy, and nothing to crash
+    kAll,            ///< an operation is durable when it completes: keeps one copy, and cannot
+                     ///< crash
   };
   explicit SimulatedDisk(std::uint64_t capacity_bytes = std::uint64_t{1} << 40,
                          Keeps keeps = Keeps::kWhatWasSynced)
       : capacity_bytes_(capacity_bytes), keeps_(keeps) {}
 
-  /// An event is a submission, a completion or a name-level operation. The power goes right after
-  /// the `events`-th from now: nothing reaches the disk any more, and everything in flight and
-  /// later fails with EIO, so that programs end.
+  /// Cuts the power right after the `events`-th event from now. An event is a submission, a
+  /// completion or a call by name. From then on nothing reaches the disk, and everything in flight
+  /// and later fails with EIO, so that programs end.
   void cut_power_after(std::uint64_t events) { power_cut_at_ = events_ + events; }
   bool power_is_off() const noexcept { return off_; }
   std::uint64_t events() const noexcept { return events_; }
 
-  /// The machine comes back after losing power. Each write that was not synced (completed or in
-  /// flight) is there whole, torn into sectors of 512 bytes or not at all, applied in any order;
-  /// each directory operation that was not synced happened or not; a file's new size likewise.
-  /// Programs are gone, and so are their locks.
+  /// Restarts the machine after a power cut. Each write that was not synced (completed or in
+  /// flight) is there whole, torn into sectors of 512 bytes, or not at all, and they are applied in
+  /// any order. Each directory operation that was not synced happened or not, and so did each
+  /// change of a file's size. Programs are gone, and so are their locks.
   void crash(std::uint64_t seed);
-  /// How many operations were not synced: crash() keeps each or loses it. A file's new size is one.
+  /// Returns how many operations were not synced; a file's new size counts as one. crash() keeps or
+  /// loses each of them.
   std::size_t unsynced() const;
-  /// As crash(), but of the operations that were not synced the i-th is kept if kept[i], a write as
-  /// a whole. They count in the order in which they were made: it matters if unsynced_overlap().
+  /// Crashes like crash(), but keeps the i-th operation that was not synced if kept[i], a write as
+  /// a whole. Operations are counted in the order in which they were made, which matters if
+  /// unsynced_overlap().
   void crash_keeping(const std::vector<bool>& kept);
-  /// Two writes that were not synced are to the same bytes.
+  /// Returns whether two writes that were not synced touch the same bytes.
   bool unsynced_overlap() const;
-  /// The process is killed, the machine lives: what completed can be read but is still not durable;
-  /// what was in flight happened or not.
+  /// Kills the process while the machine runs on: completed writes can be read but are still not
+  /// durable; writes in flight happened or not.
   void kill(std::uint64_t seed);
 
   bool exists(const std::string& path) const { return names_.contains(path); }
-  /// The durable bytes of a file, to damage; what is changed here is what programs read.
+  /// Overwrites durable bytes of a file, to damage it. Programs read the changed bytes.
   void overwrite(const std::string& path, std::uint64_t offset_bytes,
                  std::span<const std::byte> bytes);
   const PagedBytes& contents(const std::string& path) const;
-  /// What a program reads once the page cache is dropped: not what a failed sync left there.
+  /// Returns what a program reads once the page cache is dropped, without what a failed sync left
+  /// in the cache.
   PagedBytes contents_on_drive(const std::string& path) const;
   void truncate(const std::string& path, std::uint64_t size_bytes);
-  /// Reads of these sectors fail with EIO, until they are written to.
+  /// Makes reads of these sectors fail with EIO until they are written to.
   void make_unreadable(const std::string& path, std::uint64_t offset_bytes,
                        std::uint64_t size_bytes);
   bool is_readable(const std::string& path, std::uint64_t offset_bytes,
                    std::uint64_t size_bytes) const;
-  /// A copy under another name, durable, as `cp` and sync make it.
+  /// Makes a durable copy under another name, as `cp` and sync do.
   void copy_file(const std::string& from, const std::string& to);
-  /// Memory that the simulation takes for the bytes of its files.
+  /// Returns the memory that the simulation uses for the bytes of its files.
   std::uint64_t memory_bytes() const;
 
  private:
@@ -85,9 +89,9 @@ class SimulatedDisk {
     bool completed = false;
   };
   struct Inode {
-    PagedBytes current;           ///< what reads see
-    PagedBytes durable;           ///< what is left if every unsynced write is lost
-    std::vector<Write> unsynced;  ///< those that completed are in the order in which they did
+    PagedBytes current;                  ///< what reads return
+    PagedBytes durable;                  ///< what is left if every unsynced write is lost
+    std::vector<Write> unsynced;         ///< those that completed stand in the order of completion
     std::set<std::uint64_t> unreadable;  ///< sectors, by number
     bool locked = false;
     int open_count = 0;
@@ -129,14 +133,15 @@ class SimulatedDisk {
   bool off_ = false;
 };
 
-/// What becomes of a write that is acknowledged.
+/// What happens to a write that is acknowledged.
 enum class WriteFate : std::uint8_t {
   kWritten,
-  kLost,         ///< what was there stays
-  kMisdirected,  ///< and what was somewhere else, in this file or another, is overwritten
+  kLost,         ///< the old bytes stay
+  kMisdirected,  ///< the old bytes stay, and bytes at another place, in this file or another, are
+                 ///< overwritten
 };
 
-/// When a drive has moved all that was asked of it.
+/// When a drive will have moved all the bytes that it was asked for.
 using DriveBusyUntil = std::shared_ptr<Nanoseconds>;
 
 struct SimulatedEngineOptions {
@@ -146,15 +151,16 @@ struct SimulatedEngineOptions {
   double jitter = 3;  ///< an operation's latency is drawn from [1, 1 + jitter] times `latency`
   std::uint64_t seed = 1;
   std::uint32_t queue_depth = 32;
-  DriveBusyUntil drive = {};  ///< engines with the same one share a drive; null: of its own
+  DriveBusyUntil drive = {};  ///< engines that share this share a drive; null makes a drive of the
+                              ///< engine's own
   DirectAlignment alignment;
-  /// For tests of tests: says of the n-th fdatasync (from 0) of this engine whether the drive only
-  /// claims to have done it.
+  /// Returns whether the n-th fdatasync (from 0) of this engine only claims success. For tests that
+  /// check other tests.
   std::function<bool(std::uint64_t index)> sync_is_a_lie;
-  /// Whether the n-th fdatasync fails with EIO. What it should have made durable never will be,
-  /// but is read as written until the cache is dropped, as Linux does with pages.
+  /// Returns whether the n-th fdatasync fails with EIO. The bytes that it should have made durable
+  /// never become so, but are read as written until the cache is dropped, as Linux does with pages.
   std::function<bool(std::uint64_t index)> sync_fails;
-  /// What becomes of the n-th write (from 0) of this engine.
+  /// Returns what happens to the n-th write (from 0) of this engine.
   std::function<WriteFate(std::uint64_t index)> write_fate;
 };
 
@@ -175,7 +181,8 @@ class SimulatedEngine final : public IoEngine {
   void remove(const std::string& path) override;
   bool exists(const std::string& path) override;
   void sync_directory(const std::string& path) override;
-  /// Directories are the names of files alone: one that has none is always there, and durable.
+  /// Does nothing. This disk has directories only as parts of file names, so a directory without
+  /// files exists always and is durable.
   void make_directory(const std::string& path) override;
   void remove_directory(const std::string& path) override;
   std::vector<std::string> names_in(const std::string& directory) override;
@@ -194,9 +201,9 @@ class SimulatedEngine final : public IoEngine {
   struct Started {
     IoOp* op;
     WriteFate fate = WriteFate::kWritten;  ///< kWrite
-    int inode = -1;                        ///< kWrite: where it goes
+    int inode = -1;                        ///< for kWrite: the file that it goes to
     std::uint64_t write_id = 0;
-    /// For kSync: writes that had completed when it was submitted, sorted
+    /// For kSync: the writes that had completed when it was submitted, sorted.
     std::vector<std::uint64_t> synced;
     enum class Sync : std::uint8_t { kHonest, kLie, kFailure } sync = Sync::kHonest;
   };

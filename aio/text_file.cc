@@ -19,7 +19,7 @@ Task<std::string> read_text(TextPlace place, std::string path, std::uint64_t byt
   const std::uint64_t size = file->size_bytes();
   if (size > bytes_max) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: it has {} bytes, but at most {} are read", path, size, bytes_max));
+                fmt::format("{} has {} bytes, but at most {} may be read", path, size, bytes_max));
   }
   std::string text(size, '\0');
   co_await file->read(0, std::as_writable_bytes(std::span(text)));

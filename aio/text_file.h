@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/text_file.h: small files read and written as a whole. Reactor's thread.
+// aio/text_file.h: reads and writes small files as a whole. Reactor's thread.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace ziggurat {
 
-/// Where the files of a call are.
+/// What a call needs to reach its files.
 struct TextPlace {
   Reactor& reactor;
   IoEngine& io;
@@ -18,10 +18,11 @@ struct TextPlace {
   BlockingCalls calls{};
 };
 
-/// Errors: kDataLoss for one of more than `bytes_max`, before anything is read; errno's.
+/// Reads a file. Errors: kDataLoss if it has more than `bytes_max`, before anything is read;
+/// errno's.
 Task<std::string> read_text(TextPlace place, std::string path, std::uint64_t bytes_max);
-/// `path` has `text`, or what it had: written beside it as PATH.part, synced, renamed. Durable once
-/// its directory was synced. Errors: errno's.
+/// Replaces the text of `path`: afterwards the file has `text` or, after a failure, its old text.
+/// Writes PATH.part, syncs and renames it. Durable once its directory was synced. Errors: errno's.
 Task<> write_text(TextPlace place, std::string path, std::string text);
 
 }  // namespace ziggurat

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/thread_engine.cc: the engine is the operating system's files plus threads (io_threads.h).
+// aio/thread_engine.cc: combines the operating system's files with threads (io_threads.h).
 #include "aio/thread_engine.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/uring_engine.cc: the engine is the operating system's files plus a ring (uring_ring.h).
+// aio/uring_engine.cc: combines the operating system's files with a ring (uring_ring.h).
 #include "aio/uring_engine.h"
 
 #include "aio/uring_ring.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/uring_ring.cc: submissions gather in a queue and enter the kernel once a reactor turn;
-// completions are fetched when the eventfd says so.
+// aio/uring_ring.cc: submissions gather in a queue and enter the kernel once per turn of the
+// reactor. Completions are fetched when the eventfd is signalled.
 //
-// Under DEFER_TASKRUN the kernel signals the eventfd when it has work queued for this thread, and
-// completions appear only once that work has been run, which fetching does.
+// Under DEFER_TASKRUN the kernel signals the eventfd when it has work queued for this thread.
+// Completions appear only once that work has run, and fetching runs it.
 #include "aio/uring_ring.h"
 
 #include <fmt/format.h>
@@ -38,8 +38,9 @@ constexpr unsigned kReapBatch = 32;
 constexpr int kRefusalsMax = 1000;
 constexpr std::chrono::milliseconds kRefusalDelay{1};
 
-/// A ring's memory may lie where another thread's ring was. The kernel orders the one's end before
-/// the other's beginning; who looks for data races sees only what is written here.
+/// A counter that a ring changes when it ends and reads when it is made. A ring's memory may lie
+/// where another thread's ring was. The kernel orders the old ring's end before the new one's
+/// beginning, but a data race detector sees only this counter.
 std::atomic<std::uint64_t> rings_ended = 0;
 
 std::string memlock_limit() {
@@ -51,7 +52,7 @@ std::string memlock_limit() {
 void note_unregistered(std::span<std::byte> memory, const std::string& why) {
   note_degraded(
       "io_uring buffers",
-      fmt::format("{} are not registered with io_uring, so transfers cost more CPU: {} "
+      fmt::format("cannot register {} with io_uring, so transfers cost more CPU: {} "
                   "(RLIMIT_MEMLOCK is {}, shared by all processes of the user; raise it: ulimit -l "
                   "unlimited, LimitMEMLOCK=infinity, or docker --ulimit memlock=-1)",
                   format_bytes(memory.size()), why, memlock_limit()));
@@ -86,7 +87,7 @@ void UringEngine::Ring::set_up() {
     result = io_uring_queue_init(queue_depth_, &ring_, flags_);
   }
   if (result != 0) throw system_error(-result, "io_uring_setup");
-  // A child with the ring, or with a mapping of it, would keep the files that are registered.
+  // A child that had the ring, or its mapping, would keep the registered files open.
   static_cast<void>(io_uring_ring_dontfork(&ring_));
   close_in_children(ring_.ring_fd);
   static_cast<void>(rings_ended.load(std::memory_order_acquire));
@@ -97,7 +98,8 @@ void UringEngine::Ring::set_up() {
     throw system_error(-registered, fmt::format("io_uring_register ({})", what));
   };
   check(io_uring_register_eventfd(&ring_, event.get()), "eventfd");
-  // Sparse tables: Linux 5.19. Without them every transfer looks its file up and pins its pages.
+  // Sparse tables need Linux 5.19. Without them the kernel looks up the file and pins the pages at
+  // every transfer.
   files_registrable_ = io_uring_register_files_sparse(&ring_, kRegisteredFilesMax + 1) == 0;
   buffers_registrable_ = io_uring_register_buffers_sparse(&ring_, kRegisteredBuffersMax) == 0;
   if ((flags_ & IORING_SETUP_SINGLE_ISSUER) != 0) check(register_witness(), "files");
@@ -129,7 +131,8 @@ bool UringEngine::Ring::on_ring_thread() const noexcept {
 void UringEngine::Ring::enable() {
   if (enabled_) return;
   if ((flags_ & IORING_SETUP_R_DISABLED) != 0) {
-    // By hand: liburing 2.3 declares io_uring_enable_rings() and does not export it.
+    // Makes the system call itself: liburing 2.3 declares io_uring_enable_rings() but does not
+    // export it.
     const long result =
         ::syscall(__NR_io_uring_register, ring_.ring_fd, IORING_REGISTER_ENABLE_RINGS, nullptr, 0);
     ZIGGURAT_CHECK(result == 0, "io_uring_register (enable rings): {}", errno_text(errno));
@@ -175,7 +178,7 @@ void UringEngine::Ring::flush() {
       "the ring belongs to the thread that first submitted; the reactor moved to another");
   while (!waiting_.empty() && entered_.size() < queue_depth_) {
     io_uring_sqe* const sqe = io_uring_get_sqe(&ring_);
-    if (sqe == nullptr) break;  // full of what the kernel has not taken yet
+    if (sqe == nullptr) break;  // the ring is full of entries that the kernel has not taken yet
     IoOp& op = *waiting_.pop();
     entered_.push_back(&op);
     prepare(*sqe, op);
@@ -188,9 +191,9 @@ void UringEngine::Ring::push() {
     const int result = io_uring_submit(&ring_);
     if (result > 0) {
       refusals_ = 0;
-      continue;  // fewer than all, if one of them failed at once: its completion says so
+      continue;  // the kernel stops at an entry that fails at once; its completion has the error
     }
-    // EAGAIN: no memory for requests; EBUSY: completions must be fetched first. Both pass.
+    // EAGAIN: there is no memory for requests. EBUSY: completions must be fetched first. Both pass.
     const bool passes = result == 0 || result == -EAGAIN || result == -EBUSY || result == -EINTR;
     if (!passes || ++refusals_ > kRefusalsMax)
       return fail_unsubmitted(result == 0 ? -EAGAIN : result);
@@ -206,8 +209,8 @@ void UringEngine::Ring::push() {
   }
 }
 
-// The kernel has not looked at these entries: they become no-ops, so that a later submission cannot
-// revive them.
+// Fails the entries that the kernel has not looked at yet. They become no-ops, so that a later
+// submission cannot carry them out.
 void UringEngine::Ring::fail_unsubmitted(int error) {
   refusals_ = 0;
   OpQueue failed;
@@ -262,8 +265,8 @@ void UringEngine::Ring::forget_file(FileHandle file) {
   const auto slot = static_cast<unsigned>(file.id);
   if (!files_registrable_ || slot >= kRegisteredFilesMax) return;
   if (!on_ring_thread()) {
-    // Until then the closed file stays open in the kernel; its serial keeps a later file of this
-    // handle from using it.
+    // Until the reactor's thread has done this, the closed file stays open in the kernel. Its
+    // serial keeps a later file of this handle from using it.
     boost::asio::post(reactor_.context(), [ring = weak_from_this(), file] {
       const auto self = ring.lock();
       if (self != nullptr && self->on_ring_thread()) self->forget_file(file);
@@ -273,7 +276,7 @@ void UringEngine::Ring::forget_file(FileHandle file) {
   if (files_[slot] == 0) return;
   constexpr int kNone = -1;
   const int result = io_uring_register_files_update(&ring_, slot, &kNone, 1);
-  if (result != 1) log().warn("io_uring: a closed file stays registered: {}", errno_text(-result));
+  if (result != 1) log().warn("io_uring: cannot unregister a closed file: {}", errno_text(-result));
   files_[slot] = 0;
 }
 
@@ -301,7 +304,8 @@ void UringEngine::Ring::register_memory(std::span<std::byte> memory) {
 }
 
 bool UringEngine::Ring::register_chunk(std::span<std::byte> chunk) {
-  // What was here before has been unmapped since: its registration holds other pages than these.
+  // A buffer that was registered at these addresses has been unmapped since: its registration holds
+  // other pages than these.
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     Buffer& old = buffers_[i];
     if (old.data == nullptr || old.data >= chunk.data() + chunk.size() ||
@@ -317,7 +321,8 @@ bool UringEngine::Ring::register_chunk(std::span<std::byte> chunk) {
   std::size_t slot = 0;
   while (slot < buffers_.size() && buffers_[slot].data != nullptr) ++slot;
   if (slot == kRegisteredBuffersMax) {
-    note_unregistered(chunk, fmt::format("all {} places are taken", kRegisteredBuffersMax));
+    note_unregistered(chunk, fmt::format("all {} places for registered buffers are taken",
+                                         kRegisteredBuffersMax));
     return false;
   }
   const iovec area{chunk.data(), chunk.size()};
@@ -342,7 +347,7 @@ void UringEngine::Ring::reap() {
   };
   std::array<Result, kReapBatch> results;
   for (;;) {
-    // Runs the work the kernel queued for this thread, where it has flagged some.
+    // Also runs the work that the kernel has queued for this thread.
     const unsigned count = io_uring_peek_batch_cqe(&ring_, batch.data(), kReapBatch);
     for (unsigned i = 0; i < count; ++i) {
       results[i] = {static_cast<IoOp*>(io_uring_cqe_get_data(batch[i])), batch[i]->res};
@@ -353,8 +358,9 @@ void UringEngine::Ring::reap() {
       leave(*results[i].op, results[i].result);
     }
     if (count > 0) continue;
-    // Cleared before the last look, so that nothing that comes meanwhile is slept over. Running the
-    // work has signalled again, so without this each completion would wake the thread twice.
+    // The eventfd is cleared before the last look, so that a completion that comes meanwhile
+    // signals it again. Running the work has signalled it too, so without this each completion
+    // would wake the thread twice.
     std::uint64_t signals = 0;
     if (::read(event_.native_handle(), &signals, sizeof(signals)) < 0) {
       const int error = errno;
@@ -364,13 +370,14 @@ void UringEngine::Ring::reap() {
     if (io_uring_cq_ready(&ring_) == 0 &&
         (flags & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) == 0)
       return;
-    if (!on_ring_thread()) return;  // nobody else can run that work: see drain()
+    if (!on_ring_thread()) return;  // no other thread can run that work: see drain()
   }
 }
 
 void UringEngine::Ring::leave(IoOp& op, std::int32_t result) {
   const auto place = std::find(entered_.begin(), entered_.end(), &op);
-  ZIGGURAT_CHECK(place != entered_.end(), "a completion of nothing that was submitted");
+  ZIGGURAT_CHECK(place != entered_.end(),
+                 "the kernel completed an operation that was not submitted");
   *place = entered_.back();
   entered_.pop_back();
   finish(op, result);
@@ -384,14 +391,14 @@ void UringEngine::Ring::finish(IoOp& op, std::int32_t result) {
 
 void UringEngine::Ring::drain() {
   draining_ = true;
-  boost::system::error_code ignored;  // nothing waits on it any more
+  boost::system::error_code ignored;  // nothing waits on the event any more
   static_cast<void>(event_.cancel(ignored));
   if (enabled_) fail_unsubmitted(-ECANCELED);
   while (in_flight_ > 0) {
     while (IoOp* const op = waiting_.pop()) finish(*op, -ECANCELED);
     if (entered_.empty()) continue;
     if (!on_ring_thread()) {
-      reap();  // what had completed in time
+      reap();  // takes what had already completed
       abandon();
       continue;
     }
@@ -403,9 +410,9 @@ void UringEngine::Ring::drain() {
   }
 }
 
-// The thread that alone may fetch completions has ended. Closing the ring makes the kernel finish
-// its requests by itself, some time later; the last thing it lets go of are the registered files,
-// which the pipe's other end notices.
+// Ends the ring after the only thread that may fetch completions has ended. Once the ring is
+// closed, the kernel finishes its requests some time later. It lets go of the registered files
+// last, and the pipe's other end shows when.
 void UringEngine::Ring::abandon() {
   end_ring();
   char end = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/uring_ring.h: private to UringEngine: the ring itself, what is registered with it, and the
-// way in and out.
+// aio/uring_ring.h: the ring of a UringEngine, with its registered files and buffers, and its
+// submissions and completions.
 #pragma once
 
 #include <liburing.h>
@@ -33,14 +33,14 @@ class UringEngine::Ring : public std::enable_shared_from_this<UringEngine::Ring>
 
   void submit(IoOp& op);
   void register_memory(std::span<std::byte> memory);
-  /// Takes a file out of the registered ones, where it would stay open. Any thread.
+  /// Unregisters a file, which would otherwise stay open. Any thread.
   void forget_file(FileHandle file);
-  /// Completes everything: see ~UringEngine.
+  /// Completes every operation: see ~UringEngine.
   void drain();
 
  private:
   struct Buffer {
-    std::byte* data = nullptr;  // nullptr: a free slot
+    std::byte* data = nullptr;  // nullptr if the slot is free
     std::size_t size_bytes = 0;
   };
 
@@ -70,20 +70,20 @@ class UringEngine::Ring : public std::enable_shared_from_this<UringEngine::Ring>
   unsigned flags_ = 0;
   bool enabled_ = false;
   std::thread::id thread_;
-  UniqueFd
-      witness_;  // read end of a pipe whose write end only the kernel's ring holds: see abandon()
+  UniqueFd witness_;  // the read end of a pipe whose write end only the kernel's ring holds: see
+                      // abandon()
   boost::asio::posix::stream_descriptor event_;
 
   OpQueue waiting_;
-  std::vector<IoOp*> entered_;  // given to the ring, completion not seen; at most queue_depth_
-  std::size_t in_flight_ = 0;   // those, and the waiting
+  std::vector<IoOp*> entered_;  // given to the ring and not completed yet; at most queue_depth_
+  std::size_t in_flight_ = 0;   // entered_ and those in waiting_
   bool flush_posted_ = false;
   bool draining_ = false;
-  int refusals_ = 0;  // of io_uring_enter, in a row
+  int refusals_ = 0;  // refusals of io_uring_enter in a row
   bool retry_planned_ = false;
 
   bool files_registrable_ = false;
-  // By handle: serial of the file in the slot, 0 for none.
+  // By handle: the serial of the file in the slot, or 0 if the slot is free.
   std::array<std::uint64_t, kRegisteredFilesMax> files_{};
   bool buffers_registrable_ = false;
   bool buffers_registered_ = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/bytes.cc: parsing and printing of sizes.
+// base/bytes.cc: parses and formats sizes.
 #include "base/bytes.h"
 
 #include <fmt/format.h>

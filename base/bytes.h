@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/bytes.h: sizes as people write and read them.
+// base/bytes.h: reads and writes sizes as people write them.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,10 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t alignment) n
 /// overflow.
 std::uint64_t parse_size(std::string_view text, std::string_view parameter);
 
-/// "164.1 MiB"; whole bytes below 1 KiB.
+/// Formats a size for people: "164.1 MiB", or whole bytes below 1 KiB.
 std::string format_bytes(std::uint64_t size_bytes);
 
-/// "160MiB": what parse_size() reads as the same.
+/// Formats a size exactly: "160MiB". parse_size() reads it as the same number.
 std::string exact_bytes(std::uint64_t size_bytes);
 
 }  // namespace ziggurat

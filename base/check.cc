@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/check.cc: the last words of a broken invariant.
+// base/check.cc: prints what is known of a broken invariant and aborts.
 #include "base/check.h"
 
 #include <cstdio>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/check.h: ZIGGURAT_CHECK, for what can only be false if this program is wrong. Always on;
-// prints and aborts, because wrong optimizer state trains silently for days. Never for the
-// environment's faults: those are an Error.
+// base/check.h: ZIGGURAT_CHECK, for conditions that are false only if this program has a bug. It is
+// always on, and prints and aborts, because wrong optimizer state would train silently for days. It
+// is never used for faults of the environment: those are an Error.
 #pragma once
 
 #include <fmt/format.h>
@@ -13,7 +13,8 @@ namespace ziggurat::internal {
                                const std::string& operands) noexcept;
 }  // namespace ziggurat::internal
 
-/// ZIGGURAT_CHECK(index < count, "chunk {} of {}", index, count)
+/// Aborts unless `condition`. The rest formats what is known: ZIGGURAT_CHECK(i < n, "chunk {} of
+/// {}", i, n).
 #define ZIGGURAT_CHECK(condition, ...)                                   \
   do {                                                                   \
     if (!(condition)) [[unlikely]]                                       \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/checksum.cc: XXH3 by the library's own run-time dispatch: 0.013 CPU seconds a GB from L2
-// where plain SSE2 takes 0.059 (0.033 and 0.060 from DRAM; AVX-512, xxHash 0.8.1).
+// base/checksum.cc: XXH3 with the library's own run-time dispatch: it takes 0.013 CPU seconds per
+// GB from L2, and plain SSE2 takes 0.059 (0.033 and 0.060 from DRAM; AVX-512, xxHash 0.8.1).
 #include "base/checksum.h"
 
 #define XXH_DISPATCH_DISABLE_REPLACE
@@ -11,8 +11,8 @@
 
 #include "base/log.h"
 
-// Weak, because distributions build the dispatching forms into the shared library only (Debian's
-// libxxhash.a lacks them).
+// Declared weak, because distributions build the dispatching forms into the shared library only
+// (Debian's libxxhash.a lacks them).
 extern "C" XXH64_hash_t XXH3_64bits_withSeed_dispatch(const void* input, std::size_t length,
                                                       XXH64_hash_t seed) __attribute__((weak));
 #endif
@@ -24,9 +24,9 @@ using Hash = XXH64_hash_t (*)(const void*, std::size_t, XXH64_hash_t);
 
 #if defined(__x86_64__)
 
-/// The library's AVX-512 loop (0.8.1) returns with the upper halves of the registers in use. Until
-/// they are cleared, every SSE instruction of this thread merges into them: scalar AdamW ran 4.6
-/// times slower after a hash.
+/// Clears the upper halves of the registers, which the library's AVX-512 loop (0.8.1) leaves in
+/// use. Until they are cleared, every SSE instruction of this thread merges into them: scalar AdamW
+/// ran 4.6 times slower after a hash.
 __attribute__((target("avx"))) XXH64_hash_t dispatched(const void* input, std::size_t length,
                                                        XXH64_hash_t seed) {
   const XXH64_hash_t hash = XXH3_64bits_withSeed_dispatch(input, length, seed);
@@ -36,9 +36,10 @@ __attribute__((target("avx"))) XXH64_hash_t dispatched(const void* input, std::s
 
 Hash choose() {
   if (&XXH3_64bits_withSeed_dispatch == nullptr) {
-    note_degraded("xxh3",
-                  "this xxHash library has no run-time dispatch: checksums run on SSE2, a quarter "
-                  "as fast; link the shared libxxhash");
+    note_degraded(
+        "xxh3",
+        "this xxHash library has no run-time dispatch, so checksums run on SSE2 at a quarter "
+        "of the speed; link the shared libxxhash");
     return XXH3_64bits_withSeed;
   }
   return __builtin_cpu_supports("avx") ? dispatched : XXH3_64bits_withSeed_dispatch;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/closest.cc: edit distance, over few words.
+// base/closest.cc: finds the word with the smallest edit distance in a short list.
 #include "base/closest.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ std::string closest(std::string_view word, std::span<const std::string> words) {
   std::string best;
   std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
   for (const std::string& candidate : words) {
-    // Levenshtein, one row at a time.
+    // The Levenshtein distance, computed one row at a time.
     std::vector<std::size_t> row(candidate.size() + 1);
     std::iota(row.begin(), row.end(), std::size_t{0});
     for (std::size_t i = 0; i < word.size(); ++i) {

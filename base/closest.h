@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/closest.h: what somebody who mistyped a word probably meant.
+// base/closest.h: guesses which word was meant by a mistyped one.
 #pragma once
 
 #include <span>
@@ -8,8 +8,8 @@
 
 namespace ziggurat {
 
-/// The word of `words` with the fewest edits from `word`, if they are few enough (a third of its
-/// length, or two); else "".
+/// Returns the word of `words` with the fewest edits from `word`, if the edits are few enough (a
+/// third of its length, or two); otherwise "".
 std::string closest(std::string_view word, std::span<const std::string> words);
 
 }  // namespace ziggurat

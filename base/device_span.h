@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/device_span.h: elements in a device's memory. The CPU may not touch them, so there is no way
-// to them from here: a Device copies them, a Compute works on them (core/compute).
+// base/device_span.h: elements in a device's memory. The CPU may not touch them, so these types
+// give no access to them: a Device copies them, a Compute works on them (core/compute).
 //
-// An address is a number. Whoever has to hand it to a driver makes a pointer of it.
+// An address is a number here; code that calls a driver makes a pointer of it.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ class DeviceSpan {
   }
   DeviceSpan first(std::size_t elements) const noexcept { return subspan(0, elements); }
 
-  /// The same memory as elements of another size.
+  /// Returns the same memory as elements of another size.
   template <class U>
   DeviceSpan<U> as() const noexcept {
     return {address_, size_bytes() / sizeof(U)};
@@ -51,12 +51,12 @@ class DeviceSpan {
   std::size_t count_ = 0;
 };
 
-/// Device memory that is at hand as a range of addresses.
+/// Returns the device memory of a range of addresses that the CPU can see too.
 inline DeviceSpan<std::byte> device_span(std::span<std::byte> addresses) noexcept {
   return {reinterpret_cast<std::uintptr_t>(addresses.data()), addresses.size()};
 }
 
-/// Elements of a type that is known at run time only. Byte is std::byte or const std::byte.
+/// Elements of a type that is known only at run time. Byte is std::byte or const std::byte.
 template <class Byte>
 struct TypedDeviceSpan {
   DType dtype = DType::kBFloat16;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/disk_full.h: the error of a file that has no room: a full filesystem, a quota, a limit on
-// the size of files. It names the file, since what helps depends on whose it is.
+// base/disk_full.h: the error of a file that has no room: a full filesystem, a quota, or a limit on
+// the size of files. It names the file, because the fix depends on whose file it is.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace ziggurat {
 
-/// Always kResourceExhausted; native() is ENOSPC, EDQUOT or EFBIG.
+/// The code is always kResourceExhausted; native() is ENOSPC, EDQUOT or EFBIG.
 class DiskFull : public Error {
  public:
   DiskFull(std::string path, const std::string& message, int native)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/error.cc: names of codes and errnos.
+// base/error.cc: names of error codes and errnos.
 #include "base/error.h"
 
 #include <fmt/format.h>

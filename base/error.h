@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/error.h: how everything here reports failure: an exception with a code and, where there is
-// one, an errno.
+// base/error.h: how all of Ziggurat reports failure: an exception with a code and, if there is one,
+// an errno.
 //
 // The code says what the caller does next; the message names parameter, tier, path, errno and the
 // fix. A broken invariant is not an Error: see base/check.h.
@@ -17,18 +17,18 @@ enum class ErrorCode {
   kInvalidArgument,    ///< fix the call or the configuration
   kResourceExhausted,  ///< free something, or give a larger budget
   kUnavailable,        ///< rebuild the peer, file or device
-  kDeadlineExceeded,   ///< waited as long as was allowed
+  kDeadlineExceeded,   ///< wait longer: the allowed time has passed
   kDataLoss,           ///< restore from a generation or a checkpoint
-  kCancelled,          ///< somebody asked to stop
+  kCancelled,          ///< stop: somebody asked for it
   kUnimplemented,      ///< take the other path
-  kNotFinite,          ///< skip the step: its gradients overflowed or are none
+  kNotFinite,          ///< skip the step: its gradients overflowed or are NaN
 };
 
 std::string_view to_string(ErrorCode code) noexcept;
 
 class Error : public std::runtime_error {
  public:
-  /// `native` is the errno, cudaError_t or ncclResult_t behind the failure, 0 where there is none.
+  /// `native` is the errno, cudaError_t or ncclResult_t behind the failure, or 0 if there is none.
   Error(ErrorCode code, const std::string& message, int native = 0)
       : std::runtime_error(message), code_(code), native_(native) {}
 
@@ -40,12 +40,12 @@ class Error : public std::runtime_error {
   int native_;
 };
 
-/// An Error for a failed system call: appends ": NAME (text)" for `error_number` (an errno,
-/// positive) and picks the code from it: ENOSPC/ENOMEM/EDQUOT exhaust, EINVAL is the call's fault,
-/// the rest are unavailable.
+/// Makes an Error of a failed system call: appends ": NAME (text)" for `error_number` (an errno,
+/// positive) and chooses the code by it: kResourceExhausted for ENOSPC, ENOMEM and EDQUOT,
+/// kInvalidArgument for EINVAL, kUnavailable for the rest.
 Error system_error(int error_number, const std::string& what_failed);
 
-/// "ENOSPC (No space left on device)".
+/// Formats an errno: "ENOSPC (No space left on device)".
 std::string errno_text(int error_number);
 
 }  // namespace ziggurat

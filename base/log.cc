@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/log.cc: logger set-up; the process-wide list of degraded modes (facts about the machine, so
-// global is right).
+// base/log.cc: makes the logger and keeps the list of degraded modes. The list is global to the
+// process, because degraded modes are facts about the machine.
 #include "base/log.h"
 
 #include <fmt/format.h>
@@ -21,20 +21,23 @@ struct DegradedModes {
 };
 
 DegradedModes& modes() {
-  static DegradedModes& instance = *new DegradedModes;  // never destroyed: threads log to the last
+  static DegradedModes& instance = *new DegradedModes;  // never destroyed, because threads log
+                                                        // until the process ends
   return instance;
 }
 
-/// Never destroyed either.
+/// Makes the logger. It is never destroyed, because threads log until the process ends.
 spdlog::logger& make_logger() {
   auto sink = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
   auto& logger = *new spdlog::logger("ziggurat", std::move(sink));
   logger.set_pattern("ziggurat: %^%l%$: %v");
   logger.set_level(spdlog::level::warn);
   if (const char* wanted = std::getenv("ZIGGURAT_LOG")) {
-    const auto level = spdlog::level::from_str(wanted);  // what it does not know reads as "off"
+    const auto level = spdlog::level::from_str(wanted);  // spdlog returns "off" for a name that it
+                                                         // does not know
     if (level == spdlog::level::off && std::string_view(wanted) != "off") {
-      logger.warn("ZIGGURAT_LOG={} is not a level: use debug, info, warn, error or off", wanted);
+      logger.warn("ZIGGURAT_LOG={} is not a log level: use debug, info, warn, error or off",
+                  wanted);
     } else {
       logger.set_level(level);
     }

@@ -14,11 +14,11 @@ namespace ziggurat {
 /// Thread-safe.
 spdlog::logger& log();
 
-/// A degraded mode in force: logged the first time `key` is seen, kept for degraded_modes().
-/// Thread-safe.
+/// Notes that a degraded mode is in use: logs it the first time `key` is seen, and keeps it for
+/// degraded_modes(). Thread-safe.
 void note_degraded(std::string_view key, std::string_view explanation);
 
-/// "key: explanation" of every degraded mode noted so far, in order.
+/// Returns "key: explanation" of every degraded mode noted so far, in order.
 std::vector<std::string> degraded_modes();
 
 }  // namespace ziggurat

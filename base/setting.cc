@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/setting.cc: values from text and back, and what is said of one that will not do.
+// base/setting.cc: converts values to text and back, and words the complaints about wrong values.
 #include "base/setting.h"
 
 #include <fmt/format.h>

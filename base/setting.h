@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/setting.h: one setting: its name, type, range, default, help, and where a struct holds it.
+// base/setting.h: one setting: its name, type, range, default and help, and where a struct holds
+// it.
 //
-// A program says each setting once, in a table of these. Flags and their help, a settings file's
+// A program lists each setting once, in a table of these. Flags and their help, a settings file's
 // keys, the agreement among ranks and the report of what changed at resume are made from the table:
 //
 //   using In = SettingsIn<EngineConfig>;
@@ -9,8 +10,8 @@
 //               {.values = "1|2", .help = "2: every finished step is durable; ..",
 //                .at_resume = AtResume::kFixed})
 //
-// The default is the one of the struct. A complaint about a value goes on where its name and text
-// end: " is out of range: give 1 to 2".
+// The default is that of the struct. A complaint about a value is worded to follow the setting's
+// name and text: " is out of range: give 1 to 2".
 #pragma once
 
 #include <algorithm>
@@ -28,12 +29,12 @@
 
 namespace ziggurat {
 
-/// A value outside the struct that holds it; monostate: there is none.
+/// A value outside the struct that holds it; monostate means that there is none.
 using SettingValue =
     std::variant<std::monostate, bool, std::int64_t, double, std::string, std::vector<double>>;
 
-/// A switch is off unless its flag is there; a truth's flag says true or false. Groups are text, or
-/// in a file a list of objects.
+/// The type of a setting. A switch is off unless its flag is there; the flag of a truth says true
+/// or false. Groups are text, or in a file a list of objects.
 enum class SettingKind : std::uint8_t {
   kText,
   kInteger,
@@ -46,35 +47,37 @@ enum class SettingKind : std::uint8_t {
 };
 
 enum class AtResume : std::uint8_t {
-  kReported,  ///< may change, and the run says so
-  kFixed,     ///< the store's or the run's for life: their own checks refuse a change
-  kSilent     ///< may change, and no result depends on it: where output goes
+  kReported,  ///< may change, and the run reports the change
+  kFixed,     ///< never changes for a store or a run, whose own checks refuse a change
+  kSilent     ///< may change without a report, because no result depends on it
 };
 
 enum class AmongRanks : std::uint8_t {
-  kAlike,  ///< ranks that differ do not start
-  kOwn     ///< each rank has its own
+  kAlike,  ///< must be equal on all ranks, or they do not start
+  kOwn     ///< each rank has its own value
 };
 
 struct Setting {
-  std::string name;  ///< "zero_stage"; a flag has dashes
+  std::string name;  ///< "zero_stage"; its flag has dashes
   SettingKind kind = SettingKind::kText;
-  std::string default_text;  ///< as a flag would say it; empty: none
-  std::string values;        ///< "0|1|2|3", "SIZE": for the help
+  std::string default_text;  ///< as a flag would give it; empty if there is none
+  std::string values;        ///< the help's text for the value: "0|1|2|3", "SIZE"
   std::string help;
   AtResume at_resume = AtResume::kReported;
   AmongRanks among_ranks = AmongRanks::kAlike;
 };
 
-/// "zero_stage" as flags are written, "zero-stage"; and back.
+/// Returns a setting's name as flags spell it, "zero-stage" for "zero_stage". underscored() does
+/// the reverse.
 std::string dashed(std::string_view name);
 std::string underscored(std::string_view name);
 
-/// Errors: kInvalidArgument, for text that is no such value.
+/// Reads a value. Errors: kInvalidArgument, for text that is no value of this kind.
 SettingValue parse_setting(SettingKind kind, const std::string& text);
-/// The text that parse_setting() reads as the same value: "160MiB", "0.9,0.95"; "" for none.
+/// Returns the text that parse_setting() reads as the same value: "160MiB", "0.9,0.95"; "" for
+/// none.
 std::string to_text(SettingKind kind, const SettingValue& value);
-/// For people: sizes are rounded, and what is not given is "none".
+/// Formats a value for people: sizes are rounded, and a missing value is "none".
 std::string to_report(SettingKind kind, const SettingValue& value);
 
 struct IntegerRange {
@@ -85,25 +88,25 @@ struct NumberRange {
   double min = 0;
   double max = std::numeric_limits<double>::max();
 };
-/// `value`, if it is within. Errors: kInvalidArgument saying what would be.
+/// Returns `value` if it is in `range`. Errors: kInvalidArgument, saying which values are allowed.
 std::int64_t require_in(std::int64_t value, IntegerRange range);
 double require_in(double value, NumberRange range);
 std::uint64_t require_size(std::int64_t size_bytes, std::uint64_t min_bytes);
 void require_length(const std::vector<double>& values, std::size_t count);
-/// Where `word` is in `words`. Errors: kInvalidArgument listing them.
+/// Returns the index of `word` in `words`. Errors: kInvalidArgument, listing the words.
 std::size_t require_one_of(const std::string& word, std::span<const std::string_view> words);
-/// The double with the shortest decimal text that is this float: 0.1F is 0.1.
+/// Returns the double with the shortest decimal text that reads as this float: 0.1F becomes 0.1.
 double widened(float value);
-/// Throws what `parse` complains of, as a complaint about a value.
+/// Rethrows the error of a parser as a complaint about a value.
 [[noreturn]] void complain_of_value(const std::exception& error);
 
-/// A setting, and how `Config` holds it.
+/// A setting, with the functions that read and write it in a `Config`.
 template <class Config>
 struct SettingOf : Setting {
   std::function<SettingValue(const Config&)> read;
   /// Errors: kInvalidArgument, for a value out of range.
   std::function<void(Config&, const SettingValue&)> write;
-  /// What ranks compare where that is not the whole value.
+  /// The text that ranks compare, if it is not the whole value.
   std::function<std::string(const Config&)> agreed_text;
 
   std::string text(const Config& config) const { return to_text(kind, read(config)); }
@@ -112,8 +115,8 @@ struct SettingOf : Setting {
   }
 };
 
-/// Builders. A `place` is a pointer to a member, or a function from a config, const or not, to a
-/// reference; what is there may be optional.
+/// Makes settings. A `place` is a pointer to a member, or a function that returns a reference into
+/// a config, const or not. The member may be optional.
 template <class Config>
 struct SettingsIn {
   struct About {
@@ -189,7 +192,7 @@ struct SettingsIn {
         std::move(about));
   }
 
-  /// A bool: kSwitch or kTruth.
+  /// Makes a setting of a bool: kSwitch or kTruth.
   template <class Place>
   static SettingOf<Config> truth(std::string name, SettingKind kind, Place place, About about) {
     return at<Place>(
@@ -207,7 +210,7 @@ struct SettingsIn {
         std::move(about));
   }
 
-  /// An enumeration whose enumerators are in the order of `words`.
+  /// Makes a setting of an enumeration whose enumerators are in the order of `words`.
   template <class Place>
   static SettingOf<Config> word(std::string name, Place place,
                                 std::span<const std::string_view> words, About about) {
@@ -223,8 +226,8 @@ struct SettingsIn {
         std::move(about));
   }
 
-  /// Whatever has a text: `parse(text)` throws for what it cannot read, `format(held)` is read as
-  /// the same.
+  /// Makes a setting of any type that has a text. `parse(text)` throws if it cannot read the text;
+  /// `format(held)` returns a text that `parse` reads as the same value.
   template <class Place, class Parse, class Format>
   static SettingOf<Config> parsed(std::string name, Place place, Parse parse, Format format,
                                   About about) {
@@ -273,7 +276,8 @@ struct SettingsIn {
   }
 };
 
-/// The settings of a struct that is a part of another's; their defaults are those of the whole.
+/// Returns the settings of a struct that is a member of another one. Their defaults are those of
+/// the outer struct.
 template <class Table, class Outer, class Inner>
 std::vector<SettingOf<Outer>> settings_within(const Table& table, Inner Outer::*part) {
   std::vector<SettingOf<Outer>> all;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/strict_json.cc: a value built as it is parsed, and refused; and checked fields.
+// base/strict_json.cc: builds a value while it is parsed, refuses bad JSON, and checks fields.
 #include "base/strict_json.h"
 
 #include <fmt/format.h>
@@ -13,8 +13,8 @@
 namespace ziggurat {
 namespace {
 
-/// Makes the value that nlohmann's own parser makes. With a callback that one looks at all of an
-/// object's members whenever one of them ends, which for 10,000 tensors is 50 million looks.
+/// Builds the same value as nlohmann's own parser. That parser, if given a callback, looks at all
+/// of an object's members whenever one of them ends: 50 million looks for 10,000 tensors.
 class Builder final : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit Builder(nlohmann::json& root) : root_(root) {}
@@ -36,7 +36,9 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     require_depth();
     const auto [member, is_new] =
         open_.back()->get_ref<nlohmann::json::object_t&>().emplace(key, nullptr);
-    if (!is_new) throw Error(ErrorCode::kDataLoss, fmt::format("the key '{}' is there twice", key));
+    if (!is_new)
+      throw Error(ErrorCode::kDataLoss,
+                  fmt::format("the key '{}' appears twice in one object", key));
     member_ = &member->second;
     return true;
   }
@@ -46,9 +48,12 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   void require_depth() const {
-    if (open_.size() > kJsonDepthMax) throw Error(ErrorCode::kDataLoss, "it is nested too deeply");
+    if (open_.size() > kJsonDepthMax)
+      throw Error(
+          ErrorCode::kDataLoss,
+          fmt::format("the JSON is nested too deeply: at most {} levels are read", kJsonDepthMax));
   }
-  /// Where it is now.
+  /// Adds `value` where the parser is now, and returns it.
   nlohmann::json* add(nlohmann::json value) {
     require_depth();
     if (open_.empty()) {
@@ -73,7 +78,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
 
   nlohmann::json& root_;
   std::vector<nlohmann::json*> open_;  // objects and arrays, the innermost last
-  nlohmann::json* member_ = nullptr;   // of the innermost, whose key was read last
+  nlohmann::json* member_ = nullptr;   // value of the innermost object's key that was read last
 };
 
 }  // namespace
@@ -82,9 +87,9 @@ nlohmann::json parse_strict(std::string_view text, const std::string& place) {
   nlohmann::json value;
   Builder builder(value);
   try {
-    // The parser takes a NUL for the end.
+    // The parser takes a NUL byte for the end of the text.
     if (text.find('\0') != std::string_view::npos)
-      throw Error(ErrorCode::kDataLoss, "it has a NUL byte");
+      throw Error(ErrorCode::kDataLoss, "the JSON has a NUL byte");
     static_cast<void>(nlohmann::json::sax_parse(text.begin(), text.end(), &builder));
   } catch (const std::exception& error) {
     throw Error(ErrorCode::kDataLoss, fmt::format("{}: {}", place, error.what()));
@@ -97,19 +102,20 @@ void JsonField::refuse(const std::string& why) const {
 }
 
 JsonField JsonField::at(const char* key) const {
-  if (!value_.is_object()) refuse("it is not an object");
+  if (!value_.is_object()) refuse("the value is not an object");
   const auto found = value_.find(key);
   if (found == value_.end()) refuse(fmt::format("'{}' is missing", key));
   return {*found, fmt::format("{}.{}", path_, key)};
 }
 
 JsonField JsonField::at(std::size_t index) const {
-  if (index >= size()) refuse(fmt::format("it has {} values but needs {}", size(), index + 1));
+  if (index >= size())
+    refuse(fmt::format("the array has {} values but needs {}", size(), index + 1));
   return {value_[index], fmt::format("{}[{}]", path_, index)};
 }
 
 std::size_t JsonField::size() const {
-  if (!value_.is_array()) refuse("it is not an array");
+  if (!value_.is_array()) refuse("the value is not an array");
   return value_.size();
 }
 
@@ -122,19 +128,19 @@ void JsonField::require_keys(std::initializer_list<const char*> keys) const {
 }
 
 std::uint64_t JsonField::number(std::uint64_t max) const {
-  if (!value_.is_number_unsigned()) refuse("it is not a whole number");
+  if (!value_.is_number_unsigned()) refuse("the value is not a whole number");
   const auto number = value_.get<std::uint64_t>();
-  if (number > max) refuse(fmt::format("{} is more than {}", number, max));
+  if (number > max) refuse(fmt::format("the value {} is more than {}", number, max));
   return number;
 }
 
 bool JsonField::truth() const {
-  if (!value_.is_boolean()) refuse("it is neither true nor false");
+  if (!value_.is_boolean()) refuse("the value is neither true nor false");
   return value_.get<bool>();
 }
 
 std::string JsonField::text() const {
-  if (!value_.is_string()) refuse("it is not a string");
+  if (!value_.is_string()) refuse("the value is not a string");
   return value_.get<std::string>();
 }
 
@@ -154,7 +160,8 @@ std::vector<std::int64_t> JsonField::numbers() const {
   for (std::size_t i = 0; i < value_.size(); ++i) {
     const nlohmann::json& its = value_[i];
     const bool is_one = its.is_number_unsigned() && its.get<std::uint64_t>() <= INT64_MAX;
-    // A field has its path, which only an error needs: there may be millions of these.
+    // Makes a JsonField only for the error, because a field builds its path, and there may be
+    // millions of numbers.
     numbers.push_back(
         static_cast<std::int64_t>(is_one ? its.get<std::uint64_t>() : at(i).number(INT64_MAX)));
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/strict_json.h: JSON from files that nobody vouches for: no key twice, no deep nesting,
-// nothing after the end, and every field of the type that is asked for.
+// base/strict_json.h: reads JSON from files that may be damaged or hostile: no key twice, no deep
+// nesting, nothing after the end, and every field of the type that is asked for.
 //
-// Private to this tree: it includes nlohmann's header.
+// Private to this source tree, because it includes nlohmann's header.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace ziggurat {
 
 inline constexpr int kJsonDepthMax = 16;
 
-/// Errors: kDataLoss naming `place` and what is wrong.
+/// Parses `text`. Errors: kDataLoss, naming `place` and what is wrong.
 nlohmann::json parse_strict(std::string_view text, const std::string& place);
 
 /// A value with the path that leads to it, for messages.
@@ -24,13 +24,13 @@ class JsonField {
   JsonField(const nlohmann::json& value, std::string path)
       : value_(value), path_(std::move(path)) {}
 
-  /// Errors of all: kDataLoss, with the path.
+  /// Returns a member of an object. Errors of all functions: kDataLoss, with the path.
   JsonField at(const char* key) const;
   JsonField at(std::size_t index) const;
   bool has(const char* key) const { return value_.is_object() && value_.contains(key); }
   bool is_null() const noexcept { return value_.is_null(); }
   std::size_t size() const;  ///< of an array
-  /// An object with these keys and no others.
+  /// Checks that the value is an object with these keys and no others.
   void require_keys(std::initializer_list<const char*> keys) const;
   std::uint64_t number(std::uint64_t max = UINT64_MAX) const;
   bool truth() const;

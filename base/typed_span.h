@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/typed_span.h: elements of a type that is known at run time only.
+// base/typed_span.h: elements of a type that is known only at run time.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace ziggurat {
 
-/// Byte is std::byte or const std::byte.
+/// A span of elements with their type. Byte is std::byte or const std::byte.
 template <class Byte>
 struct TypedSpan {
   DType dtype = DType::kBFloat16;
@@ -27,7 +27,7 @@ struct TypedSpan {
     return {dtype, bytes};
   }
 
-  /// The elements as bf16, fp16 or float: one of `dtype`'s size.
+  /// Returns the elements as bf16, fp16 or float: a type of `dtype`'s size.
   template <class T>
   auto as() const noexcept {
     using Element = std::conditional_t<std::is_const_v<Byte>, const T, T>;
@@ -37,7 +37,7 @@ struct TypedSpan {
   }
 };
 
-/// 16-bit elements are bf16 unless it is said otherwise.
+/// Makes a typed span. 16-bit elements are bf16 unless `dtype` says otherwise.
 inline TypedSpan<const std::byte> as_typed(std::span<const bf16> values,
                                            DType dtype = DType::kBFloat16) {
   return {dtype, std::as_bytes(values)};

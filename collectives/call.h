@@ -12,7 +12,7 @@
 
 namespace ziggurat {
 
-/// The numbers go over the wire.
+/// The kind of a call. The numbers go over the wire.
 enum class CallKind : std::uint8_t {
   kAllGather,
   kReduceScatter,
@@ -27,34 +27,35 @@ enum class CallKind : std::uint8_t {
 enum class CallElement : std::uint8_t { kByte, kFloat32, kBFloat16, kFloat16, kFloat64, kUInt64 };
 
 CallElement element_of(DType dtype) noexcept;
-/// The type that sums of `element` have: kFloat32, kBFloat16 or kFloat16.
+/// Returns the type that sums of `element` have: kFloat32, kBFloat16 or kFloat16.
 DType dtype_of(CallElement element) noexcept;
 std::size_t size_bytes(CallElement element) noexcept;
 
-/// What all ranks must agree on.
+/// The facts about a call that must be equal on all ranks.
 struct CallSpec {
   CallKind kind = CallKind::kBarrier;
   CallElement element = CallElement::kByte;
   std::uint8_t op = 0;      ///< kAllReduceValues: Communicator::Op
-  std::int32_t root = -1;   ///< kBroadcast: a rank of the communicator
-  std::uint64_t count = 0;  ///< elements of this rank's slice (kAllReduce: of the whole)
+  std::int32_t root = -1;   ///< for kBroadcast: a rank of the communicator
+  std::uint64_t count = 0;  ///< elements of this rank's slice (for kAllReduce, of the whole)
 
   bool operator==(const CallSpec&) const = default;
-  /// Whether a rank may make this call where another makes `other`: a send meets a recv.
+  /// Returns whether a rank may make this call while another makes `other`. They are equal, except
+  /// that a send meets a recv.
   bool meets(const CallSpec& other) const noexcept;
 };
 
-/// "all_reduce of 4096 bf16".
+/// Formats a call: "all_reduce of 4096 bf16".
 std::string describe(const CallSpec& spec);
-/// "all_reduce of 12 fp32 (call 5 of ranks 0, 1, 2)".
+/// Formats a call with its number and ranks: "all_reduce of 12 fp32 (call 5 of ranks 0, 1, 2)".
 std::string describe(const CallSpec& spec, std::uint64_t sequence, std::span<const int> members);
 
-/// What one rank calls.
+/// A call of one rank.
 struct Call {
   CallSpec spec;
   std::span<const std::byte> input{};
-  std::span<std::byte> output{};  ///< the input itself where a call works in place
-  int peer = -1;                  ///< kSend, kRecv: the other rank of the communicator
+  std::span<std::byte> output{};  ///< the input itself if a call works in place
+  int peer = -1;                  ///< for kSend and kRecv: the other rank of the communicator
 };
 
 }  // namespace ziggurat

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/checked_communicator.cc: the sizes and ranks that fit, and what ranks must agree on.
+// collectives/checked_communicator.cc: checks sizes and ranks, and makes the facts on which ranks
+// must agree.
 #include "collectives/checked_communicator.h"
 
 #include <fmt/format.h>
@@ -11,19 +12,19 @@
 namespace ziggurat {
 namespace {
 
-/// Why these bytes are not whole elements; empty if they are.
+/// Returns why these bytes are not whole elements; empty if they are.
 std::string misfit_of_elements(const char* call, std::size_t bytes, DType dtype) {
   if (bytes % size_bytes(dtype) == 0) return {};
   return fmt::format("{}: {} bytes are not a whole number of elements of {}", call, bytes,
                      to_string(dtype));
 }
 
-/// Why `peer` cannot be sent to or received from; empty if it can.
+/// Returns why `peer` cannot be sent to or received from; empty if it can.
 std::string misfit_of_peer(const char* call, int peer, int rank, int world_size) {
   if (peer >= 0 && peer < world_size && peer != rank) return {};
   return fmt::format(
-      "{}: rank {} of {} ranks is not a rank that rank {} can exchange with: name another one, "
-      "counted from 0",
+      "{}: rank {} of {} ranks is not a rank that rank {} can exchange with: name another rank, "
+      "counting from 0",
       call, peer, world_size, rank);
 }
 
@@ -52,7 +53,8 @@ Task<> CheckedCommunicator::all_gather(std::span<const std::byte> input,
   std::string misfit;
   if (output.size() != all) {
     misfit = fmt::format(
-        "all_gather: the input has {} bytes and the output {} on {} ranks: the output must have {}",
+        "all_gather: the input has {} bytes and the output {} on {} ranks, but the output must "
+        "have {}",
         input.size(), output.size(), world_size(), all);
   }
   return begin(misfit, {.spec = {.kind = CallKind::kAllGather, .count = input.size()},
@@ -66,7 +68,8 @@ Task<> CheckedCommunicator::reduce_scatter(std::span<const std::byte> input,
   std::string misfit = misfit_of_elements("reduce_scatter", output.size(), dtype);
   if (misfit.empty() && input.size() != all) {
     misfit = fmt::format(
-        "reduce_scatter: the input has {} bytes and the output {} on {} ranks: the input must have "
+        "reduce_scatter: the input has {} bytes and the output {} on {} ranks, but the input must "
+        "have "
         "{}",
         input.size(), output.size(), world_size(), all);
   }
@@ -106,7 +109,8 @@ Task<> CheckedCommunicator::all_to_all(std::span<const std::byte> input,
   std::string misfit;
   if (input.size() != output.size() || input.size() % world != 0) {
     misfit = fmt::format(
-        "all_to_all: the input has {} bytes and the output {} on {} ranks: both must have the same "
+        "all_to_all: the input has {} bytes and the output {} on {} ranks, but both must have the "
+        "same "
         "size, a multiple of {}",
         input.size(), output.size(), world, world);
   }
@@ -118,8 +122,8 @@ Task<> CheckedCommunicator::all_to_all(std::span<const std::byte> input,
 Task<> CheckedCommunicator::broadcast(std::span<std::byte> bytes, int root) {
   std::string misfit;
   if (root < 0 || root >= world_size()) {
-    misfit = fmt::format("broadcast: root {} is not one of the {} ranks, which count from 0", root,
-                         world_size());
+    misfit = fmt::format("broadcast: root {} is not one of the {} ranks, which are counted from 0",
+                         root, world_size());
   }
   return begin(misfit, {.spec = {.kind = CallKind::kBroadcast, .root = root, .count = bytes.size()},
                         .input = bytes,
@@ -151,8 +155,8 @@ int CheckedCommunicator::place_in(std::span<const int> members) const {
   if (members.empty() || !ascending || members.front() < 0 || members.back() >= world_size() ||
       own == members.end()) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("split: members [{}] do not fit rank {} of {} ranks: give ascending "
-                            "ranks, this one among them",
+                fmt::format("split: members [{}] do not fit rank {} of {} ranks; give ascending "
+                            "ranks that include this rank",
                             fmt::join(members, ", "), rank(), world_size()));
   }
   return static_cast<int>(own - members.begin());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/checked_communicator.h: every operation of a Communicator as one Call whose shape
-// fits. Back-ends are made from it: each has one function that carries out calls.
+// collectives/checked_communicator.h: turns every operation of a Communicator into one Call and
+// checks its shape. Back-ends derive from this class, and each has one function that carries out
+// calls.
 #pragma once
 
 #include <exception>
@@ -27,18 +28,19 @@ class CheckedCommunicator : public Communicator {
   Task<> send(std::span<const std::byte> bytes, int to) final;
   Task<> recv(std::span<std::byte> bytes, int from) final;
 
-  /// Numbers the call and begins it; the Task ends with it. A switch over CallSpec::kind without a
-  /// default, so that the compiler finds the back-ends that lack a new kind.
+  /// Numbers the call and begins it; the Task ends when the call ends. Back-ends use a switch over
+  /// CallSpec::kind without a default, so that the compiler finds those that lack a new kind.
   virtual Task<> issue(const Call& call) = 0;
 
  protected:
-  /// A call whose shape does not fit: fails here with `error`, and ends the wait of other ranks.
+  /// Handles a call whose shape does not fit: fails on this rank with `error`, and ends the wait of
+  /// other ranks.
   virtual Task<> refuse(const Error& error) = 0;
 
-  /// A Task that fails with `error`.
+  /// Returns a Task that fails with `error`.
   static Task<> failing(std::exception_ptr error);
-  /// This rank's place in `members` of a split(). Errors: kInvalidArgument if they are not
-  /// ascending ranks of this communicator, or lack this rank.
+  /// Returns this rank's place in `members` of a split(). Errors: kInvalidArgument if `members` are
+  /// not ascending ranks of this communicator, or lack this rank.
   int place_in(std::span<const int> members) const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/mesh.cc: ranks to places on the grid, and back.
+// collectives/mesh.cc: converts ranks to places on the grid and back.
 #include "collectives/mesh.h"
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@ namespace ziggurat {
 namespace {
 
 constexpr std::array kAxes{Axis::kData, Axis::kTensor, Axis::kPipeline, Axis::kContext};
-/// Ranks numbered next to each other differ along the first of these.
+/// The axes in the order of numbering: neighbours in number differ along the first.
 constexpr std::array kFastestFirst{Axis::kTensor, Axis::kContext, Axis::kData, Axis::kPipeline};
 
 int ranks_along(const MeshShape& shape, Axis axis) noexcept {
@@ -40,14 +40,14 @@ void require_positive(const MeshShape& shape, int world_size) {
   }
 }
 
-/// In 64 bits: axes come from a command line.
+/// Returns the product of the axes in 64 bits, because axes come from a command line.
 std::int64_t product(const MeshShape& shape) noexcept {
   std::int64_t ranks = 1;
   for (const Axis axis : kAxes) ranks *= ranks_along(shape, axis);
   return ranks;
 }
 
-/// How far apart the numbers of neighbours along `axis` are.
+/// Returns how far apart the numbers of neighbours along `axis` are.
 int stride(const MeshShape& shape, Axis axis) noexcept {
   int ranks = 1;
   for (const Axis faster : kFastestFirst) {
@@ -86,7 +86,7 @@ MeshShape with_dp_of_world(MeshShape shape, int world_size) {
   const std::int64_t others = product(shape);
   if (world_size % others != 0) {
     refuse(
-        fmt::format("tp {} x pp {} x cp {} = {}, which does not divide the {} ranks of the "
+        fmt::format("tp {} x pp {} x cp {} = {} does not divide the {} ranks of the "
                     "world: {} would be left over",
                     shape.tp, shape.pp, shape.cp, others, world_size, world_size % others));
   }
@@ -103,13 +103,15 @@ Mesh::Mesh(const MeshShape& shape, const WorldSize& world) : shape_(shape), worl
   if (world.ranks_per_node < 1)
     refuse(fmt::format("a node has {} ranks: give 1 or more", world.ranks_per_node));
   if (product(shape) != world.ranks) {
-    refuse(fmt::format("{} = {} ranks, but the world has {}: the axes must multiply to it",
-                       to_string(shape), product(shape), world.ranks));
+    refuse(fmt::format(
+        "{} makes {} ranks, but the world has {}; choose axes whose product is the number of ranks",
+        to_string(shape), product(shape), world.ranks));
   }
   if (shape.pp > 1 || shape.cp > 1) {
-    throw Error(ErrorCode::kUnimplemented,
-                fmt::format("{}: {} parallelism is not built yet; set {} to 1", to_string(shape),
-                            shape.pp > 1 ? "pipeline" : "context", shape.pp > 1 ? "pp" : "cp"));
+    throw Error(
+        ErrorCode::kUnimplemented,
+        fmt::format("{}: {} parallelism is not supported yet; set {} to 1", to_string(shape),
+                    shape.pp > 1 ? "pipeline" : "context", shape.pp > 1 ? "pp" : "cp"));
   }
 }
 
@@ -153,7 +155,7 @@ SubGroups Mesh::by_node(int rank, std::span<const int> members) const {
   for (const auto& [number, on_node] : nodes) {
     if (on_node.size() != inner.size()) {
       refuse(
-          fmt::format("node {} has {} ranks of a group of {}, but node {} has {}: a group can be "
+          fmt::format("node {} has {} ranks of a group of {}, but node {} has {}; a group can be "
                       "divided by node only if every node has the same number of its ranks",
                       node(rank), inner.size(), members.size(), number, on_node.size()));
     }
@@ -172,15 +174,17 @@ bool Mesh::spans_nodes(Axis axis) const {
 std::string Mesh::warning() const {
   if (!spans_nodes(Axis::kTensor)) return {};
   return fmt::format(
-      "tensor-parallel groups of {} ranks span nodes of {}: what they exchange in every layer goes "
+      "tensor-parallel groups of {} ranks span nodes of {} ranks, so their exchange in every layer "
+      "goes "
       "over the network; tp {} stays within a node",
       shape_.tp, world_.ranks_per_node, std::gcd(shape_.tp, world_.ranks_per_node));
 }
 
 SubGroups in_runs_of(int size, int rank, std::span<const int> members) {
   if (size < 1 || members.size() % static_cast<std::size_t>(size) != 0) {
-    refuse(fmt::format("a group of {} ranks cannot be cut into runs of {}: give a divisor of {}",
-                       members.size(), size, members.size()));
+    refuse(
+        fmt::format("a group of {} ranks cannot be cut into runs of {} ranks; give a divisor of {}",
+                    members.size(), size, members.size()));
   }
   const auto run = static_cast<std::size_t>(size);
   const std::size_t place = place_in(members, rank);

@@ -14,7 +14,8 @@ namespace ziggurat {
 void fill_random(std::span<std::byte> bytes) {
   if (RAND_bytes(reinterpret_cast<unsigned char*>(bytes.data()), static_cast<int>(bytes.size())) !=
       1) {
-    throw Error(ErrorCode::kUnavailable, "libcrypto has no random numbers (RAND_bytes)");
+    throw Error(ErrorCode::kUnavailable,
+                "libcrypto cannot make random numbers (RAND_bytes failed)");
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/random.h: numbers that nobody can guess, from the system's generator. Any thread.
-// Errors of all: kUnavailable.
+// collectives/random.h: numbers that nobody can guess, from libcrypto's generator. Any thread.
+// Errors of all functions: kUnavailable.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace ziggurat {
 
 void fill_random(std::span<std::byte> bytes);
 std::uint64_t random_number();
-/// 256 bits, in hexadecimal.
+/// Returns 256 random bits in hexadecimal.
 std::string random_secret();
 
 }  // namespace ziggurat

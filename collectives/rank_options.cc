@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rank_options.cc: what launchers leave in the environment.
+// collectives/rank_options.cc: reads what launchers leave in the environment.
 #include "collectives/rank_options.h"
 
 #include <fmt/format.h>
@@ -38,7 +38,8 @@ int number(const char* name, const std::string& text, int most) {
   return value;
 }
 
-/// Jobs share hosts: each has a port of its own, as far as its launcher has numbered it.
+/// Returns a port for this job. Jobs may share hosts, so each gets a port of its own if its
+/// launcher has numbered it.
 int port_of_job(const Environment& environment) {
   const auto hashed = [](const std::string& text, std::uint64_t seed) {
     return kFirstJobPort +
@@ -99,7 +100,7 @@ std::string secret_of_file(const std::string& path) {
   if (secret.empty()) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("ZIGGURAT_SECRET_FILE={}: the file is empty; write the job's secret into it",
+        fmt::format("the file ZIGGURAT_SECRET_FILE={} is empty; write the job's secret into it",
                     path));
   }
   return secret;
@@ -110,7 +111,7 @@ std::size_t place_of_name(std::span<const std::string_view> names, std::string_v
                           std::string_view source) {
   const auto found = std::ranges::find(names, name);
   if (found == names.end()) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} {} is not known: give one of {}",
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} {} is not known; give one of {}",
                                                          source, name, fmt::join(names, ", ")));
   }
   return static_cast<std::size_t>(found - names.begin());

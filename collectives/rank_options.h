@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rank_options.h: which rank this process is, and where ranks find each other.
+// collectives/rank_options.h: which rank this process is, and where ranks meet.
 #pragma once
 
 #include <chrono>
@@ -12,37 +12,37 @@
 
 namespace ziggurat {
 
-/// What carries what ranks say. The bits of all are the same.
+/// What carries the calls of ranks. The bits are the same on all.
 enum class Collectives : std::uint8_t {
-  kAuto,  ///< each other's memory between ranks of a host, where it can be read; sockets
-  kTcp,   ///< sockets between all
+  kAuto,  ///< ranks of a host read each other's memory if they can; otherwise sockets
+  kTcp,   ///< sockets between all ranks
   kMpi,   ///< the MPI whose launcher started the ranks
-  kNccl   ///< GPUs; sockets for the rest
+  kNccl   ///< GPUs through NCCL; sockets for the rest
 };
 std::string_view to_string(Collectives collectives) noexcept;
-/// Who adds what GPUs send each other.
+/// Who adds what GPUs send to each other.
 enum class Reduce : std::uint8_t {
-  kRanks,  ///< each owner, in rank order: the bits of all other back-ends
-  kNccl    ///< NCCL, in an order of its own: bits may change with ranks, machine and version
+  kRanks,  ///< the owner of each slice, in rank order: the bits of all other back-ends
+  kNccl    ///< NCCL, in its own order: bits may change with ranks, machine and version
 };
 std::string_view to_string(Reduce reduce) noexcept;
-/// `name` is "auto", "tcp", "mpi" or "nccl". Errors: kInvalidArgument, naming `source`.
+/// Reads a name: "auto", "tcp", "mpi" or "nccl". Errors: kInvalidArgument, naming `source`.
 Collectives collectives_of(std::string_view name, std::string_view source);
 
 struct RankOptions {
   int rank = 0;
   int world_size = 1;
-  std::string source;      ///< the variables that say so; empty: a process on its own
-  std::string rendezvous;  ///< HOST:PORT, an address of rank 0's machine; empty: not known
+  std::string source;      ///< the variables that say so; empty for a process on its own
+  std::string rendezvous;  ///< HOST:PORT, an address of rank 0's machine; empty if it is not known
   std::string rendezvous_source;
-  bool one_host = false;  ///< all ranks are on this one, the launcher says
-  /// What all ranks of the job know. Empty: ranks of one host get one that only their user can
-  /// get; those of several hosts do not start.
+  bool one_host = false;  ///< the launcher says that all ranks are on this host
+  /// The secret that all ranks of the job know. If it is empty, ranks of one host get one that only
+  /// their user can get, and ranks of several hosts do not start.
   std::string secret;
-  bool without_secret = false;  ///< start all the same: whoever can connect could join
+  bool without_secret = false;  ///< ranks start without a secret, so whoever can connect could join
   Collectives collectives = Collectives::kAuto;
-  Reduce reduce = Reduce::kRanks;                        ///< kNccl
-  Nanoseconds connect_timeout{std::chrono::minutes(5)};  ///< for all ranks to come
+  Reduce reduce = Reduce::kRanks;                        ///< used with kNccl
+  Nanoseconds connect_timeout{std::chrono::minutes(5)};  ///< how long to wait for all ranks to come
   Nanoseconds call_timeout{std::chrono::minutes(10)};    ///< ExchangeOptions::timeout
 
   bool through_memory() const noexcept {
@@ -50,13 +50,13 @@ struct RankOptions {
   }
 };
 
-/// From what the launcher says (base/topology/core_budget.h), and from the environment:
-/// ZIGGURAT_RENDEZVOUS=HOST:PORT, else MASTER_ADDR and the port after MASTER_PORT (which torchrun
-/// listens on itself), else this machine where all ranks are on it, else the first node of
-/// SLURM_STEP_NODELIST; the port, then, is the job's by SLURM_JOB_ID or PMIX_NAMESPACE;
-/// ZIGGURAT_SECRET or ZIGGURAT_SECRET_FILE, ZIGGURAT_WITHOUT_SECRET=1,
+/// Reads the launcher's variables (base/topology/core_budget.h) and ours. The rendezvous is
+/// ZIGGURAT_RENDEZVOUS=HOST:PORT, otherwise MASTER_ADDR and the port after MASTER_PORT (torchrun
+/// itself listens on MASTER_PORT), otherwise this machine if all ranks are on it, otherwise the
+/// first node of SLURM_STEP_NODELIST. In the last two cases the port is made of SLURM_JOB_ID or
+/// PMIX_NAMESPACE. Further: ZIGGURAT_SECRET or ZIGGURAT_SECRET_FILE, ZIGGURAT_WITHOUT_SECRET=1,
 /// ZIGGURAT_RANK_TIMEOUT=SECONDS, ZIGGURAT_RANKS=auto|tcp|mpi|nccl (Collectives),
-/// ZIGGURAT_REDUCE=ranks|nccl (Reduce). Errors: kInvalidArgument for a value that is none of these.
+/// ZIGGURAT_REDUCE=ranks|nccl (Reduce). Errors: kInvalidArgument for any other value.
 RankOptions rank_options(const Environment& environment = process_environment);
 
 }  // namespace ziggurat

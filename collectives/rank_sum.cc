@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rank_sum.cc: sums as they are specified.
+// collectives/rank_sum.cc: the specification of sums, and the choice of the kernel.
 #include "collectives/rank_sum.h"
 
 #include <algorithm>

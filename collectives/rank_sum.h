@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rank_sum.h: what ranks' contributions add up to: element by element in rank order.
-// The same bits on every target.
+// collectives/rank_sum.h: sums the contributions of ranks, element by element in rank order, with
+// the same bits on every target.
 #pragma once
 
 #include <cstddef>
@@ -11,19 +11,19 @@
 
 namespace ziggurat {
 
-/// In fp32, rounded once. Shapes: each contribution and `sum` have `count` elements of `dtype`;
-/// `sum` may be one of the contributions. Rounding: bf16 nearest, ties away; fp16 nearest, ties to
-/// even. Every NaN becomes one.
+/// Sums in fp32 and rounds once. Shapes: each contribution and `sum` have `count` elements of
+/// `dtype`; `sum` may be one of the contributions. Rounding: bf16 nearest, ties away; fp16 nearest,
+/// ties to even. Every NaN becomes the one of base/numerics/rounding.h.
 void sum_in_rank_order(std::span<const std::byte* const> contributions, DType dtype,
                        std::size_t count, std::byte* sum);
 
-/// kAllReduceValues: doubles or integers, by `spec.op`. Shapes: each contribution and `result` have
-/// `spec.count` elements; `result` may be one of the contributions.
+/// Combines doubles or integers by `spec.op`, for kAllReduceValues. Shapes: each contribution and
+/// `result` have `spec.count` elements; `result` may be one of the contributions.
 void combine_in_rank_order(std::span<const std::byte* const> contributions, const CallSpec& spec,
                            std::byte* result);
 
 namespace scalar {
-/// The specification.
+/// The specification, which kernels are compared with.
 void sum_in_rank_order(std::span<const std::byte* const> contributions, DType dtype,
                        std::size_t first, std::size_t count, std::byte* sum);
 }  // namespace scalar

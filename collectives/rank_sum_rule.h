@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rank_sum_rule.h: the specification of one element of a sum of ranks: what CPUs' and
-// CUDA's kernels are made of, or compared with.
+// collectives/rank_sum_rule.h: the specification of one element of a sum of ranks. CUDA's kernels
+// are made of it, and those for CPUs are compared with it.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace ziggurat::internal {
 
-/// Element `i` of what `ranks` contributions of `dtype` add up to, in rank order, rounded once into
-/// `sum`. `row(r)` is where rank r's begins.
+/// Stores in `sum` element `i` of the sum of `ranks` contributions of `dtype`, added in rank order
+/// and rounded once. `row(r)` is where rank r's contribution begins.
 template <class Row>
 ZIGGURAT_HOST_DEVICE inline void sum_ranks_at(std::size_t ranks, const Row& row, DType dtype,
                                               std::size_t i, std::byte* sum) {

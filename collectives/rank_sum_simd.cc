@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rank_sum_simd.cc: rank_sum.cc for every target that Highway compiles.
+// collectives/rank_sum_simd.cc: rank_sum.cc for every target for which Highway compiles.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "collectives/rank_sum_simd.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep; includes this file once for each target
@@ -49,7 +49,7 @@ HWY_INLINE void store_rounded(F total, std::byte* sum, std::size_t i) {
     auto half = hn::Zero(Words());
     if constexpr (kType == DType::kFloat16) {
       half = float16::HWY_NAMESPACE::round(Floats(), total);
-    } else {  // the one NaN survives the addition
+    } else {  // the one NaN stays a NaN in this addition
       half = hn::ShiftRight<16>(hn::Add(hn::BitCast(Words(), total), hn::Set(Words(), 0x8000u)));
     }
     hn::StoreU(hn::TruncateTo(HalfRegister(), half), HalfRegister(),

@@ -10,7 +10,7 @@ namespace ziggurat {
 namespace {
 
 void copy(std::span<const std::byte> input, std::span<std::byte> output) {
-  // Buffers may overlap, or be the same one.
+  // Buffers may overlap, or be the same buffer.
   if (input.data() != output.data() && !input.empty()) {
     std::memmove(output.data(), input.data(), input.size());
   }
@@ -29,7 +29,7 @@ Task<> SelfCommunicator::run(Call call) {
     case CallKind::kBroadcast:
     case CallKind::kBarrier: break;
     case CallKind::kSend:
-    case CallKind::kRecv: break;  // refused: there is no other rank
+    case CallKind::kRecv: break;  // refused before, because there is no other rank
   }
   co_return;
 }
@@ -54,7 +54,7 @@ void SelfCommunicator::abort(const std::string& reason) {
 
 void SelfCommunicator::check_alive() const {
   if (fate_->aborted) {
-    throw Error(ErrorCode::kUnavailable, "the ranks were told to stop: " + fate_->reason);
+    throw Error(ErrorCode::kUnavailable, "the calls of all ranks were aborted: " + fate_->reason);
   }
 }
 

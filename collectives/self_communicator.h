@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/self_communicator.h: one rank talking to itself: gathers copy, sums are the input.
+// collectives/self_communicator.h: the communicator of a single rank: gathers copy, and a sum is
+// its input.
 #pragma once
 
 #include <memory>
@@ -14,7 +15,8 @@ class SelfCommunicator final : public CheckedCommunicator {
   int rank() const noexcept override { return 0; }
   int world_size() const noexcept override { return 1; }
 
-  /// In place (output is input) costs nothing. There is nobody to send to or receive from.
+  /// Carries out a call. If output is input, it costs nothing. There is no rank to send to or
+  /// receive from.
   Task<> issue(const Call& call) override { return run(call); }
 
   void on_send(std::function<void(int from)> hear) override { static_cast<void>(hear); }
@@ -26,13 +28,13 @@ class SelfCommunicator final : public CheckedCommunicator {
  private:
   struct Fate {
     bool aborted = false;
-    std::string reason;  // of the first abort
+    std::string reason;  // reason of the first abort
   };
   Task<> refuse(const Error& error) override { return failing(std::make_exception_ptr(error)); }
   Task<> run(Call call);
   void check_alive() const;
 
-  std::shared_ptr<Fate> fate_ = std::make_shared<Fate>();  // one for all relatives by split()
+  std::shared_ptr<Fate> fate_ = std::make_shared<Fate>();  // shared by all relatives by split()
 };
 
 }  // namespace ziggurat

@@ -10,17 +10,17 @@ namespace ziggurat {
 
 class SharedLibrary {
  public:
-  /// The first of `names` (paths, or names for the loader to find) that opens. It stays open: what
-  /// such libraries start, threads and handlers, outlives any wish to unload them. Errors:
-  /// kUnavailable, with what the loader said of each; `fix` is the end of the message.
+  /// Opens the first of `names` (paths, or names for the loader to find) that can be opened. The
+  /// library stays open, because its threads and handlers may live until the process ends. Errors:
+  /// kUnavailable, with the loader's reason for each name; `fix` is the end of the message.
   static SharedLibrary open(const std::vector<std::string>& names, const std::string& fix);
 
-  /// Errors: kUnavailable for a library that lacks it.
+  /// Returns a function of the library. Errors: kUnavailable if the library lacks it.
   template <class Function>
   Function function(const char* name) const {
     return reinterpret_cast<Function>(address(name));
   }
-  /// Where it was found.
+  /// Returns the path at which the library was found.
   const std::string& path() const noexcept { return path_; }
 
  private:
@@ -31,8 +31,8 @@ class SharedLibrary {
   std::string path_;
 };
 
-/// Where a library of this project may be: beside the program's folder (../lib), in it, and
-/// wherever the loader looks.
+/// Returns where a library of this project may be: in ../lib beside the program's folder, in that
+/// folder, and wherever the loader looks.
 std::vector<std::string> own_library_names(const std::string& file);
 
 }  // namespace ziggurat

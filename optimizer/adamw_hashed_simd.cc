@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/adamw_hashed_simd.cc: AdamW over a tile, hashing what it loads and what it stores.
+// optimizer/adamw_hashed_simd.cc: AdamW over a tile, which hashes what it loads and what it stores.
 //
-// Hashing the tile with the library before and after the update leaves memory idle meanwhile, even
-// from L2: 1.7 times the time of this one pass. Registers of 256 bits or more only: narrower ones
-// cannot hold so many hashes at once.
+// To hash the tile with the library before and after the update takes 1.7 times the time of this
+// one pass, even from L2, because memory is idle meanwhile. Used with registers of 256 bits or more
+// only: narrower ones cannot hold so many hashes at once.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimizer/adamw_hashed_simd.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep; includes this file once for each target
@@ -51,12 +51,12 @@ HWY_INLINE void scramble(L& lanes, W key) {
 struct ArrayHash {
   L first, second;
 
-  // Spelt out: GCC does not compile an implicit constructor for the target at hand.
+  // Written out, because GCC does not compile an implicit constructor for this target.
   HWY_INLINE ArrayHash()
       : first(hn::Load(Longs(), xxh3::kConstants.first_lanes)),
         second(hn::Load(Longs(), xxh3::kConstants.first_lanes + (kStripeIsOneRegister ? 0 : 4))) {}
 
-  /// Two registers in a row: two stripes, or the halves of one.
+  /// Adds two registers in a row: two stripes, or the halves of one.
   HWY_INLINE void add(F low, F high, W low_key, W high_key) {
     accumulate(first, low, low_key);
     accumulate(kStripeIsOneRegister ? first : second, high, high_key);
@@ -99,7 +99,7 @@ struct ThreeHashes {
 };
 
 constexpr std::size_t kBlock = xxh3::kStripesPerBlock * xxh3::kStripeBytes / sizeof(float);
-// How far the secret slides from the first register of a pair to the second, and from pair to pair.
+// How far the secret moves from the first register of a pair to the second, and from pair to pair.
 constexpr std::size_t kSecond = kStripeIsOneRegister ? xxh3::kSecretStep : kRegisterBytes;
 constexpr std::size_t kNext = kStripeIsOneRegister ? 2 * xxh3::kSecretStep : xxh3::kSecretStep;
 
@@ -128,9 +128,9 @@ HWY_INLINE void update_pair(const OptimizerStep& step, const Slice& tile, std::s
   }
 }
 
-/// One block of the hashes. The new state is hashed in a loop of its own, from L1: in the first one
-/// it would wait behind root and division, and fill the scheduler while it does (0.43 against 0.36
-/// ns an element with the tile in L2).
+/// Updates one block and its hashes. The new state is hashed in a second loop, from L1: in the
+/// first loop its hashing would wait for root and division, and fill the scheduler meanwhile (0.43
+/// against 0.36 ns per element with the tile in L2).
 template <bool kVerify, bool kPastCache>
 HWY_INLINE void update_block(const OptimizerStep& step, const Slice& tile, std::size_t begin,
                              bool is_last, ThreeHashes& before, ThreeHashes& after) {
@@ -140,7 +140,7 @@ HWY_INLINE void update_block(const OptimizerStep& step, const Slice& tile, std::
   for (; i < end; i += kPair, key += kNext) {
     update_pair<kVerify, kPastCache>(step, tile, i, secret(key), secret(key + kSecond), before);
   }
-  // The last stripe of all has a key of its own, and no scramble after it.
+  // The last stripe of the tile has a key of its own, and no scramble after it.
   const W low_key = secret(kStripeIsOneRegister ? key : xxh3::kLastStripeSecret);
   const W high_key = secret(xxh3::kLastStripeSecret + (kStripeIsOneRegister ? 0 : kRegisterBytes));
   if (is_last) update_pair<kVerify, kPastCache>(step, tile, i, low_key, high_key, before);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/arrays_inl.h: a slice's arrays as registers, two at a time: gradients widened, state
-// in each format, parameters rounded. Bits are those of rounding.h. Included once per target.
+// optimizer/arrays_inl.h: a slice's arrays as registers, two at a time: it widens gradients, loads
+// and stores state in each format, and rounds parameters, with the bits of rounding.h. Included
+// once per target.
 #if defined(ZIGGURAT_OPTIMIZER_ARRAYS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZIGGURAT_OPTIMIZER_ARRAYS_INL_H_
 #undef ZIGGURAT_OPTIMIZER_ARRAYS_INL_H_
@@ -31,12 +32,12 @@ HWY_INLINE Pair load_gradient(const Slice& slice, std::size_t i) {
   return {widen_fp16(halves.low), widen_fp16(halves.high)};
 }
 
-/// What is added before the lower half is cut off.
+/// The bits that are added before the lower half is cut off.
 struct Noise {
   WordPair param, moment, second;
 };
 
-/// noise_bits (rounding.h) of kLanes elements.
+/// Does noise_bits (rounding.h) for kLanes elements.
 HWY_INLINE W noise_bits(std::uint32_t first_key, std::uint32_t second_key, W index) {
   const Words d;
   W x = hn::Mul(index, hn::Set(d, 0x9e3779b9u));
@@ -60,7 +61,8 @@ HWY_INLINE WordPair upper_noise(WordPair draw) {
   return {hn::ShiftRight<16>(draw.low), hn::ShiftRight<16>(draw.high)};
 }
 
-/// kMoments: how many are rounded; with none, drawn.moments is false.
+/// Makes the noise of a pair. kMoments is the number of moments that are rounded; if it is 0,
+/// drawn.moments must be false.
 template <class Order, std::size_t kMoments>
 HWY_INLINE Noise noise_of(Drawn drawn, const Slice& slice, std::size_t i) {
   const W nearest = hn::Set(Words(), kNearestNoise);
@@ -78,9 +80,9 @@ HWY_INLINE Noise noise_of(Drawn drawn, const Slice& slice, std::size_t i) {
           upper_noise(noise_pair(key.first, key.second + kSecondDraw, index))};
 }
 
-/// Parameters that are only written are stored past the cache, which saves reading their lines
-/// first: 2 of 30 bytes an element. Not for few of them, which somebody may want soon, nor for
-/// addresses that Stream cannot take, nor where they were read.
+/// Returns whether to store parameters past the cache. That saves reading their lines first, 2 of
+/// 30 bytes per element. It is not done for few parameters, which may be wanted soon, for addresses
+/// that Stream does not accept, or for parameters that were read before.
 HWY_INLINE bool store_params_past_cache(const Slice& slice) {
   constexpr std::size_t kFew = 1024;
   return slice.param != nullptr && slice.count >= kFew &&
@@ -106,7 +108,8 @@ HWY_INLINE void store_param(Pair masters, WordPair noise, bool past_cache, const
   }
 }
 
-/// Masters as a format keeps them, then moments. kRounds: to bf16, from step to step.
+/// The structs below load and store first masters, then moments, as a format holds them. kRounds
+/// says whether they are rounded to bf16 at each step.
 struct Fp32Masters {
   static constexpr bool kRounds = false;
   static HWY_INLINE Pair load(const Slice& slice, std::size_t i) {

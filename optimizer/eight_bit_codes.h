@@ -2,8 +2,8 @@
 // optimizer/eight_bit_codes.h: the specification of the 8-bit codes, one element at a time: the
 // values as published, and the code of a value by a table over the upper half of a float.
 //
-// The tables are made by the compilers, so that a CUDA kernel has them in its own memory without
-// anybody uploading them: 13 KB a code, which stay in the L1 cache.
+// The compilers make the tables, so that a CUDA kernel has them in its own memory without an
+// upload: 13 KB per code, which stay in the L1 cache.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,9 @@ namespace ziggurat::internal {
 inline constexpr std::uint32_t kSignedZero = 127;  ///< the place of 0 among the signed codes
 inline constexpr int kEightBitDecades = 7;
 
-/// `take(value)` for the positive values below 1 and above 0, ascending: in decade i, 2^i of them
-/// (signed) or twice as many, the middles of an even cut of [0.1, 1], times 10^(i - 6). Each value
-/// is rounded to fp32 where PyTorch's tensors round it.
+/// Calls `take(value)` for the values between 0 and 1, ascending. Decade i has 2^i of them (signed)
+/// or twice as many: the middles of an even division of [0.1, 1], times 10^(i - 6). Each value is
+/// rounded to fp32 where PyTorch's tensors round it.
 template <class Take>
 constexpr void for_each_fraction(EightBitCode code, const Take& take) {
   constexpr float kLeast = 0.1f;
@@ -58,8 +58,8 @@ constexpr EightBitValues make_eight_bit_values(EightBitCode code) {
   return values;
 }
 
-/// Between each magnitude and the next, from zero up: the largest float that is nearer to the lower
-/// one or as near.
+/// The thresholds between each magnitude and the next, from zero up: the largest float that is
+/// nearer to the lower one or equally near.
 struct EightBitThresholds {
   std::array<float, 255> values{};
   std::size_t count = 0;
@@ -78,9 +78,10 @@ constexpr EightBitThresholds make_eight_bit_thresholds(EightBitCode code) {
   return thresholds;
 }
 
-/// How many thresholds lie below a magnitude in [0, 1]: its rank among the codes from zero up.
-/// Floats of one upper half are so close together that at most one threshold lies among them: an
-/// entry says the rank of the smallest, and above which lower half it is one more.
+/// Counts the thresholds below a magnitude in [0, 1], which is its rank among the codes from zero
+/// up. Floats with the same upper half are so close together that at most one threshold lies among
+/// them. So an entry has the rank of the smallest, and the lower half above which the rank is one
+/// more.
 class EightBitRanks {
  public:
   constexpr explicit EightBitRanks(const EightBitThresholds& thresholds) : entries_{} {
@@ -106,8 +107,10 @@ class EightBitRanks {
 
  private:
   static constexpr std::uint32_t kNever = 0xffff0000u;
-  static constexpr std::uint32_t kFirst = (127u - 23u) << 7;  // 2^-23: below the first middle
-  static constexpr std::uint32_t kLast = 127u << 7;           // 1 and what rounding puts above it
+  static constexpr std::uint32_t kFirst = (127u - 23u) << 7;  // 2^-23, which is below the first
+                                                              // middle
+  static constexpr std::uint32_t kLast = 127u << 7;           // 1, and values that rounding puts
+                                                              // above it
   static constexpr std::size_t kEntries = kLast - kFirst + 1;
   std::array<std::uint32_t, kEntries> entries_;
 };
@@ -120,7 +123,8 @@ constexpr EightBitCodes make_eight_bit_codes(EightBitCode code) {
   return {make_eight_bit_values(code), EightBitRanks(make_eight_bit_thresholds(code))};
 }
 
-/// The tables in memory that the caller can read: the device's in a kernel, else the host's.
+/// Returns the tables in memory that the caller can read: the device's in a kernel, otherwise the
+/// host's.
 ZIGGURAT_HOST_DEVICE inline const EightBitCodes& eight_bit_codes(EightBitCode code) noexcept {
   static constexpr EightBitCodes kSigned = make_eight_bit_codes(EightBitCode::kSigned);
   static constexpr EightBitCodes kUnsigned = make_eight_bit_codes(EightBitCode::kUnsigned);
@@ -131,9 +135,9 @@ constexpr std::uint8_t signed_code(const EightBitRanks& ranks, float value,
                                    float inverse) noexcept {
   const std::uint32_t rank = ranks.of(magnitude_bits(value * inverse));
   const std::uint32_t negative = std::bit_cast<std::uint32_t>(value) >> 31;
-  const std::uint32_t most = kSignedZero + 1 - negative;  // no code of -1
+  const std::uint32_t most = kSignedZero + 1 - negative;  // -1 has no code
   const std::uint32_t limited = rank < most ? rank : most;
-  // Zero's place plus or minus the rank, without a branch: signs are as good as random.
+  // Adds or subtracts the rank without a branch, because signs are as good as random.
   return static_cast<std::uint8_t>(kSignedZero + ((limited ^ (0u - negative)) + negative));
 }
 
@@ -144,7 +148,7 @@ constexpr std::uint8_t unsigned_code(const EightBitRanks& ranks, float value,
   return static_cast<std::uint8_t>(rank > 1u ? rank : 1u);
 }
 
-/// The code of a value over its block's largest magnitude (`inverse`: of BlockScale).
+/// Returns the code of a value's share of its block's largest magnitude; `inverse` is BlockScale's.
 constexpr std::uint8_t code_of(const EightBitCodes& codes, EightBitCode code, float value,
                                float inverse) noexcept {
   return code == EightBitCode::kSigned ? signed_code(codes.ranks, value, inverse)

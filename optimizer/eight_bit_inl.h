@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/eight_bit_inl.h: 8-bit codes to and from registers, with the bits of eight_bit.cc:
-// along the lines of eight_bit_tables.h. Included once per target.
+// optimizer/eight_bit_inl.h: converts 8-bit codes to registers and back, with the bits of
+// eight_bit.cc, by the straight lines of eight_bit_tables.h. Included once per target.
 #if defined(ZIGGURAT_OPTIMIZER_EIGHT_BIT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZIGGURAT_OPTIMIZER_EIGHT_BIT_INL_H_
 #undef ZIGGURAT_OPTIMIZER_EIGHT_BIT_INL_H_
@@ -22,11 +22,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace ziggurat::internal::HWY_NAMESPACE {
 
-using Codes = hn::Rebind<std::uint8_t, Floats>;  // as many 8-bit lanes
+using Codes = hn::Rebind<std::uint8_t, Floats>;  // the same number of 8-bit lanes
 using FloatMask = hn::Mask<Floats>;
 constexpr bool kShortRegisters = kLanes < 8;
 
-/// Looks up in EightValues.
+/// Looks up values in EightValues.
 class Choice {
  public:
   HWY_INLINE explicit Choice(W index)
@@ -41,11 +41,11 @@ class Choice {
   }
 
  private:
-  FloatMask upper_;  // of short registers
+  FloatMask upper_;  // used with short registers
   decltype(hn::IndicesFromVec(Floats(), W())) indices_;
 };
 
-/// table[index], of kCount words.
+/// Returns table[index]; the table has kCount words.
 template <std::size_t kCount, class Indices>
 HWY_INLINE W word_at(const std::uint32_t* table, Indices in_register, W index) {
   if constexpr (kCount <= kLanes) {
@@ -59,7 +59,7 @@ HWY_INLINE W word_at(const std::uint32_t* table, Indices in_register, W index) {
   }
 }
 
-/// How far the value of a rank lies off its line, in units of the last place.
+/// Returns how far the value of a rank lies off its line, in units of the last place.
 template <EightBitCode kCode>
 HWY_INLINE hn::Vec<SignedWords> nudge_of(const EightBitTables& tables, W rank) {
   constexpr std::size_t kWords = kCode == EightBitCode::kSigned ? 16 : 32;
@@ -75,7 +75,7 @@ template <EightBitCode kCode>
 HWY_INLINE F decoded(const EightBitTables& tables, const std::uint8_t* codes) {
   const SignedWords d;
   const auto code = hn::PromoteTo(d, hn::LoadU(Codes(), codes));
-  // Where registers are short, the look-ups below are as many loads as this is.
+  // With short registers the look-ups below would take as many loads as this gather.
   if constexpr (kShortRegisters) return hn::GatherIndex(Floats(), tables.values.data(), code);
   const auto signed_rank = hn::Sub(code, hn::Set(d, static_cast<std::int32_t>(kSignedZero)));
   const auto rank = kCode == EightBitCode::kSigned ? hn::Abs(signed_rank) : code;
@@ -93,7 +93,7 @@ HWY_INLINE F decoded(const EightBitTables& tables, const std::uint8_t* codes) {
   return hn::IfThenZeroElse(is_zero, hn::CopySignToAbs(value, hn::BitCast(Floats(), signed_rank)));
 }
 
-/// kFour values, in the order of memory.
+/// Holds kFour values in the order of memory.
 constexpr std::size_t kFour = 4 * kLanes;
 struct Four {
   F of[4];
@@ -102,8 +102,9 @@ struct Four {
 #if HWY_TARGET <= HWY_AVX3_DL
 using Bytes = hn::Repartition<std::uint8_t, Floats>;
 
-/// Here one instruction looks up 64 times among 128 bytes: floats byte by byte take a quarter of
-/// the time of lines. (Highway 1.0 has no name for it.)
+/// Looks up bytes of floats. On this target one instruction looks up 64 times among 128 bytes, so
+/// floats byte by byte take a quarter of the time of lines. (Highway 1.0 has no name for that
+/// instruction.)
 HWY_INLINE hn::Vec<Bytes> plane_at(const std::array<std::uint8_t, 256>& plane, hn::Vec<Bytes> code,
                                    hn::Mask<Bytes> in_upper_half) {
   const Bytes d;
@@ -118,7 +119,7 @@ template <EightBitCode kCode>
 HWY_INLINE Four decoded_four(const EightBitTables& tables, const std::uint8_t* codes) {
   const Bytes d;
   const hn::Repartition<std::uint16_t, Bytes> halves;
-  // Groups of four codes as a 4 x 4 matrix, transposed: interleaving below undoes it.
+  // Transposes groups of four codes as a 4 x 4 matrix; the interleaving below undoes that.
   alignas(64) static constexpr std::int32_t kTransposed[16] = {0, 4, 8,  12, 1, 5, 9,  13,
                                                                2, 6, 10, 14, 3, 7, 11, 15};
   const W groups = hn::BitCast(Words(), hn::LoadU(d, codes));
@@ -146,7 +147,7 @@ HWY_INLINE Four decoded_four(const EightBitTables& tables, const std::uint8_t* c
 }
 #endif
 
-/// The section of eight_bit_tables.h that a magnitude lies in.
+/// Returns the section of eight_bit_tables.h in which a magnitude lies.
 HWY_INLINE W section_of(const EightBitTables& tables, F magnitude) {
   const auto upper = hn::BitCast(Halves(), hn::ShiftRight<16>(hn::BitCast(Words(), magnitude)));
   const auto first = hn::BitCast(Halves(), hn::Set(Words(), kSectionFirst));
@@ -157,7 +158,7 @@ HWY_INLINE W section_of(const EightBitTables& tables, F magnitude) {
   return hn::IfThenElse(hn::RebindMask(Words(), above), next, section);
 }
 
-/// Codes in the lowest bytes, and how far from a rank the values are, as a magnitude.
+/// Codes in the lowest bytes, and the distance of the values from their ranks, as a magnitude.
 struct Encoded {
   W codes;
   F off;
@@ -170,7 +171,8 @@ HWY_INLINE Encoded encoded(const EightBitTables& tables, F value, F inverse) {
   const F rise = hn::Mul(section.in(tables.rank_slope), magnitude);
   const F on_line = hn::Add(section.in(tables.rank_offset), rise);
   F place = hn::Min(on_line, section.in(tables.rank_limit));
-  // Up where floats are whole numbers, so that the sum is rounded and its lower bits are the code.
+  // Added to shift values to where floats are whole numbers, so that the sum is rounded and its
+  // lower bits are the code.
   constexpr float kWhole = 0x1.8p23f;
   float up = kWhole;
   if (kCode == EightBitCode::kSigned) {
@@ -201,7 +203,7 @@ HWY_NOINLINE void encode_unsure(F off, const float* values, float inverse, std::
   }
 }
 
-/// A block of finite values.
+/// Encodes a block of finite values.
 template <EightBitCode kCode>
 HWY_INLINE void encode_block(const EightBitTables& tables, const float* values, float inverse,
                              std::uint8_t* codes) {
@@ -212,7 +214,7 @@ HWY_INLINE void encode_block(const EightBitTables& tables, const float* values, 
     const Encoded high = encoded<kCode>(tables, hn::LoadU(Floats(), values + i + kLanes), by);
     store_codes(low.codes, codes + i);
     store_codes(high.codes, codes + i + kLanes);
-    // Once in some hundred pairs.
+    // Happens once in some hundred pairs.
     if (HWY_UNLIKELY(!hn::AllFalse(Floats(), hn::Gt(hn::Max(low.off, high.off), unsure)))) {
       encode_unsure<kCode>(low.off, values + i, inverse, codes + i);
       encode_unsure<kCode>(high.off, values + i + kLanes, inverse, codes + i + kLanes);
@@ -220,8 +222,8 @@ HWY_INLINE void encode_block(const EightBitTables& tables, const float* values, 
   }
 }
 
-/// The larger of `largest` and the magnitudes of `values`, as bits: in the order of their bits, NaN
-/// is the largest.
+/// Returns the larger of `largest` and the magnitudes of `values`, as bits: in the order of bits,
+/// NaN is the largest.
 HWY_INLINE W largest_bits(W largest, Pair values) {
   const W low = hn::BitCast(Words(), hn::Abs(values.low));
   const W high = hn::BitCast(Words(), hn::Abs(values.high));
@@ -232,7 +234,7 @@ HWY_INLINE BlockScale scale_of(W largest) {
   return block_scale(hn::GetLane(hn::MaxOfLanes(Words(), largest)));
 }
 
-/// Codes and scale of a block.
+/// Stores codes and scale of a block.
 template <EightBitCode kCode>
 HWY_INLINE void finish_block(const EightBitTables& tables, BlockScale block, const float* values,
                              std::uint8_t* codes, float* scale) {

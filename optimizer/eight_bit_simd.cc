@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/eight_bit_simd.cc: updates of fp32 masters and 8-bit moments: a block's moments go from
-// their codes through the update in registers, into a buffer in L1 until their scale is known.
+// optimizer/eight_bit_simd.cc: updates of fp32 masters and 8-bit moments. A block's moments are
+// decoded and updated in registers, and wait in a buffer in L1 until their scale is known.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimizer/eight_bit_simd.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep; includes this file once for each target
@@ -69,16 +69,16 @@ void encode_eight_bit_simd(EightBitCode code, const float* values, std::span<std
                                 : encode_blocks<EightBitCode::kUnsigned>(values, codes, scales);
 }
 
-/// A block's moments, updated.
+/// The updated moments of a block.
 struct UpdatedMoments {
   alignas(64) float values[kMomentsMax][kEightBitBlock];
   BlockScale scale[kMomentsMax];
 };
-/// Blocks that are updated before the first of them is encoded: a scale takes some 60 cycles from
-/// the last of its block's values on, which so pass in the next block's update.
+/// The number of blocks that are updated before the first of them is encoded. A scale is ready some
+/// 60 cycles after the last value of its block, and this time passes in the next block's update.
 constexpr std::size_t kAhead = 2;
 
-/// Two registers, from element `i` on, which is `in_block` of its block.
+/// Updates two registers, from element `i` on, which is element `in_block` of its block.
 template <class Rule>
 HWY_INLINE void update_pair(const OptimizerStep& step, const Slice& slice, std::size_t i,
                             std::size_t in_block, bool past_cache, Pair moment, Pair second,
@@ -103,7 +103,8 @@ HWY_INLINE void update_pair(const OptimizerStep& step, const Slice& slice, std::
   largest[1] = largest_bits(largest[1], seconds);
 }
 
-/// The block that begins at element `begin`; its codes and scales are read, not written.
+/// Updates the block that begins at element `begin`; its codes and scales are read, but not
+/// written.
 template <class Rule, EightBitCode kFirst>
 HWY_INLINE void update_block(const OptimizerStep& step, const Slice& slice, std::size_t begin,
                              bool past_cache, UpdatedMoments& updated) {

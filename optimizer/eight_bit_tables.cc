@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/eight_bit_tables.cc: lines through the codes (eight_bit_codes.h).
+// optimizer/eight_bit_tables.cc: computes lines through the codes (eight_bit_codes.h).
 #include "optimizer/eight_bit_tables.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ constexpr int kDecades = kEightBitDecades;
 
 std::uint32_t to_bits(float value) { return std::bit_cast<std::uint32_t>(value); }
 
-/// A decade's magnitudes: ranks [first, first + count).
+/// The magnitudes of a decade: ranks [first, first + count).
 struct Decade {
   std::size_t first, count;
 };
@@ -31,7 +31,7 @@ void set(EightValues& table, std::size_t index, double value) {
   table[index] = static_cast<float>(value);
 }
 
-/// Each decade's line goes through the middle of its codes: no code is far off.
+/// Puts each decade's line through the middle of its codes, so that no code is far off the line.
 void fit_values(EightBitCode code, std::span<const float> magnitudes, EightBitTables& tables) {
   const std::size_t added = code == EightBitCode::kSigned ? 0 : 1;
   for (int i = 0; i < kDecades; ++i) {
@@ -45,12 +45,12 @@ void fit_values(EightBitCode code, std::span<const float> magnitudes, EightBitTa
     set(tables.value_slope, (127 + exponent) % 8, slope);
     set(tables.value_offset, (127 + exponent) % 8, (first + last) / 2 - slope * middle);
   }
-  // The free place is zero's (unsigned, 1 with what is added) or 1's (signed, 128).
+  // The free place is that of zero (unsigned: 1, with what is added) or that of 1 (signed: 128).
   set(tables.value_offset, code == EightBitCode::kSigned ? 134 % 8 : 127 % 8,
       code == EightBitCode::kSigned ? 1 : 0);
 }
 
-/// What a line gives for a rank, as eight_bit_inl.h computes it.
+/// Returns the value of a line at a rank, as eight_bit_inl.h computes it.
 float on_line(EightBitCode code, std::size_t rank, const EightBitTables& tables) {
   const auto whole = static_cast<float>(rank);
   const float place = code == EightBitCode::kSigned ? whole : std::min(whole + 1.0f, kTopPlace);
@@ -77,13 +77,13 @@ void fit_ranks(EightBitCode code, EightBitTables& tables) {
     const std::size_t last = decade.first + decade.count - 1;
     const double slope = static_cast<double>(decade.count) / (0.9 * power);
     set(tables.rank_slope, section, slope);
-    // An even cut's lower end is half-way between two codes.
+    // The lower end of an even division is half-way between two codes.
     set(tables.rank_offset, section, static_cast<double>(decade.first) - 0.5 - slope * 0.1 * power);
     set(tables.rank_limit, section, static_cast<double>(last));
     set(tables.section_end, section, tables.thresholds[last]);
   }
-  // The lowest section reaches down to zero, whose place is its own rank; unsigned that is rank 1,
-  // for what is above zero never becomes zero.
+  // The lowest section reaches down to zero, whose place is its own rank. For unsigned codes that
+  // is rank 1, because a value above zero never becomes zero.
   const double least = code == EightBitCode::kSigned ? 0 : 1;
   set(tables.rank_offset, 0, least);
   set(tables.rank_slope, 0,
@@ -94,8 +94,8 @@ void fit_ranks(EightBitCode code, EightBitTables& tables) {
   set(tables.section_end, kDecades, std::numeric_limits<double>::infinity());
 }
 
-/// Lines rise, also as they are computed: so if both sides of each threshold come out on theirs,
-/// everything does.
+/// Checks the lines. They rise, also as they are computed, so if both sides of each threshold get
+/// the right rank, all values do.
 void check_ranks(EightBitCode code, const EightBitTables& tables) {
   for (int i = 0; i < kDecades; ++i) {
     const auto section = static_cast<std::size_t>(i);

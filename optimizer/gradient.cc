@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/gradient.cc: sums of squares in an order that no instruction set changes, and the clip
-// coefficient.
+// optimizer/gradient.cc: sums squares in an order that no instruction set changes, and computes the
+// clip coefficient.
 #include "optimizer/gradient.h"
 
 #include <algorithm>

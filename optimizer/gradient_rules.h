@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/gradient_rules.h: the specification of what happens to one element of a gradient.
+// optimizer/gradient_rules.h: the specification of the operations on one element of a gradient.
 #pragma once
 
 #include <bit>
@@ -13,8 +13,8 @@
 
 namespace ziggurat::internal {
 
-/// Rounds `value` to `dtype` as element `i` of `out`; the square of what was written. A NaN keeps
-/// its payload.
+/// Rounds `value` to `dtype`, stores it as element `i` of `out`, and returns the square of what was
+/// stored. A NaN keeps its payload.
 ZIGGURAT_HOST_DEVICE inline float round_and_square_at(float value, DType dtype, std::byte* out,
                                                       std::size_t i) {
   store_value(dtype, out, i, value);
@@ -22,13 +22,14 @@ ZIGGURAT_HOST_DEVICE inline float round_and_square_at(float value, DType dtype, 
   return rounded * rounded;
 }
 
-/// A gradient added to its accumulator.
+/// Returns the accumulator `sum` plus a scaled gradient.
 constexpr float accumulated(float sum, float value, float scale) noexcept {
   const float scaled = value * scale;
   return quiet(sum + scaled);
 }
 
-/// `value` times `factor` as element `i` of `values`; whether what was written is finite.
+/// Stores `value` times `factor` as element `i` of `values`, and returns whether the result is
+/// finite.
 ZIGGURAT_HOST_DEVICE inline bool scale_at(float value, float factor, DType dtype, std::byte* values,
                                           std::size_t i) {
   store_value(dtype, values, i, quiet(value * factor));

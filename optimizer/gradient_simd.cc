@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/gradient_simd.cc: gradient_scalar.cc for every target that Highway compiles.
+// optimizer/gradient_simd.cc: gradient_scalar.cc for every target for which Highway compiles.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimizer/gradient_simd.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep; includes this file once for each target
@@ -19,10 +19,11 @@ namespace ziggurat::internal::HWY_NAMESPACE {
 
 static_assert(kLanes <= kSumLanes);
 constexpr std::size_t kSums = kSumLanes / kLanes;  // registers that hold the virtual lanes
-constexpr std::size_t kStride = 2 * kSumLanes;     // whole pairs of registers on every target
+constexpr std::size_t kStride = 2 * kSumLanes;     // a whole number of register pairs on every
+                                                   // target
 
-/// The bf16 of each lane in its upper 16 bits; the lower ones are rubbish. A NaN keeps its payload,
-/// as in float_to_bf16.
+/// Rounds each lane to bf16 in its upper 16 bits; the lower ones are not defined. A NaN keeps its
+/// payload, as in float_to_bf16.
 HWY_INLINE W round_bf16(F value) {
   const W bits = hn::BitCast(Words(), value);
   const W nearest = hn::Add(bits, hn::Set(Words(), 0x8000u));
@@ -33,8 +34,8 @@ HWY_INLINE W round_bf16(F value) {
 
 HWY_INLINE F square(F value) { return hn::Mul(value, value); }
 
-/// Rounds a pair into `out`, and returns the squares. Both registers were loaded before the store:
-/// `out` may lie over their memory.
+/// Rounds a pair into `out`, and returns the squares. `out` may lie over the values, because both
+/// registers are loaded before the store.
 template <DType kTo>
 HWY_INLINE Pair round_pair(const float* values, std::byte* out, std::size_t i) {
   const Pair pair = load_fp32(values, i);

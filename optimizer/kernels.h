@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/kernels.h: the seam between what is computed and with which instructions.
+// optimizer/kernels.h: separates what is computed from the instructions that compute it.
 //
 // Each operation exists as the specification (namespace scalar: plain C++, one element after the
-// other) and as a Highway kernel for every target; the function outside picks by simd_target.h. All
-// of them give the same bits for any input.
+// other) and as a Highway kernel for every target. The function outside these namespaces chooses by
+// simd_target.h. All of them give the same bits for any input.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +19,9 @@
 
 namespace ziggurat::internal {
 
-/// hash64 (seed 0) of a tile of master, exp_avg and exp_avg_sq, as it came and as it is left.
+/// The hash64 (seed 0) of a tile's master, exp_avg and exp_avg_sq, before and after the update.
 struct TileHashes {
-  std::uint64_t before[3];  ///< unset where not asked for
+  std::uint64_t before[3];  ///< not set unless asked for
   std::uint64_t after[3];
 };
 
@@ -36,25 +36,26 @@ void decode_eight_bit(EightBitCode code, std::span<const std::uint8_t> codes, co
                       float* values);
 void encode_eight_bit(EightBitCode code, const float* values, std::span<std::uint8_t> codes,
                       float* scales);
-/// The code of one value.
+/// Returns the code of one value.
 std::uint8_t eight_bit_code(EightBitCode code, float value, float inverse) noexcept;
 }  // namespace scalar
 
-/// A kernel for each format, in the file of its name; `slice.format` says which.
+/// One kernel for each format, in the file of its name; `slice.format` must be that format.
 void update_fp32(const OptimizerStep& step, const Slice& slice);
 void update_bf16_moments(const OptimizerStep& step, const Slice& slice);
 void update_split(const OptimizerStep& step, const Slice& slice);
 void update_bf16(const OptimizerStep& step, const Slice& slice);
 void update_eight_bit(const OptimizerStep& step, const Slice& slice);
-/// The one for `slice.format`.
+/// Calls the kernel for `slice.format`.
 void update(const OptimizerStep& step, const Slice& slice);
 
-/// Registers of any width store a parameter past the cache, if its address is a multiple of this.
+/// The alignment of an address at which registers of any width can store a parameter past the
+/// cache.
 inline constexpr std::size_t kStreamAlignment = 64;
-/// Whether adamw_hashed can do a whole tile of this: AdamW in kFp32 from a bf16 gradient to an
-/// aligned bf16 parameter rounded to nearest, on registers of 256 bits or more.
+/// Returns whether adamw_hashed can do a whole tile of this kind: AdamW in kFp32, a bf16 gradient,
+/// an aligned bf16 parameter rounded to nearest, and registers of 256 bits or more.
 bool can_hash_adamw(const OptimizerStep& step, const Slice& tile);
-/// update over one tile (kTileElements), and its hashes; those before only if `verify`.
+/// Updates one tile (kTileElements) and takes its hashes; those before the update only if `verify`.
 void adamw_hashed(const OptimizerStep& step, const Slice& tile, bool verify, TileHashes& hashes);
 
 void round_to_bf16(const float* values, bf16* out, std::size_t count);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/loss_scale.cc: halve on overflow, double after a while without.
+// optimizer/loss_scale.cc: halves the scale on overflow, and doubles it after a while without.
 #include "optimizer/loss_scale.h"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kFactor = 2.0;
 
-/// A scale that a float holds: gradients are divided by it in fp32.
+/// The largest power of a scale that fits a float, because gradients are divided by it in fp32.
 constexpr int kScalePowerMax = 126;
 
 void require(bool good, const std::string& message) {
@@ -23,16 +23,17 @@ void require(bool good, const std::string& message) {
 
 const LossScaleConfig& checked(const LossScaleConfig& config) {
   const double max = std::ldexp(1.0, kScalePowerMax);
-  require(
-      config.loss_scale >= 0 && config.loss_scale <= max,
-      fmt::format("loss_scale {:g} must be 0 (dynamic) or a positive scale", config.loss_scale));
+  require(config.loss_scale >= 0 && config.loss_scale <= max,
+          fmt::format("loss_scale {:g} must be 0 (dynamic), or more than 0 and at most 2^{}",
+                      config.loss_scale, kScalePowerMax));
   require(config.initial_scale_power >= 0 && config.initial_scale_power <= kScalePowerMax,
           fmt::format("initial_scale_power {} must be from 0 to {}", config.initial_scale_power,
                       kScalePowerMax));
-  require(config.loss_scale_window > 0, "loss_scale_window 0: it must be 1 or more");
-  require(config.hysteresis > 0, "hysteresis 0: it must be 1 or more");
+  require(config.loss_scale_window > 0, "loss_scale_window is 0, but must be 1 or more");
+  require(config.hysteresis > 0, "hysteresis is 0, but must be 1 or more");
   require(config.min_loss_scale > 0 && config.min_loss_scale <= max,
-          fmt::format("min_loss_scale {:g}: it must be positive", config.min_loss_scale));
+          fmt::format("min_loss_scale {:g} must be more than 0 and at most 2^{}",
+                      config.min_loss_scale, kScalePowerMax));
   return config;
 }
 
@@ -58,7 +59,7 @@ void LossScaler::update(bool overflow) {
       state_.scale = std::max(state_.scale / kFactor, config_.min_loss_scale);
     } else {
       throw Error(ErrorCode::kNotFinite,
-                  fmt::format("the gradients overflow at the smallest loss scale, {:g}: lower the "
+                  fmt::format("the gradients overflow at the smallest loss scale, {:g}; lower the "
                               "learning rate, lengthen its warm-up, or lower `min_loss_scale`",
                               state_.scale));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/optimizer_step.cc: names, and a step's scalars from its settings.
+// optimizer/optimizer_step.cc: names, and the scalars of a step from its settings.
 #include "optimizer/optimizer_step.h"
 
 #include <array>
@@ -15,8 +15,8 @@ constexpr std::array<std::string_view, 5> kNames{"adamw", "adam", "lion", "adagr
 
 constexpr std::array<std::string_view, 2> kRoundings{"nearest", "stochastic"};
 
-/// base^exponent by repeated squaring from the lowest bit: a fixed order, where pow() is whatever
-/// the libm of the day does.
+/// Returns base^exponent by repeated squaring from the lowest bit. This order is fixed, while pow()
+/// differs between versions of libm.
 double power(double base, std::uint64_t exponent) {
   double result = 1.0;
   for (; exponent != 0; exponent >>= 1) {

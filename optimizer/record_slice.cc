@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/record_slice.cc: where a record's arrays begin.
+// optimizer/record_slice.cc: finds where a record's arrays begin.
 #include "optimizer/record_slice.h"
 
 #include "base/bytes.h"

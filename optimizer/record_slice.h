@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/record_slice.h: a record as the slice that a kernel is told of, and the walk over the
+// optimizer/record_slice.h: describes a record as the slice that kernels take, and goes through the
 // runs that share their settings. No byte of the record is read: it may be on a device.
 #pragma once
 
@@ -18,26 +18,27 @@ constexpr std::size_t tiles_of(std::size_t count) {
   return (count + kTileElements - 1) / kTileElements;
 }
 
-/// What the trainer has of the record.
+/// Returns how many elements of the record the trainer has.
 std::size_t elements_of(const RecordView& view);
 
-/// What a step goes over: the trainer's elements to the end of their last block of codes. Padding
-/// beyond stays as it is, since a step of no gradient leaves zeros, or Adagrad's sum, as they are;
-/// but all of a record whose parameter was not read.
+/// Returns how many elements a step updates: the trainer's elements to the end of their last block
+/// of codes, or all of a record whose parameter was not read. Padding beyond stays as it is,
+/// because a step without gradient does not change zeros or Adagrad's sum.
 std::size_t stepped_of(const RecordView& view);
 
-/// Sizes, types and runs that do not go together are a bug of the caller's.
+/// Checks that sizes, types and runs fit together. If not, the caller has a bug.
 void check_update(StepView steps, const RecordView& view, const RecordFormat& format,
                   std::span<const DecayRun> runs);
 
-/// All of it, padding included, of whose elements `grad` and `param` may not have the last. Decay
-/// and noise are for the caller to set.
+/// Returns the slice of the whole record, including padding; `grad` and `param` may not have its
+/// last elements. The caller sets decay and noise.
 Slice slice_of(OptimizerKind kind, const RecordView& view, const RecordFormat& format);
 
-/// Walks the runs of a record from front to back.
+/// Goes through the runs of a record from front to back.
 class Runs {
  public:
-  /// `one_key`: what lies under several keys of a parameter's noise is walked in as many parts.
+  /// With `one_key`, a part never has elements under several noise keys of a parameter; such a run
+  /// is cut into several parts.
   Runs(StepView steps, std::span<const DecayRun> runs, bool one_key)
       : steps_(steps), run_(runs.begin()), one_key_(one_key) {}
 
@@ -45,10 +46,12 @@ class Runs {
     std::size_t begin, end;
     const OptimizerStep& step;
     float decay;
-    /// The place of its first element. Its key cannot be used where the part lies under several.
+    /// The place of its first element. Its key cannot be used if the part has elements under
+    /// several keys.
     std::optional<ParamPlace> place;
   };
-  /// From where the last one ended up to `end`, or to the end of the run if that is nearer.
+  /// Returns the part from the end of the last one to `end`, or to the end of the run if that is
+  /// nearer.
   Part next(std::size_t end) {
     while (run_->end <= at_) ++run_;
     const std::size_t begin = at_;

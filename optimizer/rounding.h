@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/rounding.h: the specification of masters in two halves and of stochastic rounding:
+// optimizer/rounding.h: the specification of masters in two halves and of stochastic rounding, as
 // plain functions of one element.
 #pragma once
 
@@ -14,9 +14,9 @@
 
 namespace ziggurat {
 
-/// A master as the parameter it rounds to (nearest, ties away) and its own lower half. As numbers,
-/// master = parameter + residual units of the last place, the residual being signed; so zero is
-/// zero and zero, and every bit pattern but NaN has one pair.
+/// A master as the parameter to which it rounds (nearest, ties away) and its own lower half. As
+/// numbers, master = parameter + residual units of the last place, where the residual is signed. So
+/// zero is zero and zero, and every bit pattern but NaN has exactly one pair.
 struct SplitMaster {
   bf16 param;
   std::uint16_t residual;
@@ -31,40 +31,45 @@ constexpr float joined(SplitMaster split) noexcept {
                               static_cast<std::uint32_t>(static_cast<std::int32_t>(residual)));
 }
 
-/// Random 32 bits of element `index` under a key: a hash of a counter, so that no thread, chunk or
-/// register width changes them. Two multiply-xorshift rounds with a word of the key before each
-/// (the multipliers are those of Ettinger & Wellons's triple32 search); one 32-bit lane each, where
-/// Philox takes ten rounds of 64-bit products.
+/// A key of random bits. noise_bits() makes 32 random bits of element `index` under a key: a hash
+/// of a counter, so that no thread, chunk or register width changes them. It takes two
+/// multiply-xorshift rounds, with a word of the key before each (the multipliers are from Ettinger
+/// & Wellons's triple32 search), in one 32-bit lane; Philox takes ten rounds of 64-bit products.
 struct NoiseKey {
   std::uint32_t first, second;
 };
-/// Keys of `key`, one for each number.
+/// Returns a key made from `key`, different for each number.
 constexpr NoiseKey noise_key(std::uint64_t key, std::uint64_t number) noexcept {
   const std::uint64_t mixed = internal::xxh3::hash_word(key, number);
   return {static_cast<std::uint32_t>(mixed), static_cast<std::uint32_t>(mixed >> 32)};
 }
-/// In stores that do not name their rounding: the key of the model's tile number `tile` in a step
-/// with that OptimizerStep::rounding_key; an element's index is its place in the tile.
+/// Returns the key of the model's tile number `tile` in a step with that
+/// OptimizerStep::rounding_key, for stores that do not name their rounding. An element's index is
+/// its place in the tile.
 constexpr NoiseKey tile_noise(std::uint64_t rounding_key, std::uint64_t tile) noexcept {
   return noise_key(rounding_key, tile);
 }
 
-/// In all others noise depends on a parameter's name and on the element's number in the whole of
-/// it, wherever that lies. This is the place of elements that follow each other in a record.
+/// The place of consecutive elements of a record in their parameter. In stores that name their
+/// rounding, noise depends on the parameter's name and on the element's number in the whole
+/// parameter, no matter where it lies.
 struct ParamPlace {
   std::uint64_t name = 0;   ///< hash of the parameter's name
-  std::uint64_t first = 0;  ///< the first one's number in what this rank has of the parameter
-  /// They are all of it, or of each `ranks` blocks of `block` elements the one number `rank`.
+  std::uint64_t first = 0;  ///< number of the first element within this rank's part of the
+                            ///< parameter
+  /// This rank's part: with `ranks` 1 the whole parameter; otherwise, of every `ranks` blocks of
+  /// `block` elements, block number `rank`.
   std::uint64_t block = 0;
   std::uint32_t rank = 0, ranks = 1;
 
-  /// The number of element `i` of those in the whole parameter.
+  /// Returns the number of element `i` in the whole parameter.
   constexpr std::uint64_t whole(std::uint64_t i) const noexcept {
     const std::uint64_t own = first + i;
     if (ranks == 1) return own;
     return own + (own / block * (ranks - 1) + rank) * block;
   }
-  /// How many from `i` on follow each other there too, and have one key.
+  /// Returns how many elements from `i` on are also consecutive in the whole parameter and have one
+  /// key.
   constexpr std::uint64_t together(std::uint64_t i) const noexcept {
     const std::uint64_t of_key = kOfKey - whole(i) % kOfKey;
     if (ranks == 1) return of_key;
@@ -75,11 +80,12 @@ struct ParamPlace {
 
   static constexpr std::uint64_t kOfKey = std::uint64_t{1} << 32;
 };
-/// The key of a parameter in one of its steps, for param_noise().
+/// Returns the key of a parameter in one of its steps, for param_noise().
 constexpr std::uint64_t param_key(std::uint64_t rounding_key, std::uint64_t name) noexcept {
   return internal::xxh3::hash_word(rounding_key, name);
 }
-/// The key of element `element` of the whole parameter; its index is the lower half of that number.
+/// Returns the key of element `element` of the whole parameter; its index is the lower half of that
+/// number.
 constexpr NoiseKey param_noise(std::uint64_t param_key, std::uint64_t element) noexcept {
   return noise_key(param_key, element / ParamPlace::kOfKey);
 }
@@ -94,15 +100,15 @@ constexpr std::uint32_t noise_bits(NoiseKey key, std::uint32_t index) noexcept {
   x *= 0xed5ad4bbu;
   return x ^ (x >> 16);
 }
-/// Each array of an element has 16 bits of its own, or their errors would agree. The first moment
-/// takes the upper half of the first draw; the parameter the lower one, or, where it is rounded to
-/// nearest, the second moment does. Otherwise that takes the upper half of a second draw, whose key
-/// has this added to its second word.
+/// Added to the second word of a key for a second draw. Each array of an element needs 16 bits of
+/// its own, or the errors of arrays would agree. The first moment takes the upper half of the first
+/// draw, and the parameter the lower half. The second moment takes that lower half if the parameter
+/// is rounded to nearest, otherwise the upper half of the second draw.
 inline constexpr std::uint32_t kSecondDraw = 0x85ebca6bu;
 
-/// What of an element is rounded with noise.
+/// Says which arrays of an element are rounded with noise.
 struct Drawn {
-  bool param;  ///< or the master, where it is the parameter
+  bool param;  ///< or the master, if it is the parameter
   bool moments;
 };
 constexpr Drawn drawn_by(StateFormat format, const Roundings& rounding) noexcept {

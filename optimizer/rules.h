@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // optimizer/rules.h: the specification of every optimizer: what a step makes of one element. The
-// scalar kernel and CUDA's are compiled from it, registers (rules_inl.h) are compared with it.
+// scalar kernel and CUDA's are compiled from it; register code (rules_inl.h) is compared with it.
 //
 // Every line of arithmetic below is one IEEE binary32 operation, rounded to nearest even, denormals
-// kept, never fused (-ffp-contract=off, --fmad=false). Changing the order of two of them changes
-// the bits of every training run.
+// kept, never fused (-ffp-contract=off, --fmad=false). To change the order of two of them would
+// change the bits of every training run.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@
 
 namespace ziggurat::internal {
 
-/// Rules of one moment leave the second alone.
+/// The state of one element. Rules with one moment do not change the second.
 struct Element {
   float master;
   float moments[kMomentsMax];
@@ -29,7 +29,7 @@ ZIGGURAT_HOST_DEVICE inline Element adam(const OptimizerStep& step, const Elemen
   const float m = m_kept + m_new;
 
   const float v_kept = step.beta2 * old.moments[1];
-  // (1 - beta2) g first: g * g overflows from 1.8e19 on
+  // (1 - beta2) g first: g * g would overflow from 1.8e19 on
   const float v_scaled = step.one_minus_beta2 * g;
   const float v_new = v_scaled * g;
   const float v = v_kept + v_new;
@@ -70,7 +70,7 @@ ZIGGURAT_HOST_DEVICE inline Element adagrad(const OptimizerStep& step, const Ele
 
 ZIGGURAT_HOST_DEVICE inline Element sgd(const OptimizerStep& step, const Element& old, float g) {
   const float kept = step.beta1 * old.moments[0];
-  const float added = step.gradient_weight * g;  // 1 leaves every g as it is
+  const float added = step.gradient_weight * g;  // a weight of 1 leaves every g as it is
   const float momentum = kept + added;
   float direction = momentum;
   if (step.nesterov) {
@@ -93,7 +93,8 @@ ZIGGURAT_HOST_DEVICE inline Element updated_by_rule(const OptimizerStep& step, f
   return sgd(step, old, penalised);
 }
 
-/// `gradient` is widened, not yet scaled. Every NaN is the one that is stored.
+/// Returns the updated element. `gradient` is widened, but not yet scaled. Every NaN is replaced by
+/// the one that is stored.
 ZIGGURAT_HOST_DEVICE inline Element updated(const OptimizerStep& step, float decay,
                                             const Element& old, float gradient) {
   Element element = updated_by_rule(step, decay, old, gradient);

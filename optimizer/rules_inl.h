@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/rules_inl.h: the arithmetic of rules.h, in its order, on a register full of elements:
-// a rule for each optimizer. Included once per target.
+// optimizer/rules_inl.h: the arithmetic of rules.h, in its order, on registers of elements, with
+// one rule per optimizer. Included once per target.
 #if defined(ZIGGURAT_OPTIMIZER_RULES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZIGGURAT_OPTIMIZER_RULES_INL_H_
 #undef ZIGGURAT_OPTIMIZER_RULES_INL_H_
@@ -21,7 +21,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace ziggurat::internal::HWY_NAMESPACE {
 
-/// The state of kLanes elements. Rules of one moment leave the second alone.
+/// The state of kLanes elements. Rules with one moment do not change the second.
 struct Elements {
   F master, moment, second;
 };
@@ -30,7 +30,7 @@ HWY_INLINE F scaled(const OptimizerStep& step, F gradient) {
   return hn::Mul(gradient, hn::Set(Floats(), step.grad_scale));
 }
 
-/// With decay as a penalty in the gradient.
+/// Returns the scaled gradient with decay as a penalty.
 HWY_INLINE F penalised(const OptimizerStep& step, float decay, F master, F gradient) {
   return hn::Add(scaled(step, gradient), hn::Mul(master, hn::Set(Floats(), decay)));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/schedule.cc: the schedules, each in the order of operations of what it is named after.
+// optimizer/schedule.cc: computes the schedules, each in the order of operations of its model.
 #include "optimizer/schedule.h"
 
 #include <fmt/format.h>
@@ -13,28 +13,30 @@
 namespace ziggurat {
 namespace {
 
-/// DeepSpeed's OneCycle sets it, whatever the optimizer was given.
+/// DeepSpeed's OneCycle sets this beta2, whatever the optimizer was given.
 constexpr double kOneCycleBeta2 = 0.99;
 
-/// 1 - s / (f (f + 1)) (1 - s / ((f + 2) (f + 3)) (1 - ...)): with f = 1 the Taylor series of
-/// cos(sqrt s), with f = 2 that of sin(sqrt s) / sqrt s. For s <= (pi/4)^2 ten terms leave less
-/// than 1e-19.
+/// Returns 1 - s / (f (f + 1)) (1 - s / ((f + 2) (f + 3)) (1 - ...)). With f = 1 this is the Taylor
+/// series of cos(sqrt s), with f = 2 that of sin(sqrt s) / sqrt s. For s <= (pi/4)^2 ten terms
+/// leave an error of less than 1e-19.
 double alternating_series(double s, double f) {
   double sum = 1.0;
   for (double n = f + 18.0; n >= f; n -= 2.0) sum = 1.0 - s / (n * (n + 1.0)) * sum;
   return sum;
 }
 
-/// cos(pi x) for x in [0, 1].
+/// Returns cos(pi x) for x in [0, 1].
 double cos_pi(double x) {
   if (x > 0.5) return -cos_pi(1.0 - x);
-  const bool as_sine = x > 0.25;  // of what is left to a right angle, where it is the smaller
+  const bool as_sine = x > 0.25;  // the sine of the rest of a right angle is used if that rest is
+                                  // smaller
   const double angle = std::numbers::pi * (as_sine ? 0.5 - x : x);
   return as_sine ? angle * alternating_series(angle * angle, 2.0)
                  : alternating_series(angle * angle, 1.0);
 }
 
-/// ln(x) for x >= 1: x = m 2^e with m near 1, ln m = 2 atanh((m - 1) / (m + 1)) as a series.
+/// Returns ln(x) for x >= 1: x = m 2^e with m near 1, and ln m = 2 atanh((m - 1) / (m + 1)) as a
+/// series.
 double natural_log(double x) {
   int exponent = 0;
   double m = std::frexp(x, &exponent);  // exact, so every libm agrees
@@ -62,12 +64,13 @@ ScheduledStep at(const CosineSchedule& s, std::uint64_t step) {
   return {.learning_rate = s.min_lr + (s.lr - s.min_lr) * ((1.0 + cos_pi(progress)) / 2.0)};
 }
 
-/// DeepSpeed takes no warm-up of one step, whose logarithm is zero.
+/// Returns the steps of a warm-up, at least 2: DeepSpeed does not allow one step, whose logarithm
+/// is zero.
 std::uint64_t warmup_steps(std::uint64_t warmup_num_steps) {
   return std::max<std::uint64_t>(2, warmup_num_steps);
 }
 
-/// How far the warm-up is at `iteration`, which is before its end: 0 to 1.
+/// Returns how far the warm-up is at `iteration`, which is before its end: 0 to 1.
 double warmed(WarmupType type, std::uint64_t iteration, std::uint64_t steps) {
   if (type == WarmupType::kLinear)
     return static_cast<double>(iteration) / static_cast<double>(steps);
@@ -108,7 +111,7 @@ ScheduledStep at(const WarmupCosineLR& s, std::uint64_t step) {
   return {.learning_rate = s.lr * std::max(0.0, s.cos_min_ratio + (1.0 - s.cos_min_ratio) * ratio)};
 }
 
-/// Where the cycle stands after `done` of its steps: 0 at its ends, 1 at the peak.
+/// Returns the height of the cycle after `done` of its steps: 0 at its ends, 1 at the peak.
 double cycle_height(const OneCycle& s, double done) {
   const auto first = static_cast<double>(s.cycle_first_step_size);
   const auto second =
@@ -157,19 +160,22 @@ ScheduledStep at(const LRRangeTest& s, std::uint64_t step) {
 
 void require(bool good, std::string_view parameter, double value, std::string_view what) {
   if (!good)
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} {:g}: {}", parameter, value, what));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} {:g} is not valid: {}", parameter, value, what));
 }
 
 void require_rate(std::string_view parameter, double value) {
-  require(std::isfinite(value) && value >= 0, parameter, value, "it must be 0 or more, and finite");
+  require(std::isfinite(value) && value >= 0, parameter, value,
+          "the value must be finite and 0 or more");
 }
 
 void require_steps(std::string_view parameter, std::uint64_t value) {
-  require(value > 0, parameter, static_cast<double>(value), "it must be 1 or more");
+  require(value > 0, parameter, static_cast<double>(value), "the value must be 1 or more");
 }
 
 void require_momentum(std::string_view parameter, double value) {
-  require(value >= 0 && value < 1, parameter, value, "it must be at least 0 and less than 1");
+  require(value >= 0 && value < 1, parameter, value,
+          "the value must be at least 0 and less than 1");
 }
 
 void check(const ConstantSchedule& s) { require_rate("lr", s.lr); }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/schedule.h: the learning rate of a step, as a pure function of the steps before it.
+// optimizer/schedule.h: the learning rate of a step, as a pure function of the number of steps
+// before it.
 //
-// A schedule is its parameters and has no state: a resumed run needs its step number only. Computed
-// in double with + - x / in a fixed order (the logarithm and the cosine are our own, for libm's
-// pick by CPU), so it has the same bits on every machine. Those named as DeepSpeed's classes are
-// those of its version 0.19.8 (runtime/lr_schedules.py), parameters and oddities included. Its
-// engine moves a scheduler after each step: our step 0 has the rate that its constructor sets, and
-// step s > 0 that of its iteration s - 1.
+// A schedule has parameters and no state, so a resumed run needs its step number only. Rates are
+// computed in double with + - x / in a fixed order, so they have the same bits on every machine.
+// The logarithm and the cosine are our own, because libm chooses its versions by CPU. Schedules
+// named like DeepSpeed's classes behave like those of its version 0.19.8 (runtime/lr_schedules.py),
+// parameters and oddities included. DeepSpeed moves a scheduler after each step, so our step 0 has
+// the rate that its constructor sets, and step s > 0 has the rate of its iteration s - 1.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@
 
 namespace ziggurat {
 
-/// The moving averages of Adam's family.
+/// The coefficients of the moving averages in Adam and its relatives.
 struct Betas {
   double beta1;
   double beta2;
@@ -25,18 +26,18 @@ struct Betas {
 
 struct ScheduledStep {
   double learning_rate = 0;
-  std::optional<Betas> betas = std::nullopt;  ///< where the schedule moves them too
+  std::optional<Betas> betas = std::nullopt;  ///< set if the schedule changes the betas too
 };
 
-/// lr, after a linear warm-up whose first step has lr / warmup.
+/// A constant lr after a linear warm-up whose first step has lr / warmup.
 struct ConstantSchedule {
   double lr = 0;
   std::uint64_t warmup = 0;
 };
 
-/// The same warm-up, then half a cosine from lr at step `warmup` to min_lr at step total_num_steps,
-/// and min_lr from there on. Loshchilov & Hutter 2017, equation 5, without restarts; PyTorch's
-/// LinearLR(1 / warmup, total_iters=warmup - 1) followed by CosineAnnealingLR.
+/// A linear warm-up like ConstantSchedule's, then half a cosine from lr at step `warmup` to min_lr
+/// at step total_num_steps, and min_lr from then on. Loshchilov & Hutter 2017, equation 5, without
+/// restarts; PyTorch's LinearLR(1 / warmup, total_iters=warmup - 1) followed by CosineAnnealingLR.
 struct CosineSchedule {
   double lr = 0;
   double min_lr = 0;
@@ -46,7 +47,7 @@ struct CosineSchedule {
 
 enum class WarmupType : std::uint8_t { kLog, kLinear };
 
-/// From warmup_min_lr to warmup_max_lr along a logarithm or a line, then constant.
+/// A rise from warmup_min_lr to warmup_max_lr along a logarithm or a line, then constant.
 struct WarmupLR {
   double warmup_min_lr = 0;
   double warmup_max_lr = 0.001;
@@ -54,14 +55,14 @@ struct WarmupLR {
   WarmupType warmup_type = WarmupType::kLog;
 };
 
-/// WarmupLR's warm-up, then a line down that is back at warmup_min_lr after total_num_steps.
+/// The warm-up of WarmupLR, then a line down that is back at warmup_min_lr after total_num_steps.
 struct WarmupDecayLR {
   WarmupLR warmup;
   std::uint64_t total_num_steps = 0;
 };
 
 /// Ratios of lr: a warm-up from warmup_min_ratio to 1, then a cosine to cos_min_ratio. The first
-/// step has rate 0 whatever warmup_min_ratio is.
+/// step has rate 0, whatever warmup_min_ratio is.
 struct WarmupCosineLR {
   double lr = 0;
   double warmup_min_ratio = 0;
@@ -71,24 +72,24 @@ struct WarmupCosineLR {
   std::uint64_t total_num_steps = 0;
 };
 
-/// One cycle up and down, then decay (Smith 2018). With cycle_momentum beta1 goes the other way and
-/// beta2 is 0.99, whatever the optimizer's; the first step has cycle_min_mom.
+/// One cycle up and down, then decay (Smith 2018). With cycle_momentum, beta1 moves in the opposite
+/// direction and beta2 is 0.99, whatever the optimizer's; the first step has cycle_min_mom.
 struct OneCycle {
   double cycle_min_lr = 0;
   double cycle_max_lr = 0;
   double decay_lr_rate = 0;
   std::uint64_t cycle_first_step_size = 2000;
-  std::optional<std::uint64_t> cycle_second_step_size;  ///< default: the first's
-  std::uint64_t cycle_first_stair_count = 0;            ///< 0: no stairs
+  std::optional<std::uint64_t> cycle_second_step_size;  ///< cycle_first_step_size if not set
+  std::uint64_t cycle_first_stair_count = 0;            ///< 0 means no stairs
   std::optional<std::uint64_t> cycle_second_stair_count;
-  std::uint64_t decay_step_size = 0;  ///< 0: no decay
+  std::uint64_t decay_step_size = 0;  ///< 0 means no decay
   bool cycle_momentum = true;
   double cycle_min_mom = 0.8;
   double cycle_max_mom = 0.9;
   double decay_mom_rate = 0;
 };
 
-/// A rate that rises until training diverges, to find the largest that does not (Smith 2018).
+/// A rate that rises until training diverges, to find the largest rate that does not (Smith 2018).
 struct LRRangeTest {
   double lr_range_test_min_lr = 0.001;
   std::uint64_t lr_range_test_step_size = 2000;
@@ -99,11 +100,12 @@ struct LRRangeTest {
 using Schedule = std::variant<ConstantSchedule, CosineSchedule, WarmupLR, WarmupDecayLR,
                               WarmupCosineLR, OneCycle, LRRangeTest>;
 
-/// What step `step` (from 0: the number of steps finished before it) is made with.
+/// Returns the rate and betas of step `step` (from 0: the number of steps finished before it).
 ScheduledStep scheduled(const Schedule& schedule, std::uint64_t step) noexcept;
 
-/// Errors: kInvalidArgument naming the parameter that makes no schedule (a negative or non-finite
-/// rate, no steps in what is divided by them, a momentum outside [0, 1)).
+/// Checks a schedule. Errors: kInvalidArgument, naming the wrong parameter (a negative or
+/// non-finite rate, a number of steps of 0 by which something is divided, a momentum outside [0,
+/// 1)).
 void validate(const Schedule& schedule);
 
 }  // namespace ziggurat

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/slice.h: the arrays of a stretch of a record, wherever they are: what a kernel is told
-// of the state that it updates.
+// optimizer/slice.h: the arrays of a part of a record, in whichever memory they are. Kernels take
+// the state that they update in this form.
 #pragma once
 
 #include <cstddef>
@@ -15,27 +15,28 @@ namespace ziggurat::internal {
 
 inline constexpr std::size_t kMomentsMax = 2;
 
-/// A part of a record under one decay setting, of one tile on a CPU, its arrays apart. Pointers
-/// need only the alignment of their elements.
+/// A part of a record under one decay setting; on a CPU, a part of one tile. Its arrays lie apart.
+/// Pointers need only the alignment of their elements.
 struct Slice {
   StateFormat format;
 
-  float* master;                    ///< kFp32, kBf16Moments, k8Bit
-  const bf16* param_in;             ///< kSplit, kBf16: the parameter as it was,
-  bf16* param_record;               ///< and where the record holds it
-  std::uint16_t* residual;          ///< kSplit
-  std::byte* moments[kMomentsMax];  ///< float; in kBf16Moments and kBf16 bf16, in k8Bit codes
-  float* scales[kMomentsMax];       ///< k8Bit, whose slices are whole blocks: one a block
+  float* master;                    ///< for kFp32, kBf16Moments, k8Bit
+  const bf16* param_in;             ///< for kSplit, kBf16: the parameter before the step
+  bf16* param_record;               ///< for kSplit, kBf16: where the record holds the parameter
+  std::uint16_t* residual;          ///< for kSplit
+  std::byte* moments[kMomentsMax];  ///< floats; bf16 in kBf16Moments and kBf16, codes in k8Bit
+  float* scales[kMomentsMax];       ///< for k8Bit, whose slices are whole blocks: one scale per
+                                    ///< block
 
   DType grad_dtype;
-  const std::byte* grad;  ///< null: no step is made
+  const std::byte* grad;  ///< null if no step is made
   DType param_dtype;
-  std::byte* param;  ///< null: the record's is enough
+  std::byte* param;  ///< null if only the record holds the parameter
 
   std::size_t count;
   float decay;                ///< OptimizerStep::decay or no_decay
-  NoiseKey noise_key;         ///< of all its elements
-  std::uint32_t noise_index;  ///< the first one's under that key
+  NoiseKey noise_key;         ///< key of all elements of the slice
+  std::uint32_t noise_index;  ///< index of the first element under that key
 };
 
 constexpr std::size_t moment_bytes(StateFormat format) noexcept {
@@ -43,13 +44,13 @@ constexpr std::size_t moment_bytes(StateFormat format) noexcept {
   return format == StateFormat::kBf16Moments || format == StateFormat::kBf16 ? 2 : 4;
 }
 
-/// How k8Bit keeps a moment: sums of squares have no sign.
+/// Returns the code of a moment in k8Bit. Sums of squares have no sign.
 constexpr EightBitCode moment_code(OptimizerKind kind, std::size_t moment) noexcept {
   const bool has_sign = moment == 0 && kind != OptimizerKind::kAdagrad;
   return has_sign ? EightBitCode::kSigned : EightBitCode::kUnsigned;
 }
 
-/// Elements [begin, end) of `slice`.
+/// Returns elements [begin, end) of `slice`.
 constexpr Slice part_of(const Slice& slice, std::size_t begin, std::size_t end) {
   Slice part = slice;
   if (slice.master != nullptr) part.master += begin;

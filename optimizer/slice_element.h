@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/slice_element.h: the specification of every format of state: one element of a slice on
-// its way from its arrays through a rule and back. All of an element is read before any of it is
+// optimizer/slice_element.h: the specification of every format of state: loads one element of a
+// slice, applies a rule and stores the result. All of an element is read before any of it is
 // written, so that elements may be done in any order, or at once.
 #pragma once
 
@@ -21,7 +21,7 @@ ZIGGURAT_HOST_DEVICE inline float load_master(const Slice& slice, std::size_t i)
   return slice.master[i];
 }
 
-/// Not of k8Bit, whose moments are blocks.
+/// Loads a moment in any format but k8Bit, whose moments are blocks.
 ZIGGURAT_HOST_DEVICE inline float load_moment(const Slice& slice, std::size_t moment,
                                               std::size_t i) {
   return moment_bytes(slice.format) == 2
@@ -37,13 +37,13 @@ ZIGGURAT_HOST_DEVICE inline Element load(const Slice& slice, std::size_t moments
   return element;
 }
 
-/// What is added before the lower half is cut off.
+/// The bits that are added before the lower half is cut off.
 struct ElementNoise {
   std::uint32_t param = kNearestNoise;
   std::uint32_t moments[kMomentsMax] = {kNearestNoise, kNearestNoise};
 };
 
-/// For the element of that index under that key.
+/// Returns the noise of the element with that index under that key.
 constexpr ElementNoise noise_of(Drawn drawn, NoiseKey key, std::uint32_t index) {
   ElementNoise noise;
   if (!drawn.param && !drawn.moments) return noise;
@@ -79,7 +79,7 @@ ZIGGURAT_HOST_DEVICE inline void store_moments(const Slice& slice, std::size_t m
   }
 }
 
-/// Nothing where the slice has none.
+/// Stores the parameter; does nothing if the slice has none.
 ZIGGURAT_HOST_DEVICE inline void store_param(const Slice& slice, std::size_t i, float master,
                                              const ElementNoise& noise) {
   if (slice.param == nullptr) return;
@@ -90,7 +90,7 @@ ZIGGURAT_HOST_DEVICE inline void store_param(const Slice& slice, std::size_t i, 
   }
 }
 
-/// In every format but k8Bit.
+/// Updates an element in every format but k8Bit.
 ZIGGURAT_HOST_DEVICE inline void update_element(const OptimizerStep& step, const Slice& slice,
                                                 std::size_t i, const ElementNoise& noise) {
   const std::size_t moments = moment_count(step.kind);
@@ -102,8 +102,8 @@ ZIGGURAT_HOST_DEVICE inline void update_element(const OptimizerStep& step, const
   store_param(slice, i, element.master, noise);
 }
 
-/// An element past the trainer's last, of the same formats: its gradient is zero, its parameter,
-/// where it is read from the trainer's, too; its master becomes zero.
+/// Updates an element past the trainer's last, in the same formats. Its gradient is zero, and so is
+/// its parameter if it is read from the trainer; its master becomes zero.
 ZIGGURAT_HOST_DEVICE inline void update_padding(const OptimizerStep& step, const Slice& slice,
                                                 std::size_t i, const ElementNoise& noise) {
   const std::size_t moments = moment_count(step.kind);
@@ -121,7 +121,7 @@ ZIGGURAT_HOST_DEVICE inline void update_padding(const OptimizerStep& step, const
   store_moments(slice, moments, i, element, noise);
 }
 
-/// The master anew from the parameter, exactly; zero where there is none.
+/// Sets the master to the parameter, exactly; to zero if there is no parameter.
 ZIGGURAT_HOST_DEVICE inline void take_master(const Slice& slice, std::size_t i, bool has_param) {
   if (holds_param(slice.format)) {
     slice.param_record[i] = has_param ? load_element<bf16>(slice.param, i) : bf16{0};

@@ -12,11 +12,12 @@
 
 namespace ziggurat::internal {
 
-/// Element i of a block goes to lane i % kSumLanes, whatever the width of a register.
+/// The number of virtual lanes. Element i of a block goes to lane i % kSumLanes, whatever the width
+/// of a register.
 inline constexpr std::size_t kSumLanes = 16;
 inline constexpr std::size_t kSumBlock = 4096;
 
-/// Lane i takes lane i + 8, then i + 4, i + 2, i + 1.
+/// Adds the lanes: to lane i lane i + 8, then i + 4, i + 2, i + 1.
 constexpr double add_lanes(float (&lanes)[kSumLanes]) {
   for (std::size_t half = kSumLanes / 2; half != 0; half /= 2) {
     for (std::size_t i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
@@ -24,8 +25,8 @@ constexpr double add_lanes(float (&lanes)[kSumLanes]) {
   return static_cast<double>(lanes[0]);
 }
 
-/// A block's sum from its lanes and from the values whose squares are in them. fp32 sums of squares
-/// overflow from values of 1.8e19 on; those are added again in double, which does not.
+/// Returns a block's sum from its lanes, or from its values if the lanes overflowed: fp32 sums of
+/// squares overflow from values of 1.8e19 on, and sums in double do not.
 ZIGGURAT_HOST_DEVICE inline double block_sum(float (&lanes)[kSumLanes], DType dtype,
                                              const std::byte* values, std::size_t count) {
   const double block = add_lanes(lanes);
@@ -39,7 +40,7 @@ ZIGGURAT_HOST_DEVICE inline double block_sum(float (&lanes)[kSumLanes], DType dt
   return sum;
 }
 
-/// One NaN for all: which payload an addition hands on is the compiler's choice.
+/// Replaces every NaN by one: compilers differ in which payload an addition returns.
 constexpr double quiet_sum(double sum) noexcept {
   return sum != sum ? std::numeric_limits<double>::quiet_NaN() : sum;
 }

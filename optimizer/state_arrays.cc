@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/state_arrays.cc: where each array is in a record; split's halves joined and divided.
+// optimizer/state_arrays.cc: finds each array in a record, and joins or divides a split master.
 #include "optimizer/state_arrays.h"
 
 #include <cstring>
@@ -26,7 +26,8 @@ bool is_split_master(const StateKind& state, std::size_t index) {
   return index == 0 && state.format == StateFormat::kSplit;
 }
 
-/// The segments are in the arrays' order, but that a split master has two.
+/// Returns the bytes of an array. The segments are in the order of the arrays, but a split master
+/// has two segments.
 template <class Byte>
 std::span<Byte> array_in(const StateKind& state, std::size_t index, std::span<Byte> record) {
   if (is_split_master(state, index)) return {};
@@ -36,7 +37,7 @@ std::span<Byte> array_in(const StateKind& state, std::size_t index, std::span<By
   return record.subspan(shape.offset(segment, tiles), tiles * shape.segments()[segment].tile_bytes);
 }
 
-/// Room for `size_bytes` from value `first` on, of an array that lies in one piece.
+/// Returns `size_bytes` from value `first` on, of an array that lies in one piece.
 template <class Byte>
 std::span<Byte> part_of(const StateKind& state, std::size_t index, std::span<Byte> record,
                         std::uint64_t first, std::size_t size_bytes) {
@@ -47,7 +48,7 @@ std::span<Byte> part_of(const StateKind& state, std::size_t index, std::span<Byt
   return array.subspan(begin, size_bytes);
 }
 
-/// Where a split master's second halves begin.
+/// Returns where the second halves of a split master begin.
 std::uint64_t residuals_offset(const StateKind& state, std::size_t record_bytes) {
   const RecordFormat shape = record_format(state);
   return shape.offset(1, shape.tiles(record_bytes));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/state_format.cc: the segments of each format.
+// optimizer/state_format.cc: lists the segments of each format.
 #include "optimizer/state_format.h"
 
 #include <fmt/format.h>
@@ -41,7 +41,7 @@ Element moment_element(StateFormat format) {
 
 constexpr std::uint32_t kScaleTileBytes = kTileElements / kEightBitBlock * sizeof(float);
 
-/// The largest initial accumulator: far from where bf16 and the squares added to it overflow.
+/// The largest initial accumulator. Its sums with squares are far from overflow, also in bf16.
 constexpr float kAccumulatorMax = 1e30F;
 
 }  // namespace
@@ -106,26 +106,30 @@ double moment_error(StateFormat format) noexcept {
 
 void require_compatible(StateFormat format, Rounding rounding, bool param_is_bf16) {
   if (format == StateFormat::kSplit && rounding == Rounding::kStochastic)
-    throw Error(ErrorCode::kInvalidArgument,
-                "state format 'split' with stochastic rounding: parameter and residual together "
-                "are the master only under rounding to nearest; choose another format or rounding");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "state format 'split' cannot use stochastic rounding: parameter and residual together "
+        "are the master only under rounding to nearest; choose another format or rounding");
   if (holds_param(format) && !param_is_bf16)
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("state format '{}' keeps the parameter in bf16; choose parameters in "
+                fmt::format("state format '{}' keeps the parameter in bf16, but the parameters "
+                            "have another type; choose parameters in "
                             "bf16, or the format fp32, bf16-moments or 8bit",
                             to_string(format)));
 }
 
 void require_initial_accumulator(OptimizerKind kind, float value) {
   if (!(value >= 0 && value <= kAccumulatorMax))
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("initial_accumulator={:g}: it is a sum of squares: give a number from "
-                            "0 to {:g}",
-                            value, kAccumulatorMax));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("initial_accumulator={:g} cannot be a sum of squares; give a number from "
+                    "0 to {:g}",
+                    value, kAccumulatorMax));
   if (value != 0 && kind != OptimizerKind::kAdagrad)
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("initial_accumulator={:g}: only adagrad has one, and the optimizer is "
-                            "{}: leave it out, or choose adagrad",
+                fmt::format("initial_accumulator={:g} has no effect, because only adagrad has one "
+                            "and the optimizer is "
+                            "{}; leave initial_accumulator out, or choose adagrad",
                             value, to_string(kind)));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/state_masters.cc: parameters and masters of a record, read and written.
+// optimizer/state_masters.cc: reads and writes parameters and masters of a record.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -16,8 +16,8 @@
 namespace ziggurat {
 namespace {
 
-/// All of a record's sums of squares, padding's too: nothing is ever added to those, and as the
-/// least of a block they do not change its scale.
+/// Fills all sums of squares of a record, also those of padding: nothing is ever added to the sums
+/// of padding, and as the smallest of a block they do not change its scale.
 void fill_sums(StateFormat format, float value, std::size_t count, const RecordFormat& shape,
                std::span<std::byte> record) {
   const std::size_t tiles = count / kTileElements;

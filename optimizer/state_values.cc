@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/state_values.cc: from the segments of a record to fp32 values, and back.
+// optimizer/state_values.cc: converts the segments of a record to fp32 values and back.
 #include "optimizer/state_values.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace ziggurat {
 namespace {
 
-/// Where things are in a record.
+/// Finds the arrays of a record.
 class Places {
  public:
   Places(const StateKind& state, std::uint64_t record_bytes)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // optimizer/state_values.h: the arrays of a record by name, as fp32 values, in any format.
 //
-// Read and written back, fp32, bf16-moments, split and bf16 keep their bits. Codes of 8 bits may
-// change once by one: a block's scale is its largest decoded magnitude, and where that one is
-// negative it was decoded as 0.993 of the scale it was made with.
+// If values are read and written back, fp32, bf16-moments, split and bf16 keep their bits. Codes of
+// 8 bits may change once, by one: a block's new scale is its largest decoded magnitude, and if that
+// value is negative, it was decoded as 0.993 of the old scale.
 #pragma once
 
 #include <cstddef>
@@ -17,18 +17,18 @@
 
 namespace ziggurat {
 
-/// "master", then the moments in the order of the record, as torch.optim calls them.
+/// Returns "master", then the moments in the order of the record, with torch.optim's names.
 std::vector<std::string> state_names(OptimizerKind kind);
-/// The place of `name` among them.
+/// Returns the index of `name` in state_names().
 std::optional<std::size_t> find_state(OptimizerKind kind, std::string_view name);
 
-/// The first `values.size()` elements of array `index` of state_names(), exactly.
+/// Reads the first `values.size()` elements of array `index` of state_names(), exactly.
 void read_state_values(const StateKind& state, std::size_t index, std::span<const std::byte> record,
                        std::span<float> values);
-/// The other way, rounded as the format has it: to nearest; 8 bits as encode_eight_bit() does, all
-/// blocks anew. Every NaN becomes 0x7fc00000. What the record has beyond `values` is padding:
-/// a master and a moment of zero, but for Adagrad's sum, whose padding is the last value, so that
-/// it does not change the scale of a block.
+/// Writes an array from values, rounded to nearest in the format. Codes of 8 bits are made as
+/// encode_eight_bit() does, for all blocks. Every NaN becomes 0x7fc00000. Elements of the record
+/// beyond `values` are padding, with a master and moments of zero. Only Adagrad's sum is padded
+/// with the last value, so that padding does not change the scale of a block.
 void write_state_values(const StateKind& state, std::size_t index, std::span<const float> values,
                         std::span<std::byte> record);
 

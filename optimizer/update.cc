@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/update.cc: a record cut into tiles, which are hashed while they are in cache, and these
-// into decay runs.
+// optimizer/update.cc: cuts a record into tiles, which are hashed while they are in cache, and
+// tiles into decay runs.
 #include "optimizer/update.h"
 
 #include <hwy/cache_control.h>
@@ -28,11 +28,11 @@ using internal::Runs;
 using internal::Slice;
 using internal::tiles_of;
 
-/// The last tile of what a trainer has, which ends before the record's: padded as far as it is
-/// looked at, and cut again.
+/// The last tile, if the trainer's elements end before the record's. It is padded for the step, and
+/// cut again afterwards.
 class PaddedTile {
  public:
-  /// What the view has from element `first` on.
+  /// Copies the elements of the view from `first` on.
   PaddedTile(const RecordView& view, std::size_t first) : param_(rest(view.param, first)) {
     const std::size_t stepped = internal::stepped_of(view) - first;
     fill(grad_values_, rest(view.grad, first).bytes, stepped * size_bytes(view.grad.dtype));
@@ -67,7 +67,7 @@ bool rounds_with_noise(const OptimizerStep& step, StateFormat format) {
   return drawn.param || drawn.moments;
 }
 
-/// A record's tiles, one after the other.
+/// Updates a record's tiles, one after the other.
 class Pass {
  public:
   Pass(StepView steps, const RecordView& view, const RecordFormat& format,
@@ -98,7 +98,7 @@ class Pass {
         update(tile);
       }
     }
-    hwy::FlushStream();  // parameters may have gone past the cache
+    hwy::FlushStream();  // parameters may have been stored past the cache
     if (padded_ && has_gradient()) padded_->store_param();
     return {.before = before ? before->finish(hashing->seed_before) : 0,
             .after = after ? after->finish(hashing->seed_after) : 0};
@@ -112,7 +112,7 @@ class Pass {
 
   bool is_padded(std::size_t tile) const { return padded_ && tile + 1 == tiles_; }
 
-  /// Elements of the tile that are stepped.
+  /// Returns how many elements of the tile are stepped.
   std::size_t stepped(std::size_t tile) const {
     return std::min(kTileElements, stepped_ - tile * kTileElements);
   }
@@ -129,13 +129,14 @@ class Pass {
     return view_.param.bytes.data() + tile * kTileElements * size_bytes(view_.param.dtype);
   }
 
-  /// A master that was not read is the fp32 parameter. One that is in bf16 is read where it is.
+  /// Copies the fp32 parameter into a master that was not read. A bf16 parameter is read where it
+  /// is.
   void fill_master(std::size_t tile) {
     if (!view_.param_not_read || holds_param(view_.format)) return;
     std::memcpy(segment(0, tile), tile_param(tile), format_.segments()[0].tile_bytes);
   }
 
-  /// From parameters that a trainer has written.
+  /// Takes masters from parameters that a trainer has written.
   void take_masters(std::size_t tile) {
     if (!view_.masters_from_param) return;
     const std::byte* const param = tile_param(tile);
@@ -190,8 +191,8 @@ class Pass {
     if (is_padded(tile)) clear_padding(tile);
   }
 
-  /// The masters of what the trainer does not have: a step makes NaN of them where eps is 0, and -0
-  /// by a negative decay, while a parameter that is read in their place ends in zeros.
+  /// Clears the masters of elements that the trainer does not have. A step makes NaN of them if eps
+  /// is 0, and -0 if decay is negative, while a parameter that is read instead has zeros there.
   void clear_padding(std::size_t tile) const {
     const std::size_t real = elements_of(view_) % kTileElements;
     for (std::size_t index = 0; index < master_segments(); ++index)
@@ -200,14 +201,14 @@ class Pass {
 
   std::size_t master_segments() const { return view_.format == StateFormat::kSplit ? 2 : 1; }
 
-  /// Elements [begin, end) of the tile's part of a segment of whole elements.
+  /// Clears elements [begin, end) of the tile's part of a segment of whole elements.
   void clear(std::size_t index, std::size_t tile, std::size_t begin, std::size_t end) const {
     const std::size_t each = format_.segments()[index].tile_bytes / kTileElements;
     std::memset(segment(index, tile) + begin * each, 0, (end - begin) * each);
   }
 
-  /// Whole blocks of one run go through a kernel; what lies in a block with an end of a run goes
-  /// through fp32, the block as a whole.
+  /// Updates 8-bit moments. Whole blocks of one run go through a kernel; a block that contains the
+  /// end of a run is updated as a whole in fp32.
   void update_eight_bit(const Slice& tile, std::size_t first, std::size_t stop) {
     while (runs_.at() < stop) {
       const std::size_t begin = runs_.at();
@@ -222,7 +223,7 @@ class Pass {
     }
   }
 
-  /// The block from where the runs stand to `end`.
+  /// Updates the block from the runs' current position to `end`.
   void update_shared_block(const Slice& tile, std::size_t first, std::size_t end) {
     alignas(64) std::array<std::array<float, kEightBitBlock>, kMomentsMax> values;
     const Slice codes = internal::part_of(tile, end - kEightBitBlock - first, end - first);
@@ -264,7 +265,7 @@ class Pass {
     hash_tile(tile, after, nullptr);
   }
 
-  /// `param`: where the first segment's bytes are, if not in the record.
+  /// Hashes a tile. `param` is where the first segment's bytes are, if they are not in the record.
   void hash_tile(std::size_t tile, RecordHash& hash, const std::byte* param) const {
     for (std::size_t index = 0; index < format_.segments().size(); ++index) {
       const std::byte* const bytes = index == 0 && param != nullptr ? param : segment(index, tile);
@@ -281,7 +282,7 @@ class Pass {
   std::size_t moments_;
   std::size_t tiles_;
   std::size_t stepped_;
-  std::optional<PaddedTile> padded_;  ///< the last tile, where the trainer's ends before it
+  std::optional<PaddedTile> padded_;  ///< set if the trainer's elements end before the record's
 };
 
 }  // namespace

@@ -21,8 +21,8 @@ namespace ziggurat::internal::HWY_NAMESPACE {
 
 #if ZIGGURAT_HAVE_VECTORS
 
-/// Gradients and parameters in bf16, and each format's own rounding: state that is kept in bf16
-/// with noise, parameters of fp32 masters to nearest. What nearly every run asks for.
+/// Returns the rounding of nearly every run, which has gradients and parameters in bf16: state that
+/// is kept in bf16 is rounded with noise, and parameters of fp32 masters to nearest.
 template <class Masters, class Moments>
 constexpr Drawn common_drawn() {
   return {.param = Masters::kRounds, .moments = Moments::kRounds};
@@ -35,11 +35,11 @@ bool is_common(Drawn drawn, const Slice& slice) {
          (slice.param == nullptr || slice.param_dtype == DType::kBFloat16);
 }
 
-/// Updates whole pairs of registers; returns how many elements those are.
+/// Updates whole pairs of registers, and returns how many elements these have.
 template <class Rule, class Masters, class Moments, class Order, bool kCommon>
 std::size_t update_pairs(const OptimizerStep& step_in, const Slice& slice_in) {
-  // Copies whose address nobody has, so that the broadcast constants stay in registers across the
-  // stores; and what is known of the common case is known to the compiler, which then has one path
+  // These are copies to which no pointer exists, so that the broadcast constants stay in registers
+  // across the stores. In the common case the compiler also knows their values, and so has one path
   // whose values all fit the registers.
   const OptimizerStep step = step_in;
   Slice slice = slice_in;

@@ -10,7 +10,7 @@
 namespace ziggurat::internal::scalar {
 namespace {
 
-/// Decoded, updated as fp32 and encoded, block by block.
+/// Decodes blocks, updates them as fp32 and encodes them, block by block.
 void update_blocks(const OptimizerStep& step, const Slice& slice, std::size_t moments) {
   for (std::size_t begin = 0; begin < slice.count; begin += kEightBitBlock) {
     const Slice codes = part_of(slice, begin, begin + kEightBitBlock);

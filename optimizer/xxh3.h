@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/xxh3.h: the parts of XXH3-64 that kernels need: to hash a tile (seed 0) while it is in
-// registers, or by a GPU's threads, and to mix a number into a seed.
+// optimizer/xxh3.h: the parts of XXH3-64 that kernels need to hash a tile (seed 0) in registers or
+// by a GPU's threads, and to mix a number into a seed.
 //
-// A long input is read in stripes of 64 bytes, each mixed into eight 64-bit lanes under 64 bytes of
-// a secret that slides by 8; after a block of 16 stripes the lanes are scrambled; at the end they
-// are folded into one number. The stored format of XXH3 is final, and tests compare every hash made
-// here with the library's.
+// A long input is read in stripes of 64 bytes. Each stripe is mixed into eight 64-bit lanes, under
+// 64 bytes of a secret that moves by 8 per stripe. After a block of 16 stripes the lanes are
+// scrambled. At the end the lanes are folded into one number. XXH3's values are final, and tests
+// compare every hash of these functions with the library's.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ inline constexpr std::size_t kStripeBytes = 64;
 inline constexpr std::size_t kStripesPerBlock = 16;
 inline constexpr std::size_t kBlockBytes = kStripesPerBlock * kStripeBytes;
 inline constexpr std::size_t kLanes = 8;
-/// Shorter inputs are hashed in another way.
+/// The shortest long input; shorter ones are hashed in another way.
 inline constexpr std::size_t kLongBytes = 241;
 inline constexpr std::size_t kSecretStep = 8;
 inline constexpr std::size_t kScrambleSecret = 128;  // offset into the secret
@@ -29,9 +29,9 @@ inline constexpr std::size_t kFoldSecret = 11;
 inline constexpr std::uint32_t kPrime32_1 = 0x9e3779b1u;
 inline constexpr std::uint64_t kPrime64_1 = 0x9e3779b185ebca87u;
 
-/// The constants, in one piece: a kernel has a copy in its own memory.
+/// The constants in one piece, so that a kernel has a copy in its own memory.
 struct Constants {
-  std::uint64_t first_lanes[8];    ///< what the lanes begin with
+  std::uint64_t first_lanes[8];    ///< the first values of the lanes
   std::uint64_t secret_words[24];  ///< XXH3's default secret of 192 bytes, little-endian
 };
 alignas(64) inline constexpr Constants kConstants = {
@@ -49,7 +49,8 @@ inline const std::uint8_t* secret(std::size_t offset) noexcept {
   return reinterpret_cast<const std::uint8_t*>(kConstants.secret_words) + offset;
 }
 
-/// The constants in memory that the caller can read: the device's in a kernel, else the host's.
+/// Returns the constants in memory that the caller can read: the device's in a kernel, otherwise
+/// the host's.
 ZIGGURAT_HOST_DEVICE inline const Constants& constants() noexcept {
 #if defined(__CUDA_ARCH__)
   static constexpr Constants kOfDevice = kConstants;
@@ -59,14 +60,14 @@ ZIGGURAT_HOST_DEVICE inline const Constants& constants() noexcept {
 #endif
 }
 
-/// Eight bytes of the secret from any offset on.
+/// Returns eight bytes of the secret from any offset on.
 ZIGGURAT_HOST_DEVICE inline std::uint64_t secret_word(std::size_t offset) noexcept {
   const std::uint64_t* const words = constants().secret_words + offset / 8;
   const std::size_t shift = offset % 8 * 8;
   return shift == 0 ? words[0] : words[0] >> shift | words[1] << (64 - shift);
 }
 
-/// The two halves of the 128-bit product, mixed.
+/// Returns the exclusive or of the two halves of the 128-bit product.
 ZIGGURAT_HOST_DEVICE inline std::uint64_t multiply_fold(std::uint64_t a, std::uint64_t b) noexcept {
 #if defined(__CUDA_ARCH__)
   return (a * b) ^ __umul64hi(a, b);
@@ -77,19 +78,19 @@ ZIGGURAT_HOST_DEVICE inline std::uint64_t multiply_fold(std::uint64_t a, std::ui
 #endif
 }
 
-/// What a stripe's word adds to its own lane; to the lane beside it, it adds itself. All of a
-/// block's are sums, which may be made in any order.
+/// Returns what a stripe's word adds to its own lane; the word itself is added to the neighbouring
+/// lane. The sums of a block may be made in any order.
 constexpr std::uint64_t keyed_product(std::uint64_t word, std::uint64_t key) noexcept {
   const std::uint64_t keyed = word ^ key;
   return (keyed & 0xffffffffu) * (keyed >> 32);
 }
 
-/// At the end of a block.
+/// Scrambles a lane at the end of a block.
 constexpr std::uint64_t scrambled(std::uint64_t lane, std::uint64_t key) noexcept {
   return (lane ^ lane >> 47 ^ key) * kPrime32_1;
 }
 
-/// The hash of an input of `size_bytes` from its lanes.
+/// Returns the hash of an input of `size_bytes` from its lanes.
 ZIGGURAT_HOST_DEVICE inline std::uint64_t fold(const std::uint64_t (&lanes)[kLanes],
                                                std::size_t size_bytes) noexcept {
   std::uint64_t hash = size_bytes * kPrime64_1;
@@ -101,7 +102,8 @@ ZIGGURAT_HOST_DEVICE inline std::uint64_t fold(const std::uint64_t (&lanes)[kLan
   return hash ^ (hash >> 32);
 }
 
-/// The hash of the eight bytes of `value` under `seed`: mix_seed (base/checksum.h).
+/// Returns the hash of the eight bytes of `value` under `seed`, which is mix_seed
+/// (base/checksum.h).
 constexpr std::uint64_t hash_word(std::uint64_t seed, std::uint64_t value) noexcept {
   constexpr std::uint64_t kFlip = kConstants.secret_words[1] ^ kConstants.secret_words[2];
   const auto lower = static_cast<std::uint32_t>(seed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/account.cc: sums and peaks, and the one-line account.
+// tiers/account.cc: keeps sums and peaks, and formats the one-line account.
 #include "tiers/account.h"
 
 #include <algorithm>

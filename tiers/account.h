@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/account.h: who holds how many bytes of a tier, now and at the peak. Reactor's thread, or
-// under the owner's lock.
+// tiers/account.h: how many bytes of a tier are used for each purpose, now and at the peak.
+// Reactor's thread, or under the owner's lock.
 #pragma once
 
 #include <array>
@@ -10,14 +10,14 @@
 
 namespace ziggurat {
 
-/// What bytes are for. The account in an out-of-memory message and in the end table has one line
-/// each.
+/// The purpose of bytes. The account in an out-of-memory message and in the end table has one entry
+/// for each.
 enum class Purpose : std::uint8_t {
   kParams,        ///< parameters
   kGradients,     ///< gradients on their way to the update
   kAccumulators,  ///< fp32 gradient accumulators
   kOptimizer,     ///< records: master, exp_avg, exp_avg_sq
-  kKeptRecords,   ///< of NVMe-placed records, those kept in host memory from sweep to sweep
+  kKeptRecords,   ///< NVMe-placed records that are kept in host memory from sweep to sweep
   kActivations,   ///< boundary activations and workspace of the trainer
   kStaging,       ///< bytes in transit, tables, blobs
   kCount,
@@ -38,8 +38,8 @@ class Account {
   std::uint64_t used_bytes(Purpose purpose) const noexcept;
   std::uint64_t peak_bytes(Purpose purpose) const noexcept;
 
-  /// "params 164.1 MiB, gradients 12.0 MiB, ... of 384.0 MiB", purposes that hold something,
-  /// largest first.
+  /// Formats the account: "params 164.1 MiB, gradients 12.0 MiB, ... of 384.0 MiB", with the
+  /// purposes that hold something, largest first.
   std::string text() const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/arena.cc: the set of free ranges never holds two neighbours, so a range's neighbours are
-// all there is to merge.
+// tiers/arena.cc: the set of free ranges never holds two neighbours, so a freed range can be merged
+// only with the ranges directly beside it.
 #include "tiers/arena.h"
 
 #include "base/bytes.h"

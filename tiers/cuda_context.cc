@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/cuda_context.cc: which errors lose a GPU and which concern one call, the latch, and events
-// to use again.
+// tiers/cuda_context.cc: decides which errors lose a GPU and which concern one call, latches a
+// loss, and keeps events for reuse.
 #include "tiers/cuda_context.h"
 
 #include <fmt/format.h>
@@ -23,9 +23,10 @@ struct Verdict {
   ErrorCode code;
 };
 
-/// Errors that concern one call are listed; every other says that the GPU, its context or its
-/// driver cannot be trusted any more. Most of those are documented to leave "the process in an
-/// inconsistent state" (driver_types.h); of an unknown one it is safe to believe.
+/// Judges an error. Errors that concern one call are listed; every other one means that the GPU,
+/// its context or its driver cannot be trusted any more. Most of those are documented to leave "the
+/// process in an inconsistent state" (driver_types.h). An unknown error is treated like them, to be
+/// safe.
 Verdict verdict(cudaError_t error) noexcept {
   switch (error) {
     case cudaErrorMemoryAllocation:
@@ -71,7 +72,7 @@ CudaContext::CudaContext(int index, const std::string& name, DriverDeadlines dea
 
 CudaContext::~CudaContext() {
   if (idle_events_.empty() || lost()) return;
-  internal::on_own_thread([this] {  // the last Event may end on any thread
+  internal::on_own_thread([this] {  // the last Event may be destroyed on any thread
     for (const cudaEvent_t event : idle_events_) {
       call_at_end({"cudaEventDestroy"}, [event] { return cudaEventDestroy(event); });
     }
@@ -98,7 +99,8 @@ void CudaContext::check(cudaError_t result, const Call& what) {
          fmt::format("{} was lost in {}: {}", description_, text_of(what), cuda_text(result)));
     require_present();
   }
-  static_cast<void>(cudaGetLastError());  // or the caller's next look at its launches finds it
+  static_cast<void>(cudaGetLastError());  // otherwise the caller would find it when checking its
+                                          // own launches
   throw Error(code, fmt::format("{}: {}: {}", description_, text_of(what), cuda_text(result)),
               static_cast<int>(result));
 }
@@ -133,14 +135,15 @@ void CudaContext::require_present() const {
   if (!lost()) return;
   const std::lock_guard lock(mutex_);
   throw Error(ErrorCode::kUnavailable,
-              fmt::format("{}; start the process again, and look for Xid lines in the kernel's "
-                          "log if it is lost again",
+              fmt::format("{}; start the process again, and if the GPU is lost again, look for Xid "
+                          "lines in the kernel's "
+                          "log",
                           lost_why_),
               lost_native_);
 }
 
 void CudaContext::warn(const Error& error) noexcept {
-  log().warn("a device reported an error at its end: {}", error.what());
+  log().warn("a device reported an error while it was closed: {}", error.what());
 }
 
 cudaEvent_t CudaContext::take_event() {
@@ -153,7 +156,7 @@ cudaEvent_t CudaContext::take_event() {
     }
   }
   cudaEvent_t event = nullptr;
-  // Blocking: the waiter's thread sleeps rather than spins.
+  // With a blocking sync, the waiter's thread sleeps instead of spinning.
   call({"cudaEventCreateWithFlags"}, [&event] {
     return cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync);
   });

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/cuda_context.h: one GPU as this process uses it: every CUDA call goes through here.
+// tiers/cuda_context.h: one GPU as this process uses it. Every CUDA call is made through this
+// class.
 //
-// An error that leaves the GPU unusable is latched: the device is lost, once and for good, and no
-// CUDA call is made any more, since what a lost device answers means nothing (a wait may return at
-// once). Each call is watched (driver_watch.h). Thread-safe; each call runs with this GPU as the
-// thread's current one, and a caller's thread is left as it was. For builds with CUDA only.
+// An error that leaves the GPU unusable is latched: the device is then lost for good, and no CUDA
+// call is made any more, because the answers of a lost device mean nothing (a wait may return at
+// once). Each call is watched (driver_watch.h). Thread-safe. Each call runs with this GPU as the
+// thread's current one; a caller's thread is left as it was. For builds with CUDA only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,27 +21,27 @@
 
 namespace ziggurat {
 
-/// "cudaErrorInvalidValue (invalid argument)".
+/// Formats an error: "cudaErrorInvalidValue (invalid argument)".
 std::string cuda_text(cudaError_t error);
 
 class CudaContext {
  public:
-  /// A call, for messages: "cudaMemcpyAsync of 4.0 MiB".
+  /// A call, as messages name it: "cudaMemcpyAsync of 4.0 MiB".
   struct Call {
     const char* function;  ///< a literal
     std::uint64_t size_bytes = 0;
   };
 
-  /// `index` as CUDA counts, `name` as the driver says.
+  /// `index` is CUDA's number of the GPU, `name` the driver's name for it.
   CudaContext(int index, const std::string& name, DriverDeadlines deadlines);
-  ~CudaContext();  ///< events must be back
+  ~CudaContext();  ///< all events must have been given back
 
   int index() const noexcept { return index_; }
   const std::string& description() const noexcept { return description_; }  ///< "cuda0 (NVIDIA A)"
 
   /// Runs `function`, which makes the one CUDA call that `what` names and returns its result.
-  /// Errors: kUnavailable when the device is lost, by this call or before; kResourceExhausted,
-  /// kUnimplemented or kInvalidArgument for what concerns this call alone.
+  /// Errors: kUnavailable if this call or an earlier one has lost the device; kResourceExhausted,
+  /// kUnimplemented or kInvalidArgument for an error that concerns this call alone.
   template <class Function>
   void call(const Call& what, const Function& function) {
     require_present();
@@ -48,7 +49,8 @@ class CudaContext {
     const Current current(*this);
     check(function(), what);
   }
-  /// For destructors: an error is logged. Does nothing on a lost device. True if it was done.
+  /// Makes a call in a destructor: an error is logged. Does nothing on a lost device. Returns
+  /// whether the call was made and succeeded.
   template <class Function>
   bool call_at_end(const Call& what, const Function& function) noexcept {
     if (lost()) return false;
@@ -60,22 +62,24 @@ class CudaContext {
       return false;
     }
   }
-  /// call() of cudaEventQuery: false for cudaErrorNotReady.
+  /// Calls cudaEventQuery by call(). Returns false for cudaErrorNotReady.
   bool query(cudaEvent_t event);
 
   bool lost() const noexcept { return lost_.load(std::memory_order_acquire); }
-  /// Errors: kUnavailable when the device is lost.
+  /// Throws if the device is lost. Errors: kUnavailable.
   void require_present() const;
-  /// Gives the device up after a call that says nothing of the kind.
+  /// Treats the device as lost after a call whose error alone does not say so.
   void give_up(const std::string& why);
 
-  /// An event that nobody uses; the destructor of the last Event to stand for it gives it back.
+  /// Returns an event that is not in use. The last Event that represents it gives it back when
+  /// destroyed.
   cudaEvent_t take_event();
   void give_back(cudaEvent_t event) noexcept;
 
  private:
-  /// Makes the GPU the thread's current one. On a thread of the engine's it stays so: going back to
-  /// the GPU that every thread begins with would make a context there, in each rank of a machine.
+  /// Makes the GPU the thread's current one. On a thread of the engine it stays current: to go back
+  /// to the GPU with which every thread begins would make a context there, in each rank of a
+  /// machine.
   class Current {
    public:
     explicit Current(CudaContext& context);
@@ -93,7 +97,7 @@ class CudaContext {
   const std::string description_;
   DriverWatch watch_;
   std::atomic<bool> lost_{false};
-  mutable std::mutex mutex_;  // all below
+  mutable std::mutex mutex_;  // guards everything below
   std::string lost_why_;
   int lost_native_ = 0;
   std::vector<cudaEvent_t> idle_events_;

@@ -17,11 +17,11 @@ namespace ziggurat {
 namespace {
 
 constexpr std::uint64_t kAlignment =
-    256;  // what cudaMallocAsync promises, and kernels' vector loads expect
+    256;  // what cudaMallocAsync promises, and what kernels' vector loads expect
 
-/// The device's bytes, from a pool that nobody else draws on. Nothing else is ever taken from it,
-/// so the budget is as hard as the block, and how it is cut is ours (device_memory.h): the driver
-/// would reuse freed memory sooner or later as events happen to have fired.
+/// The device's bytes, from a memory pool of their own. Nothing else is ever taken from that pool,
+/// so the budget is a hard limit, and this program decides how the block is cut (device_memory.h).
+/// The driver would reuse freed memory sooner or later, depending on which events have happened.
 class CudaBlock {
  public:
   CudaBlock(std::shared_ptr<CudaContext> context, std::uint64_t size_bytes)
@@ -45,7 +45,7 @@ class CudaBlock {
 
  private:
   void take() {
-    // All of it stays with the pool until the block is freed: it is ours.
+    // The whole block stays with the pool until it is freed.
     std::uint64_t threshold = size_bytes_;
     context_->call({"cudaMemPoolSetAttribute"}, [&] {
       return cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &threshold);
@@ -53,12 +53,12 @@ class CudaBlock {
     context_->call({"cudaMallocFromPoolAsync", size_bytes_}, [&] {
       return cudaMallocFromPoolAsync(&base_, size_bytes_, pool_, queue_.handle());
     });
-    // From here on every stream may touch it.
+    // From here on every stream may use the block.
     context_->call({"cudaStreamSynchronize"},
                    [&] { return cudaStreamSynchronize(queue_.handle()); });
   }
-  /// Each step only where the one before it was done: what cannot be given back stays with the
-  /// process.
+  /// Gives the memory back. Each step is done only if the one before it was: what cannot be given
+  /// back stays with the process.
   void release() noexcept {
     if (base_ != nullptr) {
       const bool freed = context_->call_at_end({"cudaFreeAsync", size_bytes_}, [this] {
@@ -83,7 +83,7 @@ class CudaBlock {
 
 class BlockDevice final : public CudaDevice {
  public:
-  /// `block` is null where the memory is lent.
+  /// `block` is null if the memory is lent.
   BlockDevice(Reactor& reactor, const CudaDeviceOptions& options, CudaParts parts,
               std::unique_ptr<CudaBlock> block, std::uint64_t size_bytes, std::string description)
       : reactor_(reactor),
@@ -95,7 +95,7 @@ class BlockDevice final : public CudaDevice {
                 kAlignment),
         description_(std::move(description)) {}
   ~BlockDevice() override {
-    // All of our own streams' have happened; another device's may not have.
+    // Events of the device's own streams have happened; those of another device may not have.
     for (const Event& event : memory_.pending()) event.state()->block();
     internal::on_own_thread([this] { block_.reset(); });
   }
@@ -143,14 +143,14 @@ void require_index(int index) {
   if (result != cudaSuccess || count == 0) {
     static_cast<void>(cudaGetLastError());
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("there is no CUDA device: {}",
+                fmt::format("no CUDA device can be used: {}",
                             result != cudaSuccess ? cuda_text(result) : "the driver lists no GPU"),
                 static_cast<int>(result));
   }
   if (index < 0 || index >= count) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("there is no CUDA device {}: there are {}, counted from 0", index, count));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("there is no CUDA device {}: this process sees {}, counted from 0",
+                            index, count));
   }
 }
 
@@ -172,11 +172,10 @@ void require_pools(CudaContext& context) {
     return cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, context.index());
   });
   if (supported != 0) return;
-  throw Error(
-      ErrorCode::kUnimplemented,
-      fmt::format("{}: it has no memory pools, as some virtual GPUs: lend the device memory "
-                  "that was allocated another way, or use the host-emulated device",
-                  context.description()));
+  throw Error(ErrorCode::kUnimplemented,
+              fmt::format("{} has no memory pools, like some virtual GPUs; lend the device memory "
+                          "that was allocated another way, or use the host-emulated device",
+                          context.description()));
 }
 
 std::unique_ptr<CudaBlock> take_block(const std::shared_ptr<CudaContext>& context,
@@ -190,8 +189,8 @@ std::unique_ptr<CudaBlock> take_block(const std::shared_ptr<CudaContext>& contex
     std::size_t total_bytes = 0;
     context->call({"cudaMemGetInfo"}, [&] { return cudaMemGetInfo(&free_bytes, &total_bytes); });
     throw Error(error.code(),
-                fmt::format("device memory: a budget of {} does not fit: {} of {} are free: {}. "
-                            "Give a smaller device memory budget, or end what else uses the GPU",
+                fmt::format("a device memory budget of {} does not fit: {} of {} are free ({}). "
+                            "Give a smaller budget, or end the other processes that use the GPU",
                             format_bytes(size_bytes), format_bytes(free_bytes),
                             format_bytes(total_bytes), error.what()),
                 error.native());
@@ -204,8 +203,9 @@ std::unique_ptr<CudaDevice> CudaDevice::create(Reactor& reactor, const CudaDevic
   require_index(options.index);
   const std::uint64_t size_bytes = options.capacity_bytes / kAlignment * kAlignment;
   if (size_bytes == 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "device memory: a budget below 256 bytes holds nothing");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "the device memory budget is below 256 bytes, which holds nothing; give a larger budget");
   }
   CudaParts parts;
   parts.context =

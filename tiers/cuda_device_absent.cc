@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/cuda_device_absent.cc: cuda_device.h in a build without CUDA: says why.
+// tiers/cuda_device_absent.cc: cuda_device.h in a build without CUDA: every function says why there
+// is no device.
 #include "base/error.h"
 #include "tiers/cuda_device.h"
 
@@ -7,7 +8,7 @@ namespace ziggurat {
 namespace {
 
 constexpr const char* kWhy =
-    "this program was built without CUDA (build where "
+    "this program was built without CUDA (build it where "
     "nvcc is found, or with ZIGGURAT_WITH_CUDA=ON)";
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/cuda_host_memory.cc: what is registered, looked up by address, and what keeps it so.
+// tiers/cuda_host_memory.cc: finds registrations by address, and keeps them while copies are under
+// way.
 #include "tiers/cuda_host_memory.h"
 
 #include <fmt/format.h>
@@ -44,14 +45,14 @@ class CudaHostMemory::Registration final : public HostRegistration {
   std::span<std::byte> memory_;
 };
 
-/// One copy's host side.
+/// The host side of one copy.
 class CudaHostMemory::UnderWay {
  public:
   UnderWay(std::shared_ptr<CudaHostMemory> owner, std::shared_ptr<Registration> registration,
            Copies::iterator entry)
       : owner_(std::move(owner)), registration_(std::move(registration)), entry_(entry) {}
   ~UnderWay() {
-    if (owner_->context_->lost()) return;  // nobody knows whether it has ended
+    if (owner_->context_->lost()) return;  // nobody knows whether the copy has ended
     const std::lock_guard lock(owner_->mutex_);
     owner_->copies_.erase(entry_);
   }
@@ -60,7 +61,7 @@ class CudaHostMemory::UnderWay {
 
  private:
   std::shared_ptr<CudaHostMemory> owner_;
-  std::shared_ptr<Registration> registration_;  // goes first, and may unregister
+  std::shared_ptr<Registration> registration_;  // destroyed first, which may unregister the memory
   Copies::iterator entry_;
 };
 
@@ -71,17 +72,18 @@ std::shared_ptr<HostRegistration> CudaHostMemory::add(std::span<std::byte> memor
     });
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kUnavailable) throw;
-    std::string fix = "give it a smaller host memory budget";
+    std::string fix = "give the engine a smaller host memory budget";
     if (error.native() == cudaErrorHostMemoryAlreadyRegistered) {
       fix =
-          "some of it is registered by another owner: register it once, or copy through memory "
+          "another owner has registered some of this memory; register it only once, or copy "
+          "through memory "
           "of the engine";
     } else if (error.code() == ErrorCode::kUnimplemented) {
-      fix = "this platform cannot pin memory that was mapped before: use the host-emulated device";
+      fix = "this platform cannot pin memory that was mapped before; use the host-emulated device";
     }
     throw Error(
         error.code(),
-        fmt::format("{} of host memory at {} cannot be pinned for copies: {} ({})",
+        fmt::format("cannot pin {} of host memory at {} for copies: {} ({})",
                     format_bytes(memory.size()), fmt::ptr(memory.data()), error.what(), fix),
         error.native());
   }
@@ -99,7 +101,8 @@ std::shared_ptr<void> CudaHostMemory::begin_copy(std::span<const std::byte> memo
   if (!registration || !registration->covers(memory)) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: host memory at {} ({}) is not registered for copies: take it from "
+        fmt::format("{} cannot copy host memory at {} ({}), which is not registered for copies; "
+                    "take it from "
                     "the engine's pool, or register all of it (register_host_memory)",
                     context_->description(), fmt::ptr(memory.data()), format_bytes(memory.size())));
   }
@@ -111,7 +114,7 @@ bool CudaHostMemory::under_way(std::span<const std::byte> memory) const noexcept
   const Address begin = address_of(memory.data());
   const Address end = begin + memory.size();
   const std::lock_guard lock(mutex_);
-  // Few are under way, and this is asked on a lost device only.
+  // A list is enough: few copies are under way, and this is asked only on a lost device.
   for (const auto& [copy_begin, size_bytes] : copies_) {
     if (copy_begin < end && begin < copy_begin + size_bytes) return true;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/cuda_host_memory.h: host memory registered with the CUDA driver, and the copies under way
-// to and from it.
+// tiers/cuda_host_memory.h: host memory that is registered with the CUDA driver, and the copies
+// under way to and from it.
 //
 // Copies of other memory are refused: the driver may copy it piece by piece through a buffer of its
 // own while the caller waits (cuda_runtime_api.h: pageable transfers "may be synchronous"), and the
@@ -24,10 +24,11 @@ class CudaHostMemory : public std::enable_shared_from_this<CudaHostMemory> {
  public:
   explicit CudaHostMemory(std::shared_ptr<CudaContext> context) : context_(std::move(context)) {}
 
-  /// Errors: as Device::register_host_memory.
+  /// Registers memory. Errors: as Device::register_host_memory.
   std::shared_ptr<HostRegistration> add(std::span<std::byte> memory);
-  /// A copy to or from `memory` is under way until the result is dropped; dropped on a lost device,
-  /// for ever. Errors: kInvalidArgument unless it all lies in one registration.
+  /// Notes that a copy to or from `memory` is under way, until the result is dropped. If it is
+  /// dropped on a lost device, the copy counts as under way for ever. Errors: kInvalidArgument
+  /// unless all of `memory` lies in one registration.
   std::shared_ptr<void> begin_copy(std::span<const std::byte> memory);
 
  private:
@@ -39,7 +40,7 @@ class CudaHostMemory : public std::enable_shared_from_this<CudaHostMemory> {
   bool under_way(std::span<const std::byte> memory) const noexcept;
 
   const std::shared_ptr<CudaContext> context_;
-  mutable std::mutex mutex_;  // all below
+  mutable std::mutex mutex_;  // guards everything below
   std::map<Address, std::weak_ptr<Registration>> registrations_;
   Copies copies_;
 };

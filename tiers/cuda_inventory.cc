@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/cuda_inventory.cc: the GPUs that CUDA lists, asked by calls that make no context.
+// tiers/cuda_inventory.cc: lists the GPUs of CUDA by calls that make no context.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
@@ -60,7 +60,8 @@ CudaInventory cuda_devices() {
                               .free_bytes = memory.free_bytes(address)});
   }
   if (inventory.gpus.empty() && inventory.why_none.empty()) {
-    inventory.why_none = "no GPU answers: is one in exclusive use, or fallen off the bus?";
+    inventory.why_none =
+        "no GPU answers: another process may use it exclusively, or it may have fallen off the bus";
   }
   return inventory;
 }

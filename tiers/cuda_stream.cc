@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/cuda_stream.cc: what a stream queues with the driver.
+// tiers/cuda_stream.cc: queues the work of a stream with the driver.
 #include "tiers/cuda_stream.h"
 
 #include <fmt/format.h>
@@ -76,15 +76,15 @@ std::shared_ptr<EventState> CudaStream::queue_record(std::exception_ptr fate) {
   return waiter_.record_failure(queue, std::move(fate));
 }
 
-// Events of a caller's stream are of no queue: the handle may name another stream tomorrow.
+// Events of a caller's stream belong to no queue, because the handle may name another stream later.
 CudaCallerStream::CudaCallerStream(std::shared_ptr<CudaContext> context, Reactor& reactor,
                                    cudaStream_t handle)
     : context_(std::move(context)),
       handle_(handle),
       waiter_(context_, reactor, handle, CudaWaiter::Owner::kCaller, "caller's stream") {}
 
-/// What is recorded while a stream captures becomes a node of the graph and never happens by
-/// itself; and waiting for an event from outside breaks the capture.
+/// Throws if the stream captures a graph. An event recorded then becomes a node of the graph and
+/// never happens by itself, and to wait for an event from outside breaks the capture.
 void CudaCallerStream::refuse_capture() const {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   context_->call({"cudaStreamIsCapturing"}, [&] {
@@ -96,11 +96,13 @@ void CudaCallerStream::refuse_capture() const {
     return cudaSuccess;
   });
   if (status == cudaStreamCaptureStatusNone) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: the caller's stream {} is capturing a CUDA graph, or is the legacy "
-                          "default stream while one captures: call the engine before or after "
-                          "the capture",
-                          context_->description(), fmt::ptr(static_cast<void*>(handle_))));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format(
+          "{} cannot use the caller's stream {}, which is capturing a CUDA graph or is the legacy "
+          "default stream while another stream captures; call the engine before or after "
+          "the capture",
+          context_->description(), fmt::ptr(static_cast<void*>(handle_))));
 }
 
 Event CudaCallerStream::record() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/cuda_stream.h: streams of one GPU: the engine's own, and callers'. For builds with CUDA
-// only.
+// tiers/cuda_stream.h: streams of one GPU: the engine's own, and those of callers. For builds with
+// CUDA only.
 #pragma once
 
 #include <memory>
@@ -12,23 +12,24 @@
 
 namespace ziggurat {
 
-/// What the parts of a CUDA device share.
+/// The parts of a CUDA device that its streams share.
 struct CudaParts {
   std::shared_ptr<CudaContext> context;
   std::shared_ptr<CudaHostMemory> host_memory;
 };
 
-/// A stream of the driver's: destroyed by the destructor, when its work has ended; unless the
-/// device is lost.
+/// A stream of the driver. The destructor destroys it when its work has ended, unless the device is
+/// lost.
 class CudaQueue {
  public:
-  /// Non-blocking: it does not wait for the legacy default stream, nor that for it.
+  /// Makes a non-blocking stream: neither it nor the legacy default stream waits for the other.
   CudaQueue(std::shared_ptr<CudaContext> context, StreamPriority priority);
   ~CudaQueue();
   CudaQueue(const CudaQueue&) = delete;
   CudaQueue& operator=(const CudaQueue&) = delete;
   cudaStream_t handle() const noexcept { return handle_; }
-  /// Never destroys it: whether its work has ended is not known.
+  /// Keeps the stream from ever being destroyed, because it is not known whether its work has
+  /// ended.
   void abandon() noexcept { handle_ = nullptr; }
 
  private:
@@ -50,7 +51,7 @@ class CudaStream final : public Stream {
  private:
   CudaParts parts_;
   CudaQueue queue_;
-  CudaWaiter waiter_;  // ends before the stream does
+  CudaWaiter waiter_;  // destroyed before the stream
 };
 
 /// A stream that belongs to a caller. Any thread.

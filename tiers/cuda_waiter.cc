@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/cuda_waiter.cc: recording, and the loop that waits for the oldest event and takes along
-// those behind it that have happened meanwhile.
+// tiers/cuda_waiter.cc: records events. A loop waits for the oldest one, and then handles those
+// behind it that have happened meanwhile too.
 #include "tiers/cuda_waiter.h"
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@ void queue_wait(CudaContext& context, cudaStream_t stream, const EventState& eve
   const auto* its = dynamic_cast<const CudaEvent*>(&event);
   if (its == nullptr) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: a stream cannot wait for an event of a device that is no GPU",
+                fmt::format("a stream of {} cannot wait for an event of a device that is not a GPU",
                             context.description()));
   }
   if (its->handle() == nullptr) {
@@ -45,7 +45,7 @@ CudaWaiter::~CudaWaiter() {
 std::shared_ptr<EventState> CudaWaiter::record(const void* queue) {
   const std::lock_guard order(recording_);
   const cudaEvent_t handle = context_->take_event();
-  // Owns the handle from here on.
+  // The event owns the handle from here on.
   auto event = std::make_shared<CudaEvent>(context_, handle, reactor_, queue, nullptr);
   context_->call({"cudaEventRecord"}, [&] { return cudaEventRecord(handle, stream_); });
   push(event);
@@ -97,9 +97,9 @@ void CudaWaiter::work() {
   }
 }
 
-/// Blocks. An error of the wait alone must not let a transfer be taken for ended: the whole stream
-/// is waited for then, or the event again where the stream is a caller's, and if that fails too the
-/// device is given up.
+/// Blocks until the event has happened. If only the wait fails, the transfer may still be under
+/// way. Then the whole stream is waited for, or the same event again if the stream is a caller's.
+/// If that fails too, the device is given up.
 std::exception_ptr CudaWaiter::wait_for(const CudaEvent& event) {
   const auto event_ended = [&] { return cudaEventSynchronize(event.handle()); };
   const auto stream_ended = [&] { return cudaStreamSynchronize(stream_); };
@@ -122,22 +122,23 @@ std::exception_ptr CudaWaiter::wait_for(const CudaEvent& event) {
     context_->require_present();
   } catch (const Error& failed) {
     if (!context_->lost()) {
-      context_->give_up(fmt::format(
-          "whether the work of stream {} has ended cannot be found out: {}", name_, failed.what()));
+      context_->give_up(
+          fmt::format("this process cannot find out whether the work of stream {} has ended: {}",
+                      name_, failed.what()));
     }
     return std::current_exception();
   }
   return nullptr;
 }
 
-/// Without blocking. Everything has, once the device is lost.
+/// Returns whether the event has happened, without blocking. On a lost device every event has.
 bool CudaWaiter::has_happened(const CudaEvent& event, std::exception_ptr& error) {
   try {
     context_->require_present();
     if (event.handle() == nullptr || !context_->query(event.handle())) return false;
     context_->require_present();
   } catch (const Error&) {
-    // An error of the query alone is for wait_for() to sort out.
+    // If only the query fails, wait_for() handles the error.
     if (!context_->lost()) return false;
     error = std::current_exception();
   }

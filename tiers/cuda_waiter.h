@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // tiers/cuda_waiter.h: the thread that blocks until the events of one CUDA stream have happened,
-// one after another, and posts what follows to the reactor in batches.
+// one after another, and posts their continuations to the reactor in batches.
 //
-// Not callbacks of the driver's: a callback keeps its stream waiting until it has run, may be
-// serialised with those of other streams, must not call CUDA, and after the loss of the device may
-// never come (cuda_runtime_api.h, cudaStreamAddCallback, cudaLaunchHostFunc). For builds with CUDA
+// The driver's callbacks are not used: a callback keeps its stream waiting until it has run, may be
+// serialized with those of other streams, must not call CUDA, and may never come after the loss of
+// the device (cuda_runtime_api.h, cudaStreamAddCallback, cudaLaunchHostFunc). For builds with CUDA
 // only.
 #pragma once
 
@@ -26,7 +26,7 @@ namespace ziggurat {
 
 class CudaEvent final : public EventState {
  public:
-  /// Takes `handle`, which has been recorded; null if nothing was.
+  /// Takes over `handle`, which has been recorded; null if nothing was recorded.
   CudaEvent(std::shared_ptr<CudaContext> context, cudaEvent_t handle, Reactor& reactor,
             const void* queue, std::exception_ptr fate)
       : EventState(reactor, queue, std::move(fate)),
@@ -42,24 +42,25 @@ class CudaEvent final : public EventState {
   cudaEvent_t handle_;
 };
 
-/// Makes `stream` wait for `event`, without blocking anybody.
-/// Errors: kInvalidArgument for an event that is not of CUDA; the event's own, if it is known;
-/// kUnavailable when the device is lost.
+/// Makes `stream` wait for `event`, without blocking this thread. Errors: kInvalidArgument for an
+/// event that is not of CUDA; the event's own error, if it is known; kUnavailable if the device is
+/// lost.
 void queue_wait(CudaContext& context, cudaStream_t stream, const EventState& event);
 
 class CudaWaiter {
  public:
-  /// Whose stream it waits for. A caller may destroy his while its events are still waited for.
+  /// The owner of the stream. A caller may destroy its stream while events of it are still waited
+  /// for.
   enum class Owner : std::uint8_t { kEngine, kCaller };
-  /// The reactor must outlive it, and so must a stream of the engine's.
+  /// The reactor must outlive the waiter, and so must a stream of the engine.
   CudaWaiter(std::shared_ptr<CudaContext> context, Reactor& reactor, cudaStream_t stream,
              Owner owner, const std::string& name);
   ~CudaWaiter();  ///< waits for every event
 
-  /// Thread-safe. Errors: what cudaEventRecord says; nothing was recorded then.
+  /// Records an event. Thread-safe. Errors: those of cudaEventRecord; nothing was recorded then.
   std::shared_ptr<EventState> record(const void* queue);
-  /// An event without a record, which will fail with `fate` when all that the stream has queued so
-  /// far has finished.
+  /// Makes an event without a record. It fails with `fate` when all work that the stream has queued
+  /// so far has finished.
   std::shared_ptr<EventState> record_failure(const void* queue, std::exception_ptr fate);
 
  private:
@@ -74,8 +75,8 @@ class CudaWaiter {
   Owner owner_;
   std::string name_;
 
-  std::mutex recording_;  // events are queued in the order in which they were recorded
-  std::mutex mutex_;      // all below
+  std::mutex recording_;  // keeps events in the queue in the order in which they were recorded
+  std::mutex mutex_;      // guards everything below
   std::condition_variable wake_;
   std::deque<std::shared_ptr<CudaEvent>> queue_;
   bool stopping_ = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/device.cc: what all devices share: buffers that return themselves, and the text of "does
-// not fit".
+// tiers/device.cc: what all devices share: buffers that give back their memory, and the error of
+// memory that does not fit.
 #include "tiers/device.h"
 
 #include <fmt/format.h>
@@ -53,10 +53,11 @@ DeviceBuffer Device::allocate(std::uint64_t size_bytes, Purpose purpose) {
       {.budget = MemoryBudget::kDevice,
        .had_bytes = held.capacity_bytes(),
        .needed_bytes = held.used_bytes() + size_bytes},
-      fmt::format("device memory: {} for {} do not fit: {} are free, {}; held: {}. Give a larger "
-                  "device memory budget, or keep fewer parameters live",
-                  format_bytes(size_bytes), to_string(purpose), format_bytes(free_bytes), why,
-                  held.text()));
+      fmt::format(
+          "device memory has no room for {} of {}: {} are free, {}; held are {}. Give a larger "
+          "device memory budget, or keep fewer parameters live",
+          format_bytes(size_bytes), to_string(purpose), format_bytes(free_bytes), why,
+          held.text()));
 }
 
 DeviceBuffer Device::try_allocate(std::uint64_t size_bytes, Purpose purpose) {

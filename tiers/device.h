@@ -23,7 +23,7 @@ namespace ziggurat {
 class Device;
 class DeviceMemory;
 
-/// Device memory; given back by the destructor. Move-only. Must not outlive its Device.
+/// Device memory that the destructor gives back. Move-only. Must not outlive its Device.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -36,17 +36,18 @@ class DeviceBuffer {
   explicit operator bool() const noexcept { return data_ != nullptr; }
   std::byte* data() const noexcept { return data_; }
   std::uint64_t size_bytes() const noexcept { return size_bytes_; }
-  /// The buffer as elements of T. Dereferenceable on the CPU only if Device::host_accessible().
+  /// Returns the buffer as elements of T. The CPU may access them only if
+  /// Device::host_accessible().
   template <class T>
   std::span<T> as() const noexcept {
     return {reinterpret_cast<T*>(data_), size_bytes_ / sizeof(T)};
   }
 
-  /// Says that the buffer is in use until `event`, even if it is given back before: who gets its
-  /// memory next waits for that. Copies of the device's streams say so by themselves.
+  /// Marks the buffer as in use until `event`, even if it is given back before: the next user of
+  /// its memory waits for the event. The device's streams do this for their copies by themselves.
   void used_until(const Event& event);
-  /// Events of earlier users of this memory that are still to happen. A kernel's stream waits for
-  /// them before it touches the buffer; copies do so by themselves.
+  /// Returns the events of earlier users of this memory that have not happened yet. A kernel's
+  /// stream must wait for them before it uses the buffer; copies do so by themselves.
   std::vector<Event> before_use() const;
 
  private:
@@ -61,48 +62,48 @@ class Device {
   virtual ~Device() = default;
 
   virtual std::string description() const = 0;
-  /// The CPU may dereference device pointers (the host-emulated device).
+  /// Returns whether the CPU may dereference device pointers (the host-emulated device).
   virtual bool host_accessible() const noexcept = 0;
 
-  /// Allocates at least 64-byte (CUDA: 256-byte) aligned memory. Thread-safe, never blocks.
-  /// Errors: kResourceExhausted with the account by purpose when the budget does not hold it;
-  /// nothing changes. kUnavailable when the device is lost: its memory is never used again.
+  /// Allocates memory aligned to at least 64 bytes (CUDA: 256). Thread-safe, never blocks. Errors:
+  /// kResourceExhausted, with the account by purpose, if the budget does not hold it; nothing
+  /// changes then. kUnavailable if the device is lost: its memory is never used again.
   DeviceBuffer allocate(std::uint64_t size_bytes, Purpose purpose);
-  /// The same, but an empty buffer where the budget does not hold it.
+  /// Allocates like allocate(), but returns an empty buffer if the budget does not hold it.
   DeviceBuffer try_allocate(std::uint64_t size_bytes, Purpose purpose);
 
-  /// Makes host memory one that copies may name, until the result and all copies of it under way
-  /// are gone. Whole pages, exactly what will be used: pinning takes time and memory of the driver.
-  /// Null on a device that any host memory can be copied to and from, as the host-emulated one.
-  /// Errors: kInvalidArgument if some of it is registered already; kUnimplemented where the
-  /// platform cannot; kResourceExhausted if the driver cannot pin as much; kUnavailable when the
-  /// device is lost.
+  /// Registers host memory so that copies may use it, until the result and all copies of it under
+  /// way are gone. Give whole pages, and only what will be used, because pinning takes time and
+  /// memory of the driver. Returns null on a device that can copy any host memory, like the
+  /// host-emulated one. Errors: kInvalidArgument if some of it is registered already;
+  /// kUnimplemented if the platform cannot do it; kResourceExhausted if the driver cannot pin as
+  /// much; kUnavailable if the device is lost.
   [[nodiscard]] virtual std::shared_ptr<HostRegistration> register_host_memory(
       std::span<std::byte> memory) {
     static_cast<void>(memory);
     return nullptr;
   }
 
-  /// `name` labels its trace track. The device must outlive its streams; a stream's destructor
-  /// waits for its copies.
+  /// Makes a stream; `name` labels its trace track. The device must outlive its streams; a stream's
+  /// destructor waits for its copies.
   virtual std::unique_ptr<Stream> create_stream(const std::string& name,
                                                 StreamPriority priority) = 0;
   std::unique_ptr<Stream> create_stream(const std::string& name) {
     return create_stream(name, StreamPriority::kHigh);
   }
 
-  /// A copy of the account (budget, used, peak, by purpose). Thread-safe.
+  /// Returns a copy of the account (budget, used, peak, by purpose). Thread-safe.
   Account account() const;
 
-  /// Called, on whatever thread freed it, after memory came back: waiters retry. Set once by the
-  /// engine.
+  /// Sets a callback that is called after memory was given back, on the thread that did it, so that
+  /// waiters can try again. Set once by the engine.
   void on_free(std::function<void()> callback);
 
  protected:
   friend class DeviceBuffer;
-  /// The same at each call.
+  /// Returns the same object at each call.
   virtual DeviceMemory& memory() const noexcept = 0;
-  /// Errors: kUnavailable when the device is lost.
+  /// Throws if the device is lost. Errors: kUnavailable.
   virtual void require_present() const {}
 };
 

@@ -21,7 +21,7 @@ bool same_queue(const Event& a, const Event& b) {
          (a.state()->queue() != nullptr && a.state()->queue() == b.state()->queue());
 }
 
-/// The latest event of a queue stands for those before it.
+/// Adds an event. The latest event of a queue replaces those before it.
 void add(std::vector<Event>& events, const Event& event) {
   forget_happened(events);
   if (event.happened()) return;
@@ -41,11 +41,12 @@ DeviceMemory::~DeviceMemory() {
 }
 
 std::uint64_t DeviceMemory::offset_of(const std::byte* address) const noexcept {
-  // As integers: the address may be anywhere. Below the base it wraps, past every buffer.
+  // Computed with integers, because the address may be anywhere. An address below the base wraps,
+  // to past every buffer.
   return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(base_);
 }
 
-/// The buffer that begins at or before `offset`; end() if none does.
+/// Returns the buffer that begins at or before `offset`; end() if none does.
 DeviceMemory::Ranges::iterator DeviceMemory::range_of(std::uint64_t offset) {
   const auto after = ranges_.upper_bound(offset);
   return after == ranges_.begin() ? ranges_.end() : std::prev(after);
@@ -57,7 +58,8 @@ std::byte* DeviceMemory::try_allocate(std::uint64_t size_bytes, Purpose purpose)
   if (size_bytes > arena_.size_bytes()) return nullptr;
   std::uint64_t range = staggered_bytes(size_bytes, alignment_bytes_);
   auto offset = arena_.allocate(range);
-  if (!offset) {  // staggering is for speed: what fits without it is not refused
+  if (!offset) {  // staggering only makes things faster: a buffer that fits without it is not
+                  // refused
     range = round_up(size_bytes, alignment_bytes_);
     offset = arena_.allocate(range);
   }
@@ -70,7 +72,7 @@ std::byte* DeviceMemory::try_allocate(std::uint64_t size_bytes, Purpose purpose)
   return base_ + *offset;
 }
 
-/// A vacated range that `at` lies inside becomes two.
+/// Cuts a vacated range that contains `at` into two.
 void DeviceMemory::cut(std::uint64_t at) {
   const auto after = vacated_.lower_bound(at);
   if (after == vacated_.begin()) return;
@@ -80,7 +82,7 @@ void DeviceMemory::cut(std::uint64_t at) {
   around->second.end = at;
 }
 
-/// The events of what was vacated in [begin, end), which is vacated no more.
+/// Returns the events of the vacated ranges in [begin, end), and ends these ranges.
 DeviceMemory::Events DeviceMemory::inherit(std::uint64_t begin, std::uint64_t end) {
   cut(begin);
   cut(end);

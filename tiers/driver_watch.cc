@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/driver_watch.cc: a list of the calls under way, and a thread that looks at it now and then.
+// tiers/driver_watch.cc: a list of the calls under way, and a thread that looks at it from time to
+// time.
 #include "tiers/driver_watch.h"
 
 #include <fmt/format.h>
@@ -59,13 +60,13 @@ void DriverWatch::lost(const std::string& why) {
 
 void DriverWatch::watch() {
   ::pthread_setname_np(::pthread_self(), "zig-gpu-watch");
-  // A deadline is kept to a quarter of itself.
+  // A quarter of the deadline, so that a call exceeds its deadline by at most that.
   const Nanoseconds pause = std::min(deadlines_.call, deadlines_.after_loss) / 4;
   std::unique_lock lock(mutex_);
   Nanoseconds last = monotonic_now();
   while (!stop_.wait_for(lock, pause, [this] { return stopping_; })) {
     const Nanoseconds now = monotonic_now();
-    // A look that comes late was late on this side: the driver had as little time.
+    // If this look is late, this process did not run, and calls into the driver did not run either.
     if (now - last > 2 * pause) stopped_ += now - last - pause;
     last = now;
     for (const UnderWay& call : under_way_) {
@@ -82,10 +83,10 @@ void DriverWatch::end(const UnderWay& call, Nanoseconds took) const {
   const std::string bytes =
       call.size_bytes == 0 ? "" : fmt::format(" of {}", format_bytes(call.size_bytes));
   const std::string why = lost_why_.empty() ? "" : fmt::format(" ({})", lost_why_);
-  // Not by the log: a thread that is stuck may hold its lock.
+  // Not through the log, because a thread that is stuck may hold its lock.
   fmt::print(stderr,
-             "ziggurat: {}: {}{} has not come back from the driver for {:.1f} s{}: the process "
-             "ends here. What is on the drives stands. Look for Xid lines in the kernel's log "
+             "ziggurat: {}: {}{} has not come back from the driver for {:.1f} s{}, so this process "
+             "ends now. Everything on the drives is kept. Look for Xid lines in the kernel's log "
              "(dmesg), reset the GPU or restart the machine, and start again\n",
              device_, call.function, bytes, std::chrono::duration<double>(took).count(), why);
   std::fflush(stderr);

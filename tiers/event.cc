@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/event.cc: the state of an event, and what is posted to the reactor when it happens.
+// tiers/event.cc: keeps the state of an event, and posts continuations to the reactor when it
+// happens.
 #include "tiers/event.h"
 
 #include <atomic>
@@ -54,12 +55,12 @@ void EventState::happen(std::exception_ptr error, Due& due) {
     due.emplace_back(std::move(action), EventOutcome{.error = fate_, .at = happened_at_});
   }
   actions_.clear();
-  changed_.notify_all();  // under the lock: the waiter may own the event
+  changed_.notify_all();  // under the lock, because the waiter may own the event
 }
 
 void EventState::post(Reactor& reactor, Due due) {
   if (due.empty()) return;
-  // Owned by the handler alone: what the continuations own must not linger on this thread.
+  // Only the handler owns the continuations: what they own must not stay on this thread.
   reactor.post([&reactor, due = std::make_shared<Due>(std::move(due))] {
     for (auto& [action, outcome] : *due) {
       work_ended(reactor);
@@ -88,7 +89,7 @@ Task<> nothing() { co_return; }
 
 }  // namespace
 
-// Not itself a coroutine: the event may be a temporary, and the coroutine starts later.
+// Not itself a coroutine, because the event may be a temporary, and a coroutine starts later.
 Task<> Event::wait() const {
   return state_ == nullptr ? nothing() : wait_for(state_, state_->reactor());
 }

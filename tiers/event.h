@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/event.h: a point in the order of a stream: it happens when everything that was queued
+// tiers/event.h: a point in the order of a stream. It happens when everything that was queued
 // before it has finished.
 //
-// An Event is a handle, cheap to copy, and may outlive its stream and its device. It fails if what
-// it stands for failed, and everybody who waits for it gets that error. Waiting in a coroutine
-// resumes on the reactor; a stream waits for it by Stream::wait (tiers/stream.h).
+// An Event is a handle that is cheap to copy and may outlive its stream and its device. It fails if
+// the work before it failed, and everything that waits for it gets that error. A coroutine that
+// waits resumes on the reactor; a stream waits by Stream::wait (tiers/stream.h).
 #pragma once
 
 #include <condition_variable>
@@ -23,21 +23,21 @@ namespace ziggurat {
 
 /// How an event happened.
 struct EventOutcome {
-  std::exception_ptr error;  ///< null: well
-  Nanoseconds at{0};         ///< when that was seen
+  std::exception_ptr error;  ///< null if it succeeded
+  Nanoseconds at{0};         ///< when that was noticed
 };
-/// What runs on the reactor's thread once an event has happened.
+/// A function that runs on the reactor's thread once an event has happened.
 using AfterEvent = std::function<void(const EventOutcome&)>;
 
-/// What stands behind an Event. Each kind of stream has its own.
+/// The shared state behind an Event. Each kind of stream has its own.
 class EventState {
  public:
   /// Continuations that have become due, of one event or of several in the order of their stream.
   using Due = std::vector<std::pair<AfterEvent, EventOutcome>>;
 
-  /// `queue` says which events come one after another: those of one queue. Null: of no queue.
-  /// `fate` is the error it will have, where that is known from the start. The reactor must outlive
-  /// the last wait.
+  /// `queue` identifies a queue: events of one queue happen one after another. Null means that the
+  /// event belongs to no queue. `fate` is the error that it will have, if that is known from the
+  /// start. The reactor must outlive the last wait.
   EventState(Reactor& reactor, const void* queue, std::exception_ptr fate)
       : reactor_(reactor), queue_(queue), number_(next_number()), fate_(std::move(fate)) {}
   virtual ~EventState() = default;
@@ -46,19 +46,21 @@ class EventState {
 
   Reactor& reactor() const noexcept { return reactor_; }
   const void* queue() const noexcept { return queue_; }
-  /// Grows from event to event of a queue.
+  /// Returns a number that grows from event to event of a queue.
   std::uint64_t number() const noexcept { return number_; }
-  /// The error it has or is known to get; null where none is known.
+  /// Returns the error that it has or is known to get; null if none is known.
   std::exception_ptr fate() const;
   bool happened() const;
-  /// Blocks the calling thread, which must not be one that has to make it happen.
+  /// Blocks the calling thread, which must not be a thread that has to make the event happen.
   void block() const;
 
-  /// Reactor's thread, where `action` will run: later, also if it has happened.
+  /// Runs `action` on the reactor's thread once the event has happened; always later, even if it
+  /// has happened already. Called on the reactor's thread.
   void then(AfterEvent action);
-  /// Once, by who saw it happen, on any thread; adds to `due` what is to be posted.
+  /// Marks the event as happened. Called once, on any thread, by the code that noticed it. Adds to
+  /// `due` the continuations that are to be posted.
   void happen(std::exception_ptr error, Due& due);
-  /// One handler for all of them. Any thread.
+  /// Posts continuations as one handler. Any thread.
   static void post(Reactor& reactor, Due due);
 
  private:
@@ -67,7 +69,7 @@ class EventState {
   Reactor& reactor_;
   const void* const queue_;
   const std::uint64_t number_;
-  mutable std::mutex mutex_;  // all below
+  mutable std::mutex mutex_;  // guards everything below
   mutable std::condition_variable changed_;
   bool happened_ = false;
   Nanoseconds happened_at_{0};
@@ -77,13 +79,14 @@ class EventState {
 
 class Event {
  public:
-  Event() = default;  ///< one that has happened
+  Event() = default;  ///< an event that has happened
   explicit Event(std::shared_ptr<EventState> state) : state_(std::move(state)) {}
 
-  /// Whether it is known to have happened, well or not. For waiting less, never for deciding: what
-  /// an engine does must not depend on how fast a device is.
+  /// Returns whether it is known to have happened, with or without an error. Use this only to avoid
+  /// waits, never to decide anything: what an engine does must not depend on how fast a device is.
   bool happened() const { return state_ == nullptr || state_->happened(); }
-  /// co_await event.wait(): returns once it has happened; rethrows its error. Reactor's thread.
+  /// Waits until it has happened, by co_await event.wait(), and rethrows its error. Reactor's
+  /// thread.
   Task<> wait() const;
 
   const std::shared_ptr<EventState>& state() const noexcept { return state_; }

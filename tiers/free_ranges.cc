@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/free_ranges.cc: the tree is split at an address and joined again; a node's longest range is
-// refreshed on the way back up.
+// tiers/free_ranges.cc: splits the tree at an address and joins it again. A node's longest range is
+// updated on the way back up.
 #include "tiers/free_ranges.h"
 
 #include <algorithm>
@@ -24,8 +24,8 @@ struct FreeRanges::Node {
   explicit Node(FreeRange its_range)
       : range(its_range), longest(its_range.size_bytes), rank(spread(its_range.offset_bytes + 1)) {}
   FreeRange range;
-  std::uint64_t longest;  // of this node and all below it
-  std::uint64_t rank;     // no node below has a greater one
+  std::uint64_t longest;  // longest range of this node and all below it
+  std::uint64_t rank;     // at least that of every node below
   Tree left;
   Tree right;
 };
@@ -104,8 +104,9 @@ std::optional<FreeRange> FreeRanges::first_of_at_least(std::uint64_t size_bytes)
   }
 }
 
-/// The first of at least `size_bytes` that begins at `offset_bytes` or later. Two ways down at the
-/// most: along the bound, and from there into one subtree that is known to hold it.
+/// Returns the first range of at least `size_bytes` that begins at `offset_bytes` or later.
+/// Descends the tree at most twice: along the bound, and from there into one subtree that is known
+/// to have the range.
 const FreeRanges::Node* FreeRanges::first_from(const Node* node, std::uint64_t size_bytes,
                                                std::uint64_t offset_bytes) noexcept {
   if (node == nullptr || node->longest < size_bytes) return nullptr;
@@ -128,7 +129,7 @@ const FreeRanges::Node* FreeRanges::last_before(const Node* node, std::uint64_t 
 
 std::optional<std::uint64_t> FreeRanges::lowest_place(std::uint64_t size_bytes,
                                                       FreeRange within) const noexcept {
-  const auto cut = before(within.offset_bytes);  // may reach into it
+  const auto cut = before(within.offset_bytes);  // may reach into `within`
   if (cut && std::min(cut->end(), within.end()) >= within.offset_bytes + size_bytes)
     return within.offset_bytes;
   const Node* node = first_from(root_.get(), size_bytes, within.offset_bytes);
@@ -138,7 +139,7 @@ std::optional<std::uint64_t> FreeRanges::lowest_place(std::uint64_t size_bytes,
 
 std::optional<std::uint64_t> FreeRanges::highest_place(std::uint64_t size_bytes,
                                                        FreeRange within) const noexcept {
-  const auto cut = before(within.end());  // may reach out of it
+  const auto cut = before(within.end());  // may reach beyond `within`
   if (!cut) return std::nullopt;
   const auto place_in = [&](const FreeRange& range) -> std::optional<std::uint64_t> {
     const std::uint64_t begin = std::max(range.offset_bytes, within.offset_bytes);

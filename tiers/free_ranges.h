@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/free_ranges.h: a set of disjoint ranges in order of address, where the first that is long
-// enough is found without looking at the shorter ones before it.
+// tiers/free_ranges.h: a set of disjoint ranges in order of address. It finds the first range that
+// is long enough without looking at the shorter ones before it.
 //
-// A treap (a binary tree whose shape hashed keys balance) in which each node knows the longest
-// range below it. Every operation looks at O(log n) nodes. The shape depends on the ranges alone,
-// so equal calls do equal work. Not thread-safe.
+// A treap (a binary tree that hashed keys balance) in which each node knows the longest range below
+// it. Every operation looks at O(log n) nodes. The shape depends on the ranges alone, so equal
+// calls do equal work. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -27,21 +27,21 @@ class FreeRanges {
   ~FreeRanges();
 
   void insert(FreeRange range);
-  /// The range that begins at `offset_bytes`; it must be in the set.
+  /// Removes the range that begins at `offset_bytes`, which must be in the set.
   void erase(std::uint64_t offset_bytes);
 
-  /// The range of lowest address that has at least `size_bytes`.
+  /// Returns the range of lowest address that has at least `size_bytes`.
   std::optional<FreeRange> first_of_at_least(std::uint64_t size_bytes) const noexcept;
-  /// The lowest, or highest, offset where `size_bytes` are free inside `within`.
+  /// Returns the lowest, or highest, offset at which `size_bytes` are free inside `within`.
   std::optional<std::uint64_t> lowest_place(std::uint64_t size_bytes,
                                             FreeRange within) const noexcept;
   std::optional<std::uint64_t> highest_place(std::uint64_t size_bytes,
                                              FreeRange within) const noexcept;
-  /// The first range that begins at `offset_bytes` or later.
+  /// Returns the first range that begins at `offset_bytes` or later.
   std::optional<FreeRange> at_or_after(std::uint64_t offset_bytes) const noexcept;
-  /// The last range that begins before `offset_bytes`.
+  /// Returns the last range that begins before `offset_bytes`.
   std::optional<FreeRange> before(std::uint64_t offset_bytes) const noexcept;
-  /// 0 if the set is empty.
+  /// Returns the size of the longest range; 0 if the set is empty.
   std::uint64_t longest_bytes() const noexcept;
 
  private:

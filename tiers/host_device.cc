@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/host_device.cc: the emulated device's memory and its streams.
+// tiers/host_device.cc: the memory and the streams of the emulated device.
 #include "tiers/host_device.h"
 
 #include <pthread.h>
@@ -16,12 +16,13 @@
 namespace ziggurat {
 namespace {
 
-// A page: the strictest that anything reading device memory directly (disk, SIMD) asks for.
+// A page: the strictest alignment that direct readers of device memory (disk, SIMD) need.
 constexpr std::uint64_t kAlignment = 4 * kKiB;
 
-/// memcpy; a large one around the caches. Whoever reads a unit of many MiB finds little of it in
-/// cache either way, and ordinary stores first read the lines they overwrite: at 14 MiB on a Zen 4
-/// core, 25 GB/s for 19.5, and 14.7 for 13.5 when the copy is read at once; at 2 MiB no gain.
+/// Copies like memcpy, but copies large blocks around the caches. A reader of a unit of many MiB
+/// finds little of it in cache anyway, and ordinary stores first read the lines that they
+/// overwrite. At 14 MiB on a Zen 4 core: 25 GB/s instead of 19.5, and 14.7 instead of 13.5 if the
+/// copy is read at once; no gain at 2 MiB.
 void copy_bytes(std::byte* destination, const std::byte* source,
                 std::uint64_t size_bytes) noexcept {
 #if defined(__SSE2__)
@@ -43,7 +44,7 @@ void copy_bytes(std::byte* destination, const std::byte* source,
       _mm_stream_si128(to + 2, c);
       _mm_stream_si128(to + 3, d);
     }
-    _mm_sfence();  // these stores are not ordered by the lock that hands the copy on
+    _mm_sfence();  // the lock that passes the copy on does not order these stores
     destination += head + body;
     source += head + body;
     size_bytes -= head + body;
@@ -59,7 +60,7 @@ std::unique_ptr<HostDevice> HostDevice::create(Reactor& reactor, std::uint64_t c
   const std::uint64_t usable = capacity_bytes / kAlignment * kAlignment;
   if (usable == 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("device memory: a budget of {} holds nothing: give at least 4 KiB",
+                fmt::format("a device memory budget of {} holds nothing; give at least 4 KiB",
                             format_bytes(capacity_bytes)));
   }
   HostMapping mapping(HostMappingOptions{.owner = "host device", .size_bytes = usable});

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/host_device.h: the CPU-only device: a budget of host memory that plays the GPU's, with
-// streams on threads of their own.
+// tiers/host_device.h: the CPU-only device: a budget of host memory is used like a GPU's memory,
+// with streams on threads of their own.
 //
-// One mapping of transparent huge pages is the device's memory: nothing else is ever allocated, so
+// One mapping of transparent huge pages is the device's memory. Nothing else is ever allocated, so
 // the budget is hard. A copy is a memcpy on the stream's thread: it takes memory bandwidth and some
 // CPU time, as a link would take its own, and overlaps compute.
 #pragma once
@@ -27,13 +27,13 @@ namespace ziggurat {
 
 class HostDevice final : public Device {
  public:
-  /// `trace` and `metrics` may be null. The reactor must outlive the device.
-  /// Errors: kInvalidArgument for a budget below 4 KiB; kResourceExhausted if the memory cannot be
-  /// had.
+  /// Makes a device. `trace` and `metrics` may be null. The reactor must outlive the device.
+  /// Errors: kInvalidArgument for a budget below 4 KiB; kResourceExhausted if the machine cannot
+  /// give the memory.
   static std::unique_ptr<HostDevice> create(Reactor& reactor, std::uint64_t capacity_bytes,
                                             Trace* trace = nullptr, Metrics* metrics = nullptr);
 
-  /// Memory of an emulated device is the host's: the same elements for the CPU.
+  /// Returns device elements for the CPU, because memory of an emulated device is host memory.
   template <class T>
   static std::span<T> view(DeviceSpan<T> span) noexcept {
     return {reinterpret_cast<T*>(span.address()), span.size()};
@@ -61,11 +61,11 @@ class HostDevice final : public Device {
   Metrics* metrics_;
 };
 
-/// A queue and the thread that empties it. The priority is the GPU's business: threads are equal.
+/// A queue and the thread that empties it. Priorities have no effect: threads are equal.
 class HostStream final : public Stream {
  public:
   HostStream(const Home& home, const std::string& name);
-  ~HostStream() override;  ///< finishes what is queued
+  ~HostStream() override;  ///< finishes the queued work
 
   /// Queues `action` to run on the stream's thread, in order. It must not throw.
   void enqueue(std::function<void()> action);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/host_mapping.cc: mmap, madvise, memory policy, populate, mlock, in the order that the
-// kernel wants them: all advice and every policy before the first touch.
+// tiers/host_mapping.cc: calls mmap, madvise, the memory policy, populate and mlock in the order
+// that the kernel needs: all advice and every policy before the first touch.
 #include "tiers/host_mapping.h"
 
 #include <errno.h>
@@ -39,7 +39,7 @@ void* map(std::uint64_t size, int extra_flags = 0) {
                 -1, 0);
 }
 
-/// 0, or the errno that kept the pages from being had.
+/// Fills pages. Returns 0, or the errno if the kernel could not give them.
 int populate_piece(std::span<std::byte> bytes) {
   if (::madvise(bytes.data(), bytes.size(), MADV_POPULATE_WRITE) == 0) return 0;
   if (errno != EINVAL) return errno;
@@ -51,11 +51,14 @@ int populate_piece(std::span<std::byte> bytes) {
 
 std::uint64_t usable_cpus() {
   cpu_set_t cpus;
-  if (::sched_getaffinity(0, sizeof(cpus), &cpus) != 0) return 1;  // more than the set can name
+  if (::sched_getaffinity(0, sizeof(cpus), &cpus) != 0)
+    return 1;  // the machine has more CPUs than
+               // the set can name
   return static_cast<std::uint64_t>(CPU_COUNT(&cpus));
 }
 
-/// As populate_piece(), by several threads: the kernel clears a few GB a second in each.
+/// Fills pages like populate_piece(), with several threads: in each of them the kernel clears a few
+/// GB per second.
 int populate(std::span<std::byte> bytes) {
   constexpr std::uint64_t kPiece = 32 * kMiB;
   constexpr std::uint64_t kThreadsMax = 8;
@@ -74,20 +77,20 @@ int populate(std::span<std::byte> bytes) {
   try {
     const std::uint64_t threads = std::min({pieces, kThreadsMax, usable_cpus()});
     while (helpers.size() + 1 < threads) helpers.emplace_back(work);
-  } catch (const std::exception&) {  // no more threads to be had: with those that there are
+  } catch (const std::exception&) {  // the system gives no more threads, so those that run must do
   }
   work();
   for (std::thread& helper : helpers) helper.join();
   return failure;
 }
 
-/// What became of one part.
+/// The result of filling one part.
 struct PartFill {
-  int refused = 0;    ///< errno of the policy; 0: accepted
-  int populated = 0;  ///< errno of the pages
+  int refused = 0;    ///< errno of the policy; 0 if it was accepted
+  int populated = 0;  ///< errno of filling the pages
 };
 
-/// Asks for the part's pages where they shall lie, and touches them.
+/// Asks the kernel to place the part's pages on its node, and touches them.
 PartFill fill_part(std::span<std::byte> bytes, const NodePart& part, MemoryPolicy& policy,
                    const std::string& owner) {
   PartFill result{.refused = policy.prefer(bytes, part.numa_node)};
@@ -95,10 +98,11 @@ PartFill fill_part(std::span<std::byte> bytes, const NodePart& part, MemoryPolic
     result.populated = populate(bytes);
     return result;
   }
-  note_degraded("numa", fmt::format("{}: the kernel takes no memory policy for NUMA node {}: {}; "
-                                    "pages are touched first from that node's CPUs instead "
-                                    "(containers: allow mbind, or CAP_SYS_NICE)",
-                                    owner, part.numa_node, errno_text(result.refused)));
+  note_degraded("numa",
+                fmt::format("{}: the kernel does not accept a memory policy for NUMA node {}: {}; "
+                            "pages are touched first from that node's CPUs instead "
+                            "(containers: allow mbind, or CAP_SYS_NICE)",
+                            owner, part.numa_node, errno_text(result.refused)));
   std::thread([&] {
     const ThreadPlace place(part.cpus, owner);
     result.populated = populate(bytes);
@@ -106,7 +110,7 @@ PartFill fill_part(std::span<std::byte> bytes, const NodePart& part, MemoryPolic
   return result;
 }
 
-/// Asks where a few pages of the part really are, and says it in words.
+/// Asks where a few pages of the part really are, and describes the result in words.
 std::string look_at_part(std::span<const std::byte> bytes, const NodePart& part, int refused,
                          MemoryPolicy& policy, const std::string& owner) {
   constexpr std::uint64_t kSamples = 64;
@@ -119,10 +123,11 @@ std::string look_at_part(std::span<const std::byte> bytes, const NodePart& part,
     if (node != part.numa_node) ++elsewhere;
   }
   if (elsewhere == 0) return text;
-  note_degraded("numa pages",
-                fmt::format("{}: {} of {} sampled pages are not on NUMA node {}, which had no "
-                            "room or took no policy: free memory there, or give a smaller budget",
-                            owner, elsewhere, kSamples, part.numa_node));
+  note_degraded(
+      "numa pages",
+      fmt::format("{}: {} of {} sampled pages are not on NUMA node {}, because it had no "
+                  "room or accepted no policy; free memory on that node, or give a smaller budget",
+                  owner, elsewhere, kSamples, part.numa_node));
   return text + fmt::format(" ({} of {} sampled pages elsewhere)", elsewhere, kSamples);
 }
 
@@ -131,17 +136,18 @@ void lock_pages(std::span<std::byte> bytes, const HostMappingOptions& options) {
   const int error = errno;
   rlimit limit{};
   ::getrlimit(RLIMIT_MEMLOCK, &limit);
-  note_degraded("memlock",
-                fmt::format("{}: cannot lock {}: {}; RLIMIT_MEMLOCK is {}. Pages may be swapped. "
-                            "Fix: `ulimit -l unlimited`, LimitMEMLOCK=infinity (systemd), or "
-                            "--ulimit memlock=-1 (docker)",
-                            options.owner, format_bytes(bytes.size()), errno_text(error),
-                            limit.rlim_cur == RLIM_INFINITY ? std::string("unlimited")
-                                                            : format_bytes(limit.rlim_cur)));
+  note_degraded(
+      "memlock",
+      fmt::format("{}: cannot lock {}, so pages may be swapped: {}; RLIMIT_MEMLOCK is {}. "
+                  "Use `ulimit -l unlimited`, LimitMEMLOCK=infinity (systemd), or "
+                  "--ulimit memlock=-1 (docker)",
+                  options.owner, format_bytes(bytes.size()), errno_text(error),
+                  limit.rlim_cur == RLIM_INFINITY ? std::string("unlimited")
+                                                  : format_bytes(limit.rlim_cur)));
 }
 
-/// Bytes of the mapping around `base` that are huge pages, from smaps; -1 where that cannot be
-/// read.
+/// Returns how many bytes of the mapping around `base` are huge pages, from smaps; -1 if that
+/// cannot be read.
 std::int64_t transparent_huge_bytes(const std::byte* base) {
   std::ifstream smaps("/proc/self/smaps");
   const auto address = reinterpret_cast<std::uintptr_t>(base);
@@ -161,7 +167,7 @@ std::int64_t transparent_huge_bytes(const std::byte* base) {
 
 }  // namespace
 
-/// 0, or the errno that kept the pages from being had.
+/// Fills the mapping. Returns 0, or the errno if the kernel could not give the pages.
 int HostMapping::fill(const HostMappingOptions& options) {
   if (options.parts.empty()) return populate(bytes_);
   MemoryPolicy& policy = options.policy != nullptr ? *options.policy : MemoryPolicy::of_kernel();
@@ -184,8 +190,8 @@ int HostMapping::fill(const HostMappingOptions& options) {
 std::optional<HostMapping> HostMapping::reserved(const HostMappingOptions& options) {
   ZIGGURAT_CHECK(options.size_bytes > 0 && options.size_bytes % kHugePage == 0,
                  "{}: {} bytes of huge pages", options.owner, options.size_bytes);
-  // Reserves at once: ENOMEM here, never SIGBUS later, unless a cpuset forbids the pages' node:
-  // populate says so.
+  // Reserves the pages at once, so that a lack of them is ENOMEM now and never SIGBUS later. If a
+  // cpuset forbids the node of the pages, populate reports that.
   void* base = map(options.size_bytes, MAP_HUGETLB | (21 << 26) /* MAP_HUGE_2MB */);
   if (base == MAP_FAILED) return std::nullopt;
   HostMapping mapping;
@@ -193,20 +199,20 @@ std::optional<HostMapping> HostMapping::reserved(const HostMappingOptions& optio
   mapping.page_kind_ = "2 MiB huge pages";
   keep_out_of_children(mapping.bytes_, options.owner);
   if (mapping.fill(options) != 0) return std::nullopt;
-  return mapping;  // hugetlb pages are never swapped: nothing to lock
+  return mapping;  // hugetlb pages are never swapped, so nothing has to be locked
 }
 
 HostMapping::HostMapping(const HostMappingOptions& options) {
   ZIGGURAT_CHECK(options.size_bytes > 0, "{}: a mapping of nothing", options.owner);
-  // Only ranges aligned to a huge page can become one: map that much more, and give back the two
-  // ends.
+  // Only ranges aligned to a huge page can become one, so the mapping is made longer by that, and
+  // both ends are given back.
   const std::uint64_t size = round_up(options.size_bytes, kSmallPage);
   void* base = map(size + kHugePage);
   if (base == MAP_FAILED) {
-    throw Error(
-        ErrorCode::kResourceExhausted,
-        fmt::format("{}: cannot map {}: {}", options.owner, format_bytes(size), errno_text(errno)),
-        errno);
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("{}: cannot map {} of memory: {}", options.owner, format_bytes(size),
+                            errno_text(errno)),
+                errno);
   }
   const auto address = reinterpret_cast<std::uintptr_t>(base);
   const std::uint64_t before = round_up(address, kHugePage) - address;
@@ -235,8 +241,8 @@ HostMapping::HostMapping(const HostMappingOptions& options) {
     note_degraded(
         "huge pages",
         fmt::format("{}: only {} of {} are huge pages, which means more TLB misses and smaller "
-                    "disk requests. Fix: echo madvise > "
-                    "/sys/kernel/mm/transparent_hugepage/enabled, or free memory",
+                    "disk requests. Run `echo madvise > "
+                    "/sys/kernel/mm/transparent_hugepage/enabled`, or free memory",
                     options.owner,
                     format_bytes(static_cast<std::uint64_t>(std::max<std::int64_t>(huge, 0))),
                     format_bytes(size)));

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/host_mapping.h: one anonymous mapping made for heavy use: large pages where they can be
-// had, each part on the NUMA node it is for, filled at creation so that nothing faults later, and
-// kept out of forked children (which would double it by copy-on-write).
+// tiers/host_mapping.h: one anonymous mapping for heavy use. It has large pages if the machine
+// gives them, with each part on its NUMA node. It is filled at creation, so that nothing faults
+// later, and it is kept out of forked children (where copy-on-write would double it).
 //
-// A part's pages are asked for by memory policy, and looked at afterwards. Where the kernel refuses
-// the policy, they are filled by a thread on that node's CPUs, which has the same effect while the
-// node has room.
+// A part's pages are requested by memory policy, and checked afterwards. If the kernel refuses the
+// policy, a thread on that node's CPUs fills them, which has the same effect while the node has
+// room.
 //
-// What cannot be had is noted (base/log.h) and done without; only the mapping itself can fail.
+// Only the mapping itself can fail. Everything else that the machine cannot give is noted
+// (base/log.h), and the mapping is used without it.
 #pragma once
 
 #include <cstddef>
@@ -21,44 +22,47 @@
 
 namespace ziggurat {
 
-/// Consecutive bytes of a mapping, for one NUMA node.
+/// Consecutive bytes of a mapping that belong on one NUMA node.
 struct NodePart {
   int numa_node = 0;
   std::uint64_t size_bytes = 0;
-  std::vector<int> cpus = {};  ///< of the node: those this process may use
+  std::vector<int> cpus = {};  ///< CPUs of the node that this process may use
 };
 
 struct HostMappingOptions {
-  std::string owner;  ///< "pinned pool", "host device": for messages
+  std::string owner;  ///< named in messages: "pinned pool", "host device"
   std::uint64_t size_bytes = 0;
-  /// Whole pages on each node, the mapping in all; none: first touch decides.
+  /// Whole pages on each node, which add up to the mapping. If empty, pages lie where they are
+  /// first touched.
   std::vector<NodePart> parts = {};
-  bool huge_pages = true;          ///< transparent ones
-  bool lock = false;               ///< mlock: never swapped
-  MemoryPolicy* policy = nullptr;  ///< null: the kernel's; never called without parts
+  bool huge_pages = true;          ///< transparent huge pages
+  bool lock = false;               ///< mlock, so that pages are never swapped
+  MemoryPolicy* policy = nullptr;  ///< null means the kernel's; never called without parts
 };
 
-/// Move-only; unmaps.
+/// A mapping that its destructor unmaps. Move-only.
 class HostMapping {
  public:
-  /// Takes transparent huge pages where the machine gives them, else 4 KiB ones; aligned to 2 MiB.
-  /// Errors: kResourceExhausted if the address space or memory cannot be had.
+  /// Makes a mapping with transparent huge pages if the machine gives them, otherwise with pages of
+  /// 4 KiB; aligned to 2 MiB. Errors: kResourceExhausted if the machine cannot give the address
+  /// space or the memory.
   explicit HostMapping(const HostMappingOptions& options);
-  /// Takes pages that the administrator reserved (hugetlb); none if too few are left. size_bytes
-  /// is a multiple of 2 MiB.
+  /// Makes a mapping of pages that the administrator reserved (hugetlb); nothing if too few are
+  /// left. size_bytes is a multiple of 2 MiB.
   static std::optional<HostMapping> reserved(const HostMappingOptions& options);
   HostMapping(HostMapping&& other) noexcept;
   HostMapping& operator=(HostMapping&& other) noexcept;
   ~HostMapping();
 
-  /// Never unmaps: somebody may write to the memory for ever.
+  /// Keeps the memory mapped for ever, because a device may still write to it.
   void abandon() noexcept { bytes_ = {}; }
 
   std::span<std::byte> bytes() const noexcept { return bytes_; }
-  /// What it turned out to be made of: "2 MiB huge pages", "transparent huge pages", "4 KiB pages".
+  /// Returns the kind of pages that the mapping got: "2 MiB huge pages", "transparent huge pages",
+  /// "4 KiB pages".
   const std::string& page_kind() const noexcept { return page_kind_; }
-  /// "4.0 GiB on NUMA node 0, 4.0 GiB on NUMA node 1", and what came of it where that is not sure;
-  /// empty without parts.
+  /// Describes the parts: "4.0 GiB on NUMA node 0, 4.0 GiB on NUMA node 1", with a remark if that
+  /// is not certain; empty without parts.
   const std::string& placement() const noexcept { return placement_; }
 
  private:

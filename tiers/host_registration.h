@@ -7,14 +7,14 @@
 
 namespace ziggurat {
 
-/// Held by whoever owns the memory, and by every copy of it that is under way: the memory is
-/// registered until the last of them has gone.
+/// A registration. The owner of the memory holds it, and so does every copy of the memory that is
+/// under way: the memory is registered until the last of them has gone.
 class HostRegistration {
  public:
   virtual ~HostRegistration() = default;
-  /// The device was lost while it copied to or from some of these bytes. Nobody can say any more
-  /// whether the transfer has ended, so they must never be used again, nor unmapped. Thread-safe,
-  /// cheap while the device is there.
+  /// Returns whether the device was lost while it copied to or from some of these bytes. Then
+  /// nobody knows whether the transfer has ended, so the bytes must never be used again, nor
+  /// unmapped. Thread-safe; cheap unless the device is lost.
   virtual bool quarantined(std::span<const std::byte> memory) const noexcept = 0;
 };
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/lease_queue.h: who waits for leases of a pool, in order of need, found without a look at
-// those who must wait anyway.
+// tiers/lease_queue.h: the requests that wait for leases of a pool, in order of need. It finds the
+// next one to serve without looking at those that must wait anyway.
 //
 // Requests that may be served from the same regions stand in one line, the soonest need first. If
-// the head of a line cannot be served, it claims those regions, and everybody behind it stands
-// still. So only heads are ever looked at, and there are as few lines as there are sets of regions:
-// at most two for each purpose that has a reserve, and one for all others. Not thread-safe.
+// the head of a line cannot be served, it claims those regions, and all requests behind it wait. So
+// only heads are ever looked at, and there are as few lines as there are sets of regions: at most
+// two for each purpose that has a reserve, and one for all others. Not thread-safe.
 #pragma once
 
 #include <compare>
@@ -17,39 +17,39 @@
 
 namespace ziggurat {
 
-/// Who needs it how soon: smaller is sooner.
+/// How soon a request is needed; smaller is sooner.
 struct Need {
   std::uint64_t generation = 0;
-  std::uint64_t position = 0;  ///< in the step
+  std::uint64_t position = 0;  ///< position in the step
   auto operator<=>(const Need&) const = default;
 };
 
-/// Bit r stands for region r of a pool.
+/// A set of regions of a pool: bit r means region r.
 using RegionSet = std::uint64_t;
 
 class LeaseQueue {
  public:
-  /// Somebody who waits. Stays where it is while it is in the queue.
+  /// A request that waits. It must not move while it is in the queue.
   struct Entry {
-    RegionSet regions = 0;  ///< that may serve it
+    RegionSet regions = 0;  ///< regions that may serve it
     Need need = {};
     std::uint64_t arrival =
-        0;  ///< set by insert(): of equal needs the first to come is served first
+        0;  ///< set by insert(), because of equal needs the first to come is served first
   };
 
   void insert(Entry& entry);
-  /// Does nothing if the entry is not in the queue.
+  /// Removes the entry. Does nothing if it is not in the queue.
   void erase(Entry& entry);
 
-  /// The soonest whom a region outside `claimed` may serve, or nullptr.
+  /// Returns the soonest request that a region outside `claimed` may serve, or nullptr.
   Entry* soonest(RegionSet claimed) const;
-  /// The regions that somebody of this need, or of a sooner one, waits for.
+  /// Returns the regions for which a request of this need, or of a sooner one, waits.
   RegionSet claims(const Need& need) const;
 
   std::size_t size() const noexcept { return size_; }
   bool empty() const noexcept { return size_ == 0; }
   std::vector<Entry*> in_order() const;
-  /// Entries looked at by soonest() and claims() since the beginning.
+  /// Returns how many entries soonest() and claims() have looked at since the beginning.
   std::uint64_t looked_at() const noexcept { return looked_at_; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/meeting.cc: the last to arrive closes the round, and asks beyond it where there is a
-// beyond.
+// tiers/meeting.cc: the last member to arrive closes the round. If there is a quorum beyond the
+// meeting, it asks that too.
 #include "tiers/meeting.h"
 
 #include <algorithm>

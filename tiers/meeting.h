@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/meeting.h: where coroutines of one reactor agree, each standing for a member: the stripes
-// of a rank here, whole ranks in simulations.
+// tiers/meeting.h: lets coroutines of one reactor agree. Each represents a member: a stripe of a
+// rank, or in simulations a whole rank.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,17 @@
 
 namespace ziggurat {
 
-/// Lives as long as its members. Every member calls in the same order.
+/// A meeting lives as long as its members. All members make the same calls in the same order.
 class Meeting {
  public:
-  /// `beyond`, if given, is asked once per meeting with what the members here agreed on.
+  /// If `beyond` is given, it is asked once per meeting, with the value on which the members
+  /// agreed.
   Meeting(Reactor& reactor, int members, Quorum* beyond = nullptr);
 
   enum class Call { kMin, kMax, kBarrier };
   Task<std::uint64_t> meet(Call call, std::uint64_t value);
 
-  /// A member is gone: whoever waits for it, now or later, gets `error`.
+  /// Handles the loss of a member: everything that waits for it, now or later, gets `error`.
   void lose(const std::exception_ptr& error);
   int members() const noexcept { return members_; }
 
@@ -42,8 +43,8 @@ class Meeting {
   std::exception_ptr lost_;
 };
 
-/// One member's view. What it says of rank and world is its own; what it agrees on is the
-/// meeting's.
+/// One member's view of a meeting. It has its own rank and world size, and agrees through the
+/// meeting.
 class MeetingQuorum final : public Quorum {
  public:
   MeetingQuorum(Meeting& meeting, int rank, int world_size)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/memory_policy.cc: mbind and get_mempolicy.
+// tiers/memory_policy.cc: calls mbind and get_mempolicy.
 //
-// MPOL_PREFERRED, and whoever asked looks afterwards: under MPOL_BIND a node that turns out too
-// small means the OOM killer, not an error.
+// It uses MPOL_PREFERRED, and the caller checks the result afterwards: under MPOL_BIND a node that
+// turns out too small would mean the OOM killer instead of an error.
 #include "tiers/memory_policy.h"
 
 #include <errno.h>

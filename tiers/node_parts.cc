@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/node_parts.cc: shares by weight, and an arena's ranges within one node's part.
+// tiers/node_parts.cc: computes shares by weight, and allocates within one node's part of an arena.
 #include "tiers/node_parts.h"
 
 #include <algorithm>

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // tiers/pinned_pool.cc: one general region and a reserve per class, each an Arena; the order of
-// service; taking back; lock-ups.
+// service, the return of offers, and the detection of lock-ups.
 //
-// Why the reserve of a class always holds its largest item when none of the class is out: only this
-// class may use it, it is one largest item long, and with none out it is one free range.
+// The reserve of a class always has room for its largest item if no item of the class is lent: only
+// this class may use the reserve, the reserve is as long as the largest item, and it is then one
+// free range.
 #include "tiers/pinned_pool.h"
 
 #include <algorithm>
@@ -16,14 +17,16 @@
 
 namespace ziggurat {
 
-/// Lives as long as anybody may still ask whether the pool does. Recursive, because a coroutine
-/// that ends while waiters are served may take its own waiter with it.
+/// Tells posted work whether the pool still exists, so it lives as long as such work may ask. The
+/// mutex is recursive, because a coroutine that ends while waiters are served may destroy its own
+/// waiter.
 struct PinnedPool::Lifetime {
   std::recursive_mutex mutex;
   PinnedPool* pool;
 };
 
-/// Lives in the frame of acquire(). Leaves the queue when served, failed or destroyed.
+/// A request that waits; lives in the frame of acquire(). Leaves the queue when served, failed or
+/// destroyed.
 struct PinnedPool::Waiter : LeaseQueue::Entry {
   Waiter(PinnedPool& pool, const LeaseRequest& wanted)
       : Entry{.regions = pool.usable(wanted), .need = wanted.need},
@@ -92,7 +95,7 @@ std::unique_ptr<PinnedPool> PinnedPool::create(Reactor& reactor, PinnedPoolOptio
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format(
-            "pinned pool: the alignment is {} bytes, but must be a power of two up to 2 MiB",
+            "the alignment of the pinned pool is {} bytes, but must be a power of two up to 2 MiB",
             options.alignment_bytes));
   }
   std::string parts;
@@ -100,7 +103,7 @@ std::unique_ptr<PinnedPool> PinnedPool::create(Reactor& reactor, PinnedPoolOptio
     const auto same = [&](const auto& other) { return other.purpose == reserve.purpose; };
     if (std::count_if(options.reserves.begin(), options.reserves.end(), same) > 1) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("pinned pool: there are two reserves for {}: give one",
+                  fmt::format("the pinned pool has two reserves for {}; give one",
                               to_string(reserve.purpose)));
     }
     parts += fmt::format(
@@ -113,7 +116,7 @@ std::unique_ptr<PinnedPool> PinnedPool::create(Reactor& reactor, PinnedPoolOptio
                            .had_bytes = options.budget_bytes,
                            .needed_bytes = smallest,
                            .smallest_bytes = smallest},
-                          fmt::format("host memory: a budget of {} is too small: the "
+                          fmt::format("a host memory budget of {} is too small: the "
                                       "smallest that works is {} "
                                       "({} bytes), one largest item of each class: {}",
                                       format_bytes(options.budget_bytes), format_bytes(smallest),
@@ -128,7 +131,7 @@ std::unique_ptr<PinnedPool> PinnedPool::create(Reactor& reactor, PinnedPoolOptio
       .huge_pages = options.use_huge_pages,
       .lock = true,
       .policy = options.memory_policy};
-  // A budget that is not whole huge pages would be overdrawn or cut by reserved ones.
+  // Reserved pages would overdraw or cut a budget that is not a number of whole huge pages.
   if (options.use_huge_pages && options.budget_bytes % kHugePage == 0) {
     if (auto reserved = HostMapping::reserved(mapping)) {
       return std::unique_ptr<PinnedPool>(
@@ -157,7 +160,7 @@ PinnedPool::PinnedPool(Reactor& reactor, PinnedPoolOptions options, HostMapping 
     regions_.emplace_back(reserve.purpose, base, size, options_.alignment_bytes);
     base += size;
   }
-  // Handlers cannot be taken out of the reactor again.
+  // Handlers cannot be removed from the reactor, so this one checks whether the pool still exists.
   reactor_.on_stall([lifetime = lifetime_] {
     const std::lock_guard alive(lifetime->mutex);
     if (lifetime->pool != nullptr) lifetime->pool->fail_waiters();
@@ -178,12 +181,13 @@ PinnedPool::~PinnedPool() {
                  "the pinned pool goes away while memory is lent:\n{}", table());
   if (quarantined_ > 0) mapping_.abandon();
   const auto error = std::make_exception_ptr(Error(
-      ErrorCode::kCancelled, "host memory: the pinned pool was closed while somebody waited"));
+      ErrorCode::kCancelled, "the pinned pool was closed while a request waited for host memory"));
   for (LeaseQueue::Entry* entry : waiters_.in_order())
     static_cast<Waiter*>(entry)->granted.fail(error);
 }
 
-/// The general region and the reserve of its purpose, each if it is large enough.
+/// Returns the regions that can serve a request: the general region and the reserve of its purpose,
+/// each if it is large enough.
 RegionSet PinnedPool::usable(const LeaseRequest& request) const {
   RegionSet regions = 0;
   for (std::size_t region = 0; region < regions_.size(); ++region) {
@@ -203,15 +207,16 @@ void PinnedPool::check_possible(const LeaseRequest& request) const {
   }
   throw Error(
       ErrorCode::kInvalidArgument,
-      fmt::format("host memory: {} for {} ({}) can never be lent: the longest that "
-                  "fits a budget "
-                  "of {} with its reserves is {}. Give a larger host memory budget",
-                  format_bytes(request.size_bytes), to_string(request.purpose), request.holder,
-                  format_bytes(options_.budget_bytes), format_bytes(longest)));
+      fmt::format(
+          "a request for {} of host memory for {} ({}) can never be served: the longest that "
+          "fits a budget "
+          "of {} with its reserves is {}. Give a larger host memory budget",
+          format_bytes(request.size_bytes), to_string(request.purpose), request.holder,
+          format_bytes(options_.budget_bytes), format_bytes(longest)));
 }
 
-/// Takes from the class's own reserve first, which no other class can use; others may be waiting
-/// for the general region.
+/// Takes a lease from the reserve of its class first, which no other class can use, because other
+/// requests may be waiting for the general region.
 Lease PinnedPool::carve(const LeaseRequest& request, RegionSet regions) {
   for (std::size_t region = regions_.size(); region-- > 0;) {
     if ((regions >> region & 1) == 0) continue;
@@ -224,7 +229,8 @@ Lease PinnedPool::carve_from(std::size_t region, const LeaseRequest& request) {
   Region& from = regions_[region];
   std::uint64_t range = staggered_bytes(request.size_bytes, options_.alignment_bytes);
   auto offset = parts_.allocate(from.arena, from.base_offset_bytes, range, request.numa_node);
-  if (!offset) {  // staggering is for speed: what fits without it is not refused
+  if (!offset) {  // staggering only makes things faster: a lease that fits without it is not
+                  // refused
     range = round_up(request.size_bytes, options_.alignment_bytes);
     offset = parts_.allocate(from.arena, from.base_offset_bytes, range, request.numa_node);
   }
@@ -273,13 +279,13 @@ Task<Lease> PinnedPool::acquire(LeaseRequest request) {
   Waiter waiter(*this, request);
   serve_waiters(/*whatever_need=*/false);
   co_await waiter.granted.wait();
-  co_return std::move(waiter.lease);  // touches the pool no more: it may be gone
+  co_return std::move(waiter.lease);  // does not touch the pool any more, which may be gone
 }
 
 void PinnedPool::give_back(Lease& lease) noexcept {
   Reactor& reactor = reactor_;
   std::shared_ptr<Lifetime> somebody_waits;
-  Offer ended;  // destroyed after the lock: a callback may own anything
+  Offer ended;  // destroyed after the lock, because a callback may own anything
   {
     const std::lock_guard lock(mutex_);
     const Holder holder = holder_of(lease);
@@ -296,7 +302,7 @@ void PinnedPool::give_back(Lease& lease) noexcept {
     holders_.erase(lease.data_);
     if (!waiters_.empty()) somebody_waits = lifetime_;
   }
-  // From here the pool may be gone: this was perhaps its last lease, on another thread.
+  // From here on the pool may be gone: this was perhaps its last lease, on another thread.
   if (somebody_waits) post_serve(reactor, std::move(somebody_waits));
 }
 
@@ -315,7 +321,7 @@ bool PinnedPool::serve_from_free_memory() {
     if (Lease lease = carve(waiter.request, waiter.regions & ~claimed)) {
       waiters_.erase(waiter);
       waiter.lease = std::move(lease);
-      waiter.granted.set();  // resumes it later, through the reactor's queue
+      waiter.granted.set();  // resumes the waiter later, through the reactor's queue
       served = true;
     } else {
       claimed |= waiter.regions;
@@ -335,7 +341,8 @@ bool PinnedPool::serve_waiters(bool whatever_need) {
     }
     if (taken.empty()) return served;
     for (const Offer& offer : taken)
-      offer.give_back();  // unlocked: it drops the lease, and may do anything else
+      offer.give_back();  // not under the lock, because it drops the lease, and may do anything
+                          // else
     const std::lock_guard lock(mutex_);
     for (const Offer& offer : taken) {
       const auto holder = holders_.find(offer.data);
@@ -345,8 +352,9 @@ bool PinnedPool::serve_waiters(bool whatever_need) {
   }
 }
 
-/// Ends the offers that serve the soonest waiter whom offers can serve, and returns them. None, if
-/// all of them would not do: nothing is thrown away for nothing.
+/// Ends the offers that are needed to serve the soonest waiter that offers can serve, and returns
+/// them. If all offers together would not be enough, ends none, so that no prefetch is thrown away
+/// in vain.
 std::vector<PinnedPool::Offer> PinnedPool::plan_reclaim(bool whatever_need) {
   if (offers_.empty()) return {};
   RegionSet claimed = 0;
@@ -364,8 +372,8 @@ std::vector<PinnedPool::Offer> PinnedPool::plan_reclaim(bool whatever_need) {
   return {};
 }
 
-/// The offers of latest need that, returned, make `request` fit `region`: they are returned to its
-/// arena one by one until it does, and taken out of it again.
+/// Returns the offers of latest need that make `request` fit `region` if they are taken back. They
+/// are returned to the region's arena one by one until it fits, and then taken out of it again.
 std::vector<PinnedPool::ReclaimId> PinnedPool::enough_offers(const LeaseRequest& request,
                                                              Region& region, bool whatever_need) {
   if (region.with_offers.largest_free_bytes() < request.size_bytes) return {};
@@ -420,17 +428,17 @@ PinnedPool::Offer PinnedPool::end_offer(ReclaimId id) {
 void PinnedPool::withdraw(ReclaimId id) {
   Offer ended;  // destroyed after the lock
   const std::lock_guard lock(mutex_);
-  if (!offers_.contains(id)) return;  // called back, or ended with its lease
+  if (!offers_.contains(id)) return;  // it was called back, or ended with its lease
   ended = end_offer(id);
 }
 
 void PinnedPool::fail_waiters() {
   if (waiting() == 0) return;
-  // A prefetch that guessed wrong may sit on what the real demand waits for: rather read it again
-  // than give up.
+  // A prefetch that guessed wrong may hold the memory that a real demand waits for. It is better to
+  // read it again later than to give up.
   if (serve_waiters(/*whatever_need=*/true)) return;
   const std::string text =
-      fmt::format("host memory is locked up: nothing is in flight and {} requests wait for it\n{}",
+      fmt::format("host memory is locked up: nothing is in flight, but {} requests wait for it\n{}",
                   waiting(), holder_table());
   const Account held = account();
   const auto error = std::make_exception_ptr(MemoryExhausted({.budget = MemoryBudget::kHost,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/quorum.cc: one verdict on work that every rank did.
+// tiers/quorum.cc: agrees on whether work that every rank did has succeeded.
 #include "tiers/quorum.h"
 
 #include <fmt/format.h>
@@ -20,8 +20,9 @@ Task<> together(Quorum& ranks, Task<> mine, const char* what) {
   if (failures != 0)
     throw PeerFailed(
         ErrorCode::kUnavailable,
-        fmt::format("another rank could not {}, so rank {} stops too; that rank's message says why",
-                    what, ranks.rank()));
+        fmt::format(
+            "another rank could not {}, so rank {} stops too; the other rank's message says why",
+            what, ranks.rank()));
 }
 
 }  // namespace ziggurat

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/quorum.h: the little that a store needs to agree with the stores of other ranks. core/
-// adapts a Communicator to it; tiers/ stands below collectives/ and cannot use one.
+// tiers/quorum.h: the few operations that a store needs to agree with the stores of other ranks.
+// core/ implements them with a Communicator; tiers/ cannot use one, because it is below
+// collectives/.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 namespace ziggurat {
 
-/// What a rank throws where nothing failed on its own part, but on another rank's of the same work.
+/// The error of a rank whose own part of the work succeeded while another rank's failed.
 class PeerFailed : public Error {
  public:
   using Error::Error;
@@ -31,18 +32,19 @@ class Quorum {
   virtual ~Quorum() = default;
   virtual int rank() const noexcept = 0;
   virtual int world_size() const noexcept = 0;
-  /// Smallest and largest `value` over ranks; every rank calls in the same order.
+  /// Returns the smallest, or largest, `value` over ranks; all ranks make the same calls in the
+  /// same order.
   virtual Task<std::uint64_t> min(std::uint64_t value) = 0;
   virtual Task<std::uint64_t> max(std::uint64_t value) = 0;
   virtual Task<> barrier() = 0;
 };
 
-/// Runs `mine`, then learns whether every rank's succeeded (so it is a barrier too), so that no
-/// rank is left waiting for one that gave up. Throws this rank's own error, or PeerFailed
-/// (kUnavailable) saying `what` failed elsewhere.
+/// Runs `mine`, then learns whether every rank's work succeeded, so that no rank waits for one that
+/// gave up; this is a barrier too. Throws this rank's own error, or PeerFailed (kUnavailable),
+/// which says that `what` failed on another rank.
 Task<> together(Quorum& ranks, Task<> mine, const char* what);
 
-/// One rank agrees with itself.
+/// The quorum of a single rank.
 class SoloQuorum final : public Quorum {
  public:
   int rank() const noexcept override { return 0; }

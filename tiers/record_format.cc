@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/record_format.cc: sums of segment sizes.
+// tiers/record_format.cc: computes sums of segment sizes.
 #include "tiers/record_format.h"
 
 #include <fmt/format.h>
@@ -13,19 +13,22 @@ namespace ziggurat {
 
 RecordFormat::RecordFormat(std::vector<Segment> segments) : segments_(std::move(segments)) {
   for (const Segment& segment : segments_) {
-    // With both, no piece straddles: it begins at a multiple of its size, which divides kTileBytes.
+    // If both hold, no piece crosses a tile boundary, because it begins at a multiple of its size,
+    // which divides kTileBytes.
     const bool divides = segment.tile_bytes > 0 && kTileBytes % segment.tile_bytes == 0;
     if (!divides || tile_bytes_ % segment.tile_bytes != 0)
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("record segment '{}' has {} bytes a tile, after {} bytes of others: "
-                              "it must divide {} and what is before it; put large segments first",
-                              segment.name, segment.tile_bytes, tile_bytes_, kTileBytes));
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format(
+              "record segment '{}' has {} bytes per tile, after {} bytes of other segments, but "
+              "its size must divide {} and the bytes before it; put large segments first",
+              segment.name, segment.tile_bytes, tile_bytes_, kTileBytes));
     tile_bytes_ += segment.tile_bytes;
   }
-  if (tile_bytes_ < kTileBytes)  // or tiles() could not tell a tile from padding
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("records have {} bytes a tile, but need at least {}", tile_bytes_, kTileBytes));
+  if (tile_bytes_ < kTileBytes)  // otherwise tiles() could not tell a tile from padding
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("records have {} bytes per tile, but need at least {}", tile_bytes_,
+                            kTileBytes));
 }
 
 std::uint64_t RecordFormat::record_bytes(std::uint64_t tiles) const noexcept {

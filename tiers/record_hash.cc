@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/record_hash.cc: the pieces in a stretch of a record, for whoever has no reason of its own
-// to walk them.
+// tiers/record_hash.cc: hashes the pieces in a part of a record, for callers that do not process
+// the pieces anyway.
 #include "tiers/record_hash.h"
 
 #include <algorithm>
@@ -21,7 +21,8 @@ RecordHash::RecordHash(const RecordFormat& format, std::uint64_t record_bytes)
 void RecordHash::add(std::uint64_t offset_bytes, std::span<const std::byte> bytes) noexcept {
   const std::uint64_t end = offset_bytes + bytes.size();
   for (const Run& run : runs_) {
-    // A piece is whole in here or not at all: it does not straddle (record_format.h).
+    // A piece lies either whole in these bytes or not at all, because it does not cross a tile
+    // boundary (record_format.h).
     const std::uint64_t last = std::min(run.end, end);
     for (std::uint64_t at = std::max(run.begin, offset_bytes); at < last; at += run.piece_bytes) {
       const std::size_t index = run.first + (at - run.begin) / run.piece_bytes;

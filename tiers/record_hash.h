@@ -15,7 +15,7 @@
 
 namespace ziggurat {
 
-/// Piece hashes may be set in any order, from one thread at a time.
+/// Collects the hashes of pieces. They may be set in any order, from one thread at a time.
 class RecordHash {
  public:
   RecordHash(const RecordFormat& format, std::uint64_t record_bytes);
@@ -23,25 +23,25 @@ class RecordHash {
   void set_piece(std::size_t segment, std::size_t tile, std::uint64_t hash) noexcept {
     pieces_[segment * tiles_ + tile] = hash;
   }
-  /// Every piece in `bytes`, which begin at `offset_bytes` of the record and are whole multiples of
-  /// kTileBytes, as is the offset.
+  /// Hashes every piece in `bytes`, which begin at `offset_bytes` of the record. Both the offset
+  /// and the size are whole multiples of kTileBytes.
   void add(std::uint64_t offset_bytes, std::span<const std::byte> bytes) noexcept;
   std::uint64_t finish(std::uint64_t seed) const noexcept {
     return hash64(std::as_bytes(std::span(pieces_)), seed);
   }
 
  private:
-  struct Run {  // a segment's pieces
+  struct Run {  // the pieces of a segment
     std::uint64_t begin, end;
     std::size_t piece_bytes;
-    std::size_t first;  // in pieces_
+    std::size_t first;  // index in pieces_
   };
   std::size_t tiles_;
   std::vector<Run> runs_;
   std::vector<std::uint64_t> pieces_;
 };
 
-/// The same in one pass over a whole record.
+/// Returns the checksum of a whole record in one pass.
 std::uint64_t record_hash(std::span<const std::byte> record, std::uint64_t seed,
                           const RecordFormat& format = {});
 

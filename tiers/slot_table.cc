@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/slot_table.cc: a generation's checksum table as bytes, and the seed of a record's hash.
+// tiers/slot_table.cc: converts a generation's checksum table to bytes, and makes the seed of a
+// record's hash.
 #include <algorithm>
 
 #include "base/checksum.h"

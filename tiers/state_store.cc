@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/state_store.cc: the steady state of a store: records in, records out, and what remains when
-// one of them is damaged. The end of a generation is in state_store_commit.cc.
+// tiers/state_store.cc: reads and writes records of a store, and says what is left when one of them
+// is damaged. The end of a generation is in state_store_commit.cc.
 #include "tiers/state_store.h"
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@
 namespace ziggurat {
 namespace {
 
-/// The drive has the place, and cannot give back what was written there.
+/// Returns whether the error means that the drive cannot give back what was written to that place.
 bool is_damage(const Error& error) {
   constexpr std::array kErrnos{EIO, EILSEQ, EBADMSG, ENODATA, EREMOTEIO};
   return error.code() == ErrorCode::kDataLoss ||
@@ -78,11 +78,13 @@ std::uint64_t StateStore::staging_bytes(const StoreSpec& spec) {
 StateStore::StateStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 StateStore::~StateStore() {
-  // A file that never got as far as its seal is of no use to anyone. After that, another rank may
-  // already have renamed its own: then this one is needed to finish the rename at the next open.
+  // A file that was never sealed is of no use to anyone, so it is removed. Once the seal has begun,
+  // another rank may already have renamed its own file, and this one is needed to finish the rename
+  // at the next open.
   if (impl_->temporary && !impl_->seal_begun && impl_->file) {
     try {
-      impl_->environment.io.remove(impl_->temporary_path());  // before the lock goes with the file
+      impl_->environment.io.remove(impl_->temporary_path());  // before the lock is released with
+                                                              // the file
     } catch (const std::exception& error) {
       log().warn("the unfinished store {} is left behind: {}", impl_->temporary_path(),
                  error.what());
@@ -121,7 +123,8 @@ std::uint64_t StateStore::write_seed(ChunkId chunk, std::uint64_t generation) co
                      impl_->record_attempt(generation));
 }
 
-/// Records of a later generation may already be hashed while next_generation is being sealed.
+/// Returns the attempt number for a record of `generation`. Discarded attempts count only for
+/// next_generation, because records of a later generation may be hashed while it is being sealed.
 std::uint64_t StateStore::Impl::record_attempt(std::uint64_t generation) const noexcept {
   return discarded == 0 || generation != next_generation ? attempt : mix_seed(attempt, discarded);
 }
@@ -132,18 +135,18 @@ StateStore::Expected StateStore::expected(ChunkId chunk, std::uint64_t generatio
   ZIGGURAT_CHECK(entry.complete && entry.generation == generation,
                  "chunk {}: generation {} asked for, the slot holds {} ({})", chunk, generation,
                  entry.generation, entry.complete ? "whole" : "being written");
-  // What is constant is never overwritten, though the generation being sealed counts it as its own.
+  // A constant record is never overwritten, although the generation being sealed has it as its own.
   if (impl_->layout.slots == 1 && !impl_->spec.is_constant(chunk)) {
     const SlotEntry& other = impl_->tables[parity_of(generation + 1)][chunk];
     ZIGGURAT_CHECK(other.generation == SlotEntry::kNone || other.generation < generation,
-                   "chunk {}: generation {} asked for, its only slot was given to {}", chunk,
-                   generation, other.generation);
+                   "chunk {}: generation {} was asked for, but its only slot was given to {}",
+                   chunk, generation, other.generation);
   }
   const std::uint64_t made_in = impl_->made_in(chunk, generation);
   return {record_seed(impl_->newest.uuid, chunk_name(chunk), made_in, entry.attempt), entry.hash};
 }
 
-/// The constant records of the generation before are those of `generation` too.
+/// Makes the constant records of the generation before belong to `generation` too.
 void StateStore::Impl::carry_constants(std::uint64_t generation) {
   if (generation == 0) return;
   for (ChunkId chunk = 0; chunk < spec.constant.size(); ++chunk) {
@@ -167,7 +170,7 @@ Task<> StateStore::read(ChunkId chunk, std::uint64_t generation, std::span<std::
                                record.subspan(begin), priority);
   } catch (const Error& error) {
     if (!is_damage(error)) throw;
-    // A candidate is judged as a whole, by settle().
+    // In a recovery, settle() judges the candidate as a whole.
     if (impl_->recovery) throw Error(ErrorCode::kDataLoss, error.what(), error.native());
     throw Error(ErrorCode::kDataLoss,
                 fmt::format("{} cannot be read: {}. {}", impl_->place_of(chunk, generation),
@@ -189,13 +192,16 @@ Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<cons
                  "chunk {} is constant, and generation {} of it is written", chunk, generation);
   ZIGGURAT_CHECK(!impl_->recovery, "chunk {}: generation {} is written before settle()", chunk,
                  generation);
-  // A rank two ahead would have overwritten the generation that the slowest rank must fall back to.
-  ZIGGURAT_CHECK(generation == 0 || impl_->durable_everywhere + 1 == generation,
-                 "chunk {}: generation {} may not be written, durable on every rank is only {}",
-                 chunk, generation, impl_->durable_everywhere);
+  // A rank that is two ahead would have overwritten the generation to which the slowest rank must
+  // fall back.
+  ZIGGURAT_CHECK(
+      generation == 0 || impl_->durable_everywhere + 1 == generation,
+      "chunk {}: generation {} may not be written, because only {} is durable on every rank", chunk,
+      generation, impl_->durable_everywhere);
   SlotEntry& entry = impl_->tables[parity_of(generation)][chunk];
-  // If two writes go to one slot at a time, either may be the one that stays.
-  ZIGGURAT_CHECK(!entry.writing, "chunk {}: written twice at a time", chunk);
+  // If two writes to one slot are under way at the same time, either may be the one that stays.
+  ZIGGURAT_CHECK(!entry.writing,
+                 "chunk {}: a second write of it was begun before the first had ended", chunk);
   entry = {.hash = hash,
            .attempt = impl_->record_attempt(generation),
            .generation = generation,
@@ -211,13 +217,14 @@ Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<cons
   }
   entry.writing = false;
   if (error) {
-    entry.generation = SlotEntry::kNone;  // unknown bytes; may be written again
+    entry.generation = SlotEntry::kNone;  // its bytes are unknown; it may be written again
     std::rethrow_exception(error);
   }
   entry.complete = entry.generation == generation;  // not if it was discarded meanwhile
 }
 
-/// The first time it was said what failed; from then on, what that means.
+/// Throws if a write or sync has failed before. The first error says what failed; this one says
+/// what that means.
 void StateStore::require_writable() const {
   if (!impl_->broken) return;
   std::string why;
@@ -230,10 +237,11 @@ void StateStore::require_writable() const {
   }
   throw Error(
       ErrorCode::kUnavailable,
-      fmt::format("{}: nothing is written to this store any more, because it is not known "
-                  "what its drive has kept: {}. Generation {} is durable. Close the engine, "
-                  "check the drive (smartctl, dmesg), and open the store again",
-                  impl_->file->path(), why, durable_generation()));
+      fmt::format(
+          "{}: nothing is written to this store any more, because this process does not know "
+          "what its drive has kept: {}. Generation {} is durable. Close the engine, "
+          "check the drive (smartctl, dmesg), and open the store again",
+          impl_->file->path(), why, durable_generation()));
 }
 
 Task<> StateStore::repair(ChunkId chunk, std::span<const std::byte> record) {
@@ -283,21 +291,22 @@ std::string StateStore::Impl::what_remains(ChunkId chunk, std::uint64_t damaged_
   const std::string here = what_remains_here(chunk, damaged_generation);
   if (copies.empty()) return here;
   return fmt::format(
-      "A copy of this record is on {}: check the drive (smartctl, dmesg) and start again, and the "
-      "record is repaired from there. What remains if that copy is damaged too: {}",
+      "A copy of this record is on {}. Check the drive (smartctl, dmesg) and start again; then the "
+      "record is repaired from that copy. If that copy is damaged too: {}",
       copies, here);
 }
 
-/// Says of the older generation what this process knows: that its slots were not written to. What a
-/// run before this one did to them is found out when it is read.
+/// Describes what this process knows of the older generation: that it has not written to its slots.
+/// What an earlier run did to them is found out when they are read.
 std::string StateStore::Impl::what_remains_here(ChunkId chunk,
                                                 std::uint64_t damaged_generation) const {
   constexpr const char* kAnew =
-      "Restore the store from a copy or a checkpoint, or start anew with `resume=never`";
+      "Restore the store from a copy or a checkpoint, or start from the beginning with "
+      "`resume=never`";
   if (layout.slots == 1)
     return fmt::format(
-        "The other records were not touched, but with `slots=1` there is no older "
-        "generation to go back to. {}",
+        "The other records were not touched, but with `slots=1` the store has no older "
+        "generation. {}",
         kAnew);
   if (spec.is_constant(chunk))
     return fmt::format(
@@ -310,18 +319,19 @@ std::string StateStore::Impl::what_remains_here(ChunkId chunk,
   });
   if (damaged_generation > 0 && whole == std::ssize(older))
     return fmt::format(
-        "Still safe: generation {} of every record is in the other slots, and this "
-        "run has not overwritten any. Check the drive (smartctl, dmesg) and start "
-        "again: the run goes on from generation {}, once all of it has verified",
+        "Generation {} is still safe: every record of it is in the other slots, and this "
+        "run has not overwritten any of them. Check the drive (smartctl, dmesg) and start "
+        "again: training goes on from generation {}, once all of it has been verified",
         damaged_generation - 1, damaged_generation - 1);
   if (whole > 0)
     return fmt::format(
-        "Of generation {} only {} of {} records are left, the others were "
-        "overwritten by generation {}, so no generation is whole here. Check the "
+        "Only {} of {} records of generation {} are left, because the others were "
+        "overwritten by generation {}, so this file has no whole generation. Check the "
         "drive (smartctl, dmesg). {}",
-        damaged_generation - 1, whole, older.size(), damaged_generation + 1, kAnew);
+        whole, older.size(), damaged_generation - 1, damaged_generation + 1, kAnew);
   return fmt::format(
-      "The other records were not touched, but no older generation is whole here. Check the drive "
+      "The other records were not touched, but this file has no whole older generation. Check the "
+      "drive "
       "(smartctl, dmesg). {}",
       kAnew);
 }
@@ -334,7 +344,7 @@ std::string StateStore::place_of(ChunkId chunk) const {
 
 Error StateStore::corrupt_record(ChunkId chunk, std::uint64_t generation) const {
   return {ErrorCode::kDataLoss,
-          fmt::format("{} has a wrong checksum: the drive did not return what was written. {}",
+          fmt::format("{} has a wrong checksum, so the drive did not return what was written. {}",
                       impl_->place_of(chunk, generation), impl_->what_remains(chunk, generation))};
 }
 

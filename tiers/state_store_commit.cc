@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/state_store_commit.cc: how a generation becomes durable, and the first one a store.
+// tiers/state_store_commit.cc: makes a generation durable; the first one makes the file a store.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ Task<> StateStore::commit(std::uint64_t generation, std::span<const std::byte> b
   if (blob.size() > impl_->spec.blob_capacity_bytes)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("the blob has {} bytes, but this store holds at most {} "
-                            "(blob_capacity_bytes when it was created)",
+                            "(its blob_capacity_bytes was set when it was created)",
                             blob.size(), impl_->spec.blob_capacity_bytes));
   impl_->committing = true;
   impl_->vouching = false;
@@ -64,15 +64,15 @@ Task<> StateStore::Impl::write_superblock(const Superblock& superblock) {
   encode_superblock(superblock, superblock_memory);
   for (int copy = 0; copy < kSuperblockCopies; ++copy) {
     co_await write_superblock_copy(parity_of(superblock.generation), copy);
-    // With one slot there must never be an instant at which neither an in-progress nor a sealed
-    // copy is whole: what would be left is the superblock of the generation whose records are gone.
-    // With two slots that generation is still there.
+    // With one slot, a copy that is in progress or sealed must be whole at every instant. Otherwise
+    // the other superblock would be left, whose generation's records are gone. With two slots those
+    // records still exist.
     if (layout.slots == 1) co_await sync();
   }
   if (layout.slots == 2) co_await sync();
 }
 
-/// Nobody can say what a sync that failed has lost: nothing is written after it.
+/// Syncs the file. A failed sync may have lost anything, so nothing is written after it.
 Task<> StateStore::Impl::sync() {
   std::exception_ptr error;
   try {
@@ -83,7 +83,8 @@ Task<> StateStore::Impl::sync() {
   if (error) std::rethrow_exception(error);
 }
 
-/// slots = 1: no record is overwritten before the file says, durably, that it is being overwritten.
+/// Makes the file say that a generation is being overwritten, durably and before any record is.
+/// Only for slots = 1.
 Task<> StateStore::Impl::mark_in_progress(std::uint64_t generation) {
   if (mark_begun) {
     co_await marked.wait();
@@ -134,22 +135,22 @@ Task<> StateStore::Impl::seal(std::uint64_t generation, std::span<const std::byt
   const std::uint64_t blob_io_bytes = round_up(blob.size(), superblock_memory.size());
   if (blob_io_bytes > 0)
     co_await file->write(next.blob_offset_bytes, blob_memory.first(blob_io_bytes));
-  co_await sync();  // records, table and blob before the superblock that vouches for them
+  co_await sync();  // records, table and blob must be durable before the superblock that vouches
+                    // for them
   if (before_seal) before_seal();
   seal_begun = true;
-  vouching = true;  // until now nothing that counts was touched
+  vouching = true;  // until now nothing that is in use was touched
   co_await write_superblock(next);
   newest = next;
 }
 
-/// The first generation makes the file a store. Two rules make every instant of it recoverable:
-///  - No rank renames before all have sealed. So if any rank has the new name, every other has it
-///  too or a sealed temporary file
-///    of the same uuid, and open() finishes the rename. If none has, all still have what was there
-///    before: an older store, whole on every rank, or nothing.
-///  - No rank writes generation 1 before all have renamed, durably. So what open() renames is
-///  always generation 0 among ranks
-///    that are at generation 0 themselves.
+/// Makes the file a store with its first generation. Two rules make every instant recoverable:
+/// - No rank renames before all have sealed. So if any rank has the new name, every other has it
+///   too, or has a sealed temporary file of the same uuid, and open() finishes the rename. If none
+///   has the new name, all still have what was there before: an older store, whole on every rank,
+///   or nothing.
+/// - No rank writes generation 1 before all have renamed, durably. So what open() renames is always
+///   generation 0, among ranks that are at generation 0 themselves.
 Task<> StateStore::Impl::publish(Task<> sealing) {
   Task<> sealed = together(environment.ranks, std::move(sealing), "seal its new store");
   co_await std::move(sealed);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/state_store_create.cc: a new store under its temporary name: its space is reserved, and
-// what every start reads is written.
+// tiers/state_store_create.cc: makes a new store under its temporary name: it reserves the space,
+// and writes what every start reads.
 //
-// Records are not: those of generation 0 follow at once, and their other slots are first written by
-// the first step. Filling the file beforehand would cost as many bytes as three steps write.
+// Records are not written yet: those of generation 0 follow at once, and the first step writes
+// their other slots. To fill the file beforehand would cost as many bytes as three steps write.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -32,8 +32,9 @@ class Builder {
         kRegionBytes % file.alignment().memory_bytes != 0)
       throw Error(
           ErrorCode::kUnimplemented,
-          fmt::format("{}: direct I/O needs an alignment of {} bytes here; at most {} is supported",
-                      file.path(), file.alignment().offset_bytes, kRegionBytes));
+          fmt::format(
+              "direct I/O on {} needs an alignment of {} bytes, but at most {} is supported",
+              file.path(), file.alignment().offset_bytes, kRegionBytes));
     file.allocate(layout.file_bytes);
     for (const unsigned parity : {0u, 1u}) {
       for (int copy = 0; copy < kSuperblockCopies; ++copy)
@@ -43,8 +44,8 @@ class Builder {
     for (const std::uint64_t offset : layout.text_offset)
       co_await write_padded(offset, text, layout.text_region_bytes);
     co_await file.sync();
-    // fdatasync makes the file's bytes durable, not its name; and the others will count on finding
-    // it (see publish()).
+    // fdatasync makes the file's bytes durable, but not its name, on which the other ranks rely
+    // (see publish()).
     store_.environment.io.sync_directory(store_.directory);
 
     identity.rank = static_cast<std::uint32_t>(store_.environment.ranks.rank());
@@ -64,8 +65,8 @@ class Builder {
   }
 
  private:
-  /// Locks an older store, which this one will replace; removes what a killed run left half built;
-  /// makes the new file.
+  /// Opens the files: locks an older store, which this one will replace; removes an unfinished file
+  /// that a killed run left; makes the new file.
   void open_files() {
     auto& environment = store_.environment;
     const auto open = [&](const std::string& path, const OpenOptions& options) {
@@ -79,7 +80,7 @@ class Builder {
       store_.replaced = open(store_.final_path(), existing);
     if (environment.io.exists(store_.temporary_path())) {
       const auto stale =
-          open(store_.temporary_path(), existing);  // its lock says that nobody is building it
+          open(store_.temporary_path(), existing);  // its lock shows that nobody is building it
       environment.io.remove(store_.temporary_path());
     }
     OpenOptions fresh = existing;
@@ -89,7 +90,7 @@ class Builder {
     store_.temporary = true;
   }
 
-  /// `text`, then zeros up to `size_bytes`.
+  /// Writes `text`, then zeros up to `size_bytes`.
   Task<> write_padded(std::uint64_t offset, std::string_view text, std::uint64_t size_bytes) {
     while (size_bytes > 0) {
       const auto piece = store_.environment.scratch.first(
@@ -122,7 +123,7 @@ Task<std::unique_ptr<StateStore>> StateStore::create(StoreEnvironment environmen
   Quorum& ranks = environment.ranks;
   auto impl = std::make_unique<Impl>(std::move(environment), std::move(directory));
   std::unique_ptr<StateStore> store(
-      new StateStore(std::move(impl)));  // from here its destructor cleans up
+      new StateStore(std::move(impl)));  // from here on the store's destructor cleans up
   Impl& made = *store->impl_;
 
   StoreLayout layout;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/state_store_impl.h: what an open store keeps in memory, shared by its sources:
-// state_store.cc (reads and writes), state_store_commit.cc, state_store_create.cc,
-// state_store_open.cc (which file) and store_recovery.cc (which generation). Private to tiers/.
+// tiers/state_store_impl.h: what an open store keeps in memory, for its sources: state_store.cc
+// (reads and writes), state_store_commit.cc, state_store_create.cc, state_store_open.cc (which
+// file) and store_recovery.cc (which generation). Private to tiers/.
 #pragma once
 
 #include <array>
@@ -18,24 +18,24 @@ namespace ziggurat {
 
 class StoreRecovery;
 
-/// What is known of one slot: which record it holds, whole or being written.
+/// What is known of one slot: which record it has, whole or being written.
 struct SlotEntry {
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
   std::uint64_t hash = 0;
-  std::uint64_t attempt = 0;  ///< StateStore::Impl::record_attempt() when it was written
+  std::uint64_t attempt = 0;  ///< result of StateStore::Impl::record_attempt() when it was written
   std::uint64_t generation = kNone;
   bool complete = false;
-  bool writing = false;  ///< also of a record that was discarded meanwhile
+  bool writing = false;  ///< also true for a record that was discarded meanwhile
 };
 using SlotTable = std::vector<SlotEntry>;
 
 std::uint64_t record_seed(const StoreUuid& uuid, ChunkId chunk, std::uint64_t generation,
                           std::uint64_t attempt) noexcept;
 
-/// From the system's entropy.
+/// Returns a random number from the system's entropy.
 std::uint64_t random_u64();
 
-/// The table region's bytes, and back; `generation` is that of all its entries.
+/// Converts a table to the bytes of its region and back; `generation` is that of all its entries.
 void encode_table(const SlotTable& table, std::span<std::byte> region);
 SlotTable decode_table(std::span<const std::byte> region, std::size_t chunk_count,
                        std::uint64_t generation);
@@ -51,9 +51,10 @@ struct StateStore::Impl {
     return directory + "/" + temporary_name(environment.ranks.rank(), environment.stripe_index);
   }
 
-  /// Takes spec, layout and the staging memory; both ways of making a store end here.
+  /// Takes spec, layout and the staging memory. create() and open() both end with this.
   void adopt(StoreSpec spec, StoreLayout layout);
-  /// Where `chunk`'s record of `generation` is, and what is still safe although it is damaged.
+  /// Describes where `chunk`'s record of `generation` is. what_remains() says what is still safe
+  /// although that record is damaged.
   std::string place_of(ChunkId chunk, std::uint64_t generation) const;
   std::string what_remains(ChunkId chunk, std::uint64_t damaged_generation) const;
   std::string what_remains_here(ChunkId chunk, std::uint64_t damaged_generation) const;
@@ -70,30 +71,32 @@ struct StateStore::Impl {
   StoreEnvironment environment;
   std::string directory;
   std::shared_ptr<DirectFile> file;
-  std::unique_ptr<StoreRecovery> recovery;  ///< from open() until settle()
+  std::unique_ptr<StoreRecovery> recovery;  ///< set from open() until settle()
   std::unique_ptr<DirectFile> replaced;  ///< the older store, locked until this one takes its name
   bool temporary = false;   ///< not a store yet: generation 0 is not sealed on every rank
-  bool seal_begun = false;  ///< from here on another rank may count on this file
+  bool seal_begun = false;  ///< from here on another rank may rely on this file
 
   StoreSpec spec;
   StoreLayout layout;
   StoreState state;
   std::string copies;  ///< StateStore::set_copies()
-  /// Drawn anew whenever the store is opened, the same on every rank. The epoch alone would not do:
-  /// if nothing of an epoch was sealed before a crash, the next run has the same number.
+  /// Drawn each time the store is opened, the same on every rank. The epoch alone is not enough: if
+  /// nothing of an epoch was sealed before a crash, the next run has the same number.
   std::uint64_t attempt = 0;
-  /// Attempts at next_generation that were discarded. They enter the seeds of records only:
-  /// superblocks fold `attempt` into the lineage, which all ranks share.
+  /// How many attempts at next_generation were discarded. The number enters the seeds of records
+  /// only, because superblocks fold `attempt` into the lineage, which all ranks share.
   std::uint64_t discarded = 0;
   std::uint64_t record_attempt(std::uint64_t generation) const noexcept;
-  /// The generation in which the chunk's record of `generation` was made; 0 for a constant one.
+  /// Returns the generation in which the chunk's record of `generation` was made; 0 for a constant
+  /// one.
   std::uint64_t made_in(ChunkId chunk, std::uint64_t generation) const noexcept {
     return spec.is_constant(chunk) ? 0 : generation;
   }
   void carry_constants(std::uint64_t generation);
-  Superblock newest;  ///< as last sealed; until then only the identity fields mean anything
+  Superblock newest;  ///< as last sealed; until then only the identity fields have a meaning
   std::array<SlotTable, 2> tables;    ///< by parity
-  std::uint64_t next_generation = 0;  ///< the one being written; all before it are durable here
+  std::uint64_t next_generation = 0;  ///< the one being written; all before it are durable on this
+                                      ///< rank
   std::uint64_t durable_everywhere = 0;
 
   std::span<std::byte> superblock_memory;
@@ -101,10 +104,11 @@ struct StateStore::Impl {
   std::span<std::byte> blob_memory;
   bool committing = false;
   bool vouching = false;  ///< the commit under way has begun to write its superblock
-  /// A failed sync, or a failed write of a superblock: nothing may be sealed after it
+  /// A failed sync, or a failed write of a superblock: nothing may be sealed after it.
   std::exception_ptr broken;
 
-  bool mark_begun = false;  ///< slots = 1: the in-progress superblock of next_generation
+  bool mark_begun = false;  ///< for slots = 1: the in-progress superblock of next_generation was
+                            ///< begun
   Signal marked;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/state_store_open.cc: finding the file of one and the same store on every rank, if need be
-// by finishing a creation that was cut off. What it holds is store_recovery.h's business.
+// tiers/state_store_open.cc: finds the file of one and the same store on every rank, if necessary
+// by finishing a creation that was cut off. store_recovery.h decides what is used of the file.
 #include <fmt/format.h>
 
 #include <utility>
@@ -18,7 +18,8 @@ class StoreFinder {
   explicit StoreFinder(StateStore::Impl& store)
       : store_(store), environment_(store.environment), ranks_(store.environment.ranks) {}
 
-  /// The survey of a file of one and the same store on every rank, its contents read.
+  /// Returns the survey of a file that belongs to the same store on every rank, after reading its
+  /// contents.
   Task<std::unique_ptr<StoreSurvey>> find() {
     co_await find_store();
     Task<> reading = read();
@@ -34,8 +35,8 @@ class StoreFinder {
     co_await survey_->read_contents();
   }
 
-  /// Which store each file belongs to comes first, its shape afterwards: where a creation was cut
-  /// off between two ranks' renames, the file that is still there may be of any shape.
+  /// Finds out to which store each file belongs. Its shape is checked afterwards: if a creation was
+  /// cut off between two ranks' renames, the file that is still there may have any shape.
   Task<> find_store() {
     Task<> looking = look_at_final();
     Task<> looked = together(ranks_, std::move(looking), "open its store");
@@ -50,21 +51,23 @@ class StoreFinder {
     if (lowest != highest) {
       co_await finish_creation(own);
     } else if (environment_.io.exists(store_.temporary_path())) {
-      notes_.push_back(fmt::format(
-          "{} is left from a creation that was cut off; it is not needed and may be deleted",
-          store_.temporary_path()));
+      notes_.push_back(
+          fmt::format("the file {} is left from a creation that was cut off; it is not needed and "
+                      "may be deleted",
+                      store_.temporary_path()));
     }
   }
 
   Task<> look_at_final() {
     if (!environment_.io.exists(store_.final_path())) co_return;
-    environment_.io.sync_directory(store_.directory);  // a killed creation may have renamed and not
-                                                       // synced; then it counts from now
+    environment_.io.sync_directory(store_.directory);  // a killed creation may have renamed without
+                                                       // a sync; from now on the rename is durable
     auto found = StoreSurvey::open(environment_, store_.final_path());
     try {
       co_await found->read_superblocks();
     } catch (const Error& error) {
-      // It has another version, or is damaged: no store, unless a creation is finished over it.
+      // The file has another version or is damaged. It is no store, unless a creation is finished
+      // over it.
       if (error.code() != ErrorCode::kDataLoss && error.code() != ErrorCode::kInvalidArgument)
         throw;
       unreadable_ = std::current_exception();
@@ -74,14 +77,13 @@ class StoreFinder {
   }
 
   Error no_store() const {
-    return {
-        ErrorCode::kInvalidArgument,
-        fmt::format("{}: there is no store here: check `store`, or let `resume=auto` create one",
-                    store_.final_path())};
+    return {ErrorCode::kInvalidArgument,
+            fmt::format("there is no store at {}; check `store`, or let `resume=auto` create one",
+                        store_.final_path())};
   }
 
-  /// Every rank stops: those whose file is unreadable or of another shape say that, or else all say
-  /// `error`.
+  /// Stops every rank. Ranks whose file is unreadable or of another shape throw that error; if
+  /// there are none, all throw `error`.
   Task<> stop(const Error& error) {
     Task<> looking = look_for_a_reason();
     Task<> looked = together(ranks_, std::move(looking), "open its store");
@@ -95,9 +97,10 @@ class StoreFinder {
     co_return;
   }
 
-  /// A creation renames only after every rank has sealed (StateStore::Impl::publish). So if one
-  /// rank already has the new name, all others have a sealed temporary file of that uuid, and the
-  /// only way on is forward: the renamed rank's old store is gone.
+  /// Finishes a creation that was cut off. It renames only after every rank has sealed
+  /// (StateStore::Impl::publish). So if one rank already has the new name, all others have a sealed
+  /// temporary file of that uuid. There is no way back, because the renamed rank's old store is
+  /// gone.
   Task<> finish_creation(std::uint64_t own) {
     Task<> looking = look_at_temporary();
     Task<> looked = together(ranks_, std::move(looking), "look at its unfinished store");
@@ -117,9 +120,9 @@ class StoreFinder {
 
   Error different_stores(std::uint64_t own) const {
     return {ErrorCode::kInvalidArgument,
-            fmt::format("{}: the ranks' files belong to different stores ({} here), so no "
-                        "generation is common to them; nothing was changed. Put back the files "
-                        "that belong together, or start anew with `resume=never`",
+            fmt::format("the ranks' files belong to different stores ({}: {}), so no "
+                        "generation is common to them. Nothing was changed. Put back the files "
+                        "that belong together, or start from the beginning with `resume=never`",
                         store_.final_path(),
                         own == 0 ? "no file" : fmt::format("uuid key {:016x}", own))};
   }
@@ -130,7 +133,7 @@ class StoreFinder {
     try {
       co_await found->read_superblocks();
     } catch (const Error&) {
-      co_return;  // half built; not a store of anybody's
+      co_return;  // half built, so it belongs to no store
     }
     if (found->is_sealed_creation() && !(survey_ && survey_->uuid() == found->uuid()))
       created_ = std::move(found);
@@ -142,7 +145,8 @@ class StoreFinder {
       survey_ = std::move(created_);
       survey_->file()->set_path(store_.final_path());
       survey_->notes().push_back(
-          "the creation of this store was cut off between two ranks' renames; finished now");
+          "the creation of this store was cut off between two ranks' renames, and was finished "
+          "now");
     }
     environment_.io.sync_directory(store_.directory);
     co_return;
@@ -151,9 +155,9 @@ class StoreFinder {
   StateStore::Impl& store_;
   const StoreEnvironment& environment_;
   Quorum& ranks_;
-  std::unique_ptr<StoreSurvey> survey_;   ///< of the finished file
-  std::unique_ptr<StoreSurvey> created_;  ///< of a sealed temporary file of another store
-  std::exception_ptr unreadable_;         ///< of the finished file
+  std::unique_ptr<StoreSurvey> survey_;   ///< survey of the finished file
+  std::unique_ptr<StoreSurvey> created_;  ///< survey of a sealed temporary file of another store
+  std::exception_ptr unreadable_;         ///< why the finished file could not be read
   std::vector<std::string> notes_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/store_layout.cc: offsets by addition, and the text area.
+// tiers/store_layout.cc: computes offsets by addition, and reads and writes the text area.
 #include "tiers/store_layout.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 namespace ziggurat {
 namespace {
 
-/// No file is longer, and sums below it cannot wrap.
+/// The largest size of a file. Sums below it cannot overflow.
 constexpr std::uint64_t kFileBytesMax = std::uint64_t{1} << 60;
 
 void check_spec(const StoreSpec& spec) {
@@ -32,12 +32,12 @@ void check_spec(const StoreSpec& spec) {
         spec.record_bytes[chunk] > kFileBytesMax / 2)
       throw Error(
           ErrorCode::kInvalidArgument,
-          fmt::format("record_bytes: chunk {} has {} bytes; pad records to whole tiles of {} bytes",
+          fmt::format("the record of chunk {} has {} bytes; pad records to whole tiles of {} bytes",
                       chunk, spec.record_bytes[chunk], kTileBytes));
   }
   if (spec.blob_capacity_bytes > kFileBytesMax)
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("blob_capacity_bytes: {} are more than any file has",
+                fmt::format("blob_capacity_bytes is {}, but no file is that long",
                             spec.blob_capacity_bytes));
   if (!spec.constant.empty() && spec.constant.size() != spec.record_bytes.size())
     throw Error(ErrorCode::kInvalidArgument,
@@ -61,7 +61,7 @@ StoreLayout StoreLayout::of(const StoreSpec& spec, std::uint64_t text_bytes) {
     const std::uint64_t begin = offset;
     if (size_bytes > kFileBytesMax - offset)
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("the store would have more than {}, and no file is as long",
+                  fmt::format("the store would need more than {}, but no file is that long",
                               format_bytes(kFileBytesMax)));
     offset += size_bytes;
     return begin;
@@ -111,13 +111,13 @@ std::string store_text(const StoreSpec& spec) {
 
 namespace {
 
-/// Numbers that are there once a chunk; `max` each.
+/// Reads a list with one number per chunk, each at most `max`.
 template <class T>
 std::vector<T> numbers_of(const JsonField& field, T max) {
   std::vector<T> numbers;
   for (const std::int64_t number : field.numbers()) {
     if (static_cast<std::uint64_t>(number) > max)
-      field.refuse(fmt::format("{} is more than {}", number, max));
+      field.refuse(fmt::format("the value {} is more than {}", number, max));
     numbers.push_back(static_cast<T>(number));
   }
   return numbers;
@@ -131,7 +131,7 @@ StoreSpec spec_of(const JsonField& text) {
   spec.slots = static_cast<std::uint32_t>(text.at("slots").number(UINT32_MAX));
   spec.blob_capacity_bytes = text.at("blob_capacity_bytes").number(kFileBytesMax);
   spec.record_bytes = numbers_of(text.at("record_bytes"), kFileBytesMax);
-  if (text.has("record_segments")) {  // stores made before there was a choice lack them
+  if (text.has("record_segments")) {  // stores made before there was a choice lack this
     const JsonField its = text.at("record_segments");
     std::vector<RecordFormat::Segment> segments;
     for (std::size_t i = 0; i < its.size(); ++i)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/store_layout.h: where each byte of a store's file is. Bytes first: everything else about
-// the store follows from them.
+// tiers/store_layout.h: where each byte of a store's file is. Everything else about the store
+// follows from this.
 //
 //   offset          what                                              written
 //   0               superblock, even generations, first copy          every 2nd commit
@@ -9,14 +9,14 @@
 //   ..              checksum table, even; then odd                    before its superblock
 //   ..              blob, even; then odd                              before its superblock
 //   ..              chunk 0 slot 0, chunk 0 slot 1, chunk 1 slot 0..  one slot each with slots = 1,
-//                                                                     and of constant chunks
+//                                                                     and for constant chunks
 //   ..              text, second copy                                 once
 //   end - 128 KiB   superblock, even, second copy                     after the first copy
 //   end - 64 KiB    superblock, odd, second copy
 //
-// Every region starts on and is a whole number of kRegionBytes, which is a multiple of any
-// direct-I/O alignment we accept; generation g lives in table, blob and slot g % 2. A table entry
-// is 16 bytes: the record's hash, then the attempt in which it was written, little-endian.
+// Every region begins at a multiple of kRegionBytes and is as long as one; this is a multiple of
+// any direct-I/O alignment that is accepted. Generation g uses table, blob and slot g % 2. A table
+// entry has 16 bytes: the record's hash, then the attempt in which it was written, little-endian.
 #pragma once
 
 #include <array>
@@ -37,12 +37,11 @@ constexpr unsigned parity_of(std::uint64_t generation) noexcept {
 }
 
 struct StoreLayout {
-  /// `text_bytes` is store_text(spec).size().
-  /// Errors: kInvalidArgument, naming the chunk or field, for a specification that no store can
-  /// have.
+  /// Computes the layout; `text_bytes` is store_text(spec).size(). Errors: kInvalidArgument, naming
+  /// the chunk or field, for a specification that no store can have.
   static StoreLayout of(const StoreSpec& spec, std::uint64_t text_bytes);
 
-  /// Offset of copy `copy` of the superblock of `parity` in a file of `file_bytes`.
+  /// Returns the offset of copy `copy` of the superblock of `parity` in a file of `file_bytes`.
   static std::uint64_t superblock_offset(unsigned parity, int copy,
                                          std::uint64_t file_bytes) noexcept;
   std::uint64_t record_offset(ChunkId chunk, std::uint64_t generation) const noexcept;
@@ -54,16 +53,17 @@ struct StoreLayout {
   std::uint64_t table_region_bytes = 0;
   std::array<std::uint64_t, 2> blob_offset{};  ///< by parity
   std::uint64_t blob_region_bytes = 0;
-  std::vector<std::uint64_t> record_offsets;  ///< slot 0 of each chunk
+  std::vector<std::uint64_t> record_offsets;  ///< offset of slot 0 of each chunk
   std::vector<std::uint64_t> record_bytes;
-  std::vector<bool> constant;  ///< per chunk: one slot, of every generation; empty: none
+  std::vector<bool> constant;  ///< per chunk: it has one slot for all generations; empty if no
+                               ///< chunk is constant
   std::uint64_t file_bytes = 0;
 };
 
-/// The text area: `spec` as JSON, without what the superblock says.
+/// Returns the text area: `spec` as JSON, without what the superblock contains.
 std::string store_text(const StoreSpec& spec);
-/// The other way. Errors: kDataLoss if it is not what store_text() writes (its hash was right, so a
-/// program wrote it so).
+/// Reads the text area. Errors: kDataLoss if it is not what store_text() writes (its hash was
+/// right, so a program wrote it that way).
 StoreSpec parse_store_text(const std::string& text, const std::string& path);
 
 }  // namespace ziggurat

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/store_reader.cc: every file surveyed as its rank would, and one choice over all of them.
+// tiers/store_reader.cc: surveys every file as its rank would, and makes one choice over all of
+// them.
 #include "tiers/store_reader.h"
 
 #include <fmt/format.h>
@@ -17,13 +18,14 @@
 namespace ziggurat {
 namespace {
 
-/// Looks at a file in which something is wrong: a transfer may go wrong where the medium is whole,
-/// and what it costs to believe it is a generation.
+/// How often a file is read in which something is wrong. A transfer may fail although the medium is
+/// whole, and to believe the failure would cost a generation.
 constexpr int kFileLooks = 2;
-/// At a store whose owner makes generations meanwhile, before it is said to be damaged.
+/// How often a store is read whose owner makes generations meanwhile, before it is reported as
+/// damaged.
 constexpr int kLooks = 20;
 
-/// Whose file is looked at; agrees with itself.
+/// The quorum of the rank whose file is read; agrees with itself.
 class Looker final : public Quorum {
  public:
   Looker(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
@@ -53,7 +55,7 @@ struct StoreReader::File {
   std::optional<StoreEnvironment> environment;
   std::string path;
   std::unique_ptr<StoreSurvey> survey;
-  std::uint64_t newest_seen = 0;  ///< generation, when it was looked at
+  std::uint64_t newest_seen = 0;  ///< newest generation when the file was read
 };
 
 StoreReader::StoreReader(Reactor& reactor, std::vector<StripePlace> places)
@@ -65,7 +67,8 @@ StoreReader::StoreReader(Reactor& reactor, std::vector<StripePlace> places)
 StoreReader::~StoreReader() = default;
 
 bool StoreReader::is_there(std::span<const StripePlace> places) {
-  // Also while another takes its place: the first rank's file is replaced by a rename.
+  // True also while another store takes its place, because the first rank's file is replaced by a
+  // rename.
   return std::ranges::any_of(places, [](const StripePlace& place) {
     return place.io.exists(place.directory + "/" + StateStore::file_name(0));
   });
@@ -120,21 +123,21 @@ Task<std::unique_ptr<StoreReader>> StoreReader::open(Reactor& reactor,
   co_return std::move(reader);
 }
 
-/// Ranks and stripes are counted from 0, as far as there are files.
+/// Finds the files. Ranks and stripes are counted from 0 as far as there are files.
 Task<> StoreReader::find_files() {
   const StoreSuccession succession(reactor_, places_);
   decided_ = co_await succession.decided();
   ranks_ = 0;
   while (place_with(StateStore::file_name(ranks_)) != nullptr) ++ranks_;
   if (ranks_ == 0) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: there is no store", text_of(places_)),
-                ENOENT);
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("there is no store in {}", text_of(places_)), ENOENT);
   }
   stripes_ = 1;
   while (place_with(StateStore::file_name(0, stripes_)) != nullptr) ++stripes_;
 }
 
-/// The place that has the file.
+/// Returns the place that has the file.
 const StripePlace* StoreReader::place_with(const std::string& name) const {
   if (decided_ && std::ranges::find(*decided_, name) == decided_->end()) return nullptr;
   const auto found = std::ranges::find_if(
@@ -156,8 +159,8 @@ Task<> StoreReader::look_at_all() {
   choose();
 }
 
-/// Tables and blobs are written over two generations later: where the owner made some while they
-/// were read, nothing has to be damaged.
+/// Returns whether the owner has made generations since the files were read. Tables and blobs are
+/// written over two generations later, so in that case nothing needs to be damaged.
 Task<bool> StoreReader::owner_went_on() const {
   for (const auto& file : files_) {
     if (!file) continue;                                            // it could not be opened
@@ -179,11 +182,11 @@ Task<> StoreReader::look(int rank, std::uint32_t stripe) {
   const StripePlace* place = place_with(name);
   if (place == nullptr) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {} is in none of them: give all directories of the store",
+                fmt::format("none of {} has the file {}; give all directories of the store",
                             text_of(places_), name),
                 ENOENT);
   }
-  // Before it is read: where that fails, owner_went_on() asks what was there.
+  // Added before it is read, because owner_went_on() needs it if the read fails.
   std::unique_ptr<File>& file = files_.emplace_back();
   for (int looks = 0; looks < kFileLooks && (!file || !file->survey->notes().empty()); ++looks) {
     file = begin_look({.rank = rank, .stripe = stripe, .stripes = stripes_}, *place, name);
@@ -193,8 +196,8 @@ Task<> StoreReader::look(int rank, std::uint32_t stripe) {
     co_await file->survey->read_contents();
   }
   if (files_.front()->survey->uuid() != file->survey->uuid()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} and {} are of different stores", files_.front()->path, file->path));
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} and {} belong to different stores",
+                                                         files_.front()->path, file->path));
   }
 }
 
@@ -214,7 +217,7 @@ std::unique_ptr<StoreReader::File> StoreReader::begin_look(FileId id, const Stri
   return file;
 }
 
-/// No file's generations are those of all others.
+/// Makes the error if no generation is in all files.
 Error StoreReader::nothing_common() const {
   std::string offers;
   for (const auto& file : files_) {
@@ -228,12 +231,12 @@ Error StoreReader::nothing_common() const {
     for (const std::string& note : file->survey->notes()) offers += "; " + note;
   }
   return {ErrorCode::kDataLoss,
-          fmt::format("{}: no generation is whole in all files of the store{}", text_of(places_),
+          fmt::format("no generation is whole in all files of the store in {}{}", text_of(places_),
                       offers)};
 }
 
-/// As ranks do when they recover: the lowest offer is the next limit, until all offer the same
-/// generation of the same history.
+/// Chooses a generation as ranks do when they recover: the lowest offer is the next limit, until
+/// all files offer the same generation of the same history.
 void StoreReader::choose() {
   std::uint64_t limit = SlotEntry::kNone;
   for (;;) {
@@ -273,22 +276,23 @@ void StoreReader::choose() {
   state_.notes = notes();
 }
 
-/// What is damaged in any file, and which newer generation was given up for it.
+/// Returns what is damaged in any file, and which newer generation was given up because of it.
 std::vector<std::string> StoreReader::notes() const {
   std::vector<std::string> all;
   if (decided_) {
-    all.push_back(
-        fmt::format("{}: resharding it was interrupted: the new store is read, and the next start "
-                    "finishes putting it in the old one's place",
-                    text_of(places_)));
+    all.push_back(fmt::format(
+        "the reshard of the store in {} was interrupted; the new store is read, and the next start "
+        "puts it in the old one's place",
+        text_of(places_)));
   }
   for (const auto& file : files_) {
     for (const std::string& note : file->survey->notes())
       all.push_back(fmt::format("{}: {}", file->path, note));
     const std::uint64_t newest = file->survey->newest_seen();
     if (newest <= state_.generation) continue;
-    all.push_back(fmt::format("{}: generation {} is not whole in all files: {} is read", file->path,
-                              newest, state_.generation));
+    all.push_back(
+        fmt::format("{} has generation {}, which is not whole in all files; generation {} is read",
+                    file->path, newest, state_.generation));
   }
   return all;
 }
@@ -306,10 +310,11 @@ void StoreReader::find_homes() {
     for (ChunkId chunk = 0; chunk < spec.record_bytes.size(); ++chunk) {
       const ChunkId name = spec.chunk_name(chunk);
       if (name >= homes.size() || homes[name].file != kNone)
-        throw Error(ErrorCode::kDataLoss,
-                    fmt::format("{}: chunk {} of {} is in two stripes, or in none: the stripes do "
-                                "not belong together",
-                                files_[f]->path, name, homes.size()));
+        throw Error(
+            ErrorCode::kDataLoss,
+            fmt::format("{}: chunk {} of {} is in two stripes or in none, so the stripes do "
+                        "not belong together",
+                        files_[f]->path, name, homes.size()));
       homes[name] = {.file = f, .chunk = chunk};
     }
   }
@@ -355,8 +360,8 @@ Task<bool> StoreReader::overtaken(int rank, ChunkId chunk) const {
   if (!file.environment->io.exists(file.path)) co_return true;  // replaced by a new store
   const auto now = StoreSurvey::open_to_look(*file.environment, file.path);
   co_await now->read_superblocks();
-  // A generation that was damaged when this was opened was given up then: its owner wrote nothing
-  // since.
+  // If the newest generation was damaged when this reader opened the store, it was given up then,
+  // and its owner has written nothing since.
   const std::uint64_t seen = file.survey->newest_seen();
   const bool given_up = file.survey->newest_candidate(SlotEntry::kNone) != seen;
   co_return now->uuid() != file.survey->uuid() ||

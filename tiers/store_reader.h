@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/store_reader.h: a whole store, the files of all its ranks and drives, read by one process,
-// at rest or while its owner goes on.
+// tiers/store_reader.h: lets one process read a whole store, with the files of all its ranks and
+// drives, at rest or while its owner runs.
 //
-// Nothing is written, locked, renamed or agreed on: the owner never notices, and may close and open
-// the store meanwhile. Where a reshard was cut off after it was decided (store_succession.h), its
-// store is read, wherever its files are by now. What is read is the newest generation that
-// superblocks, tables and blobs of all files show whole and of one history; its records lie in
-// slots that the owner writes over two steps later, so whoever reads compares each with expected(),
-// and where one is wrong asks whether it was overtaken(). Reactor's thread.
+// Nothing is written, locked, renamed or agreed on. The owner never notices, and may close and open
+// the store meanwhile. If a reshard was cut off after it was decided (store_succession.h), its
+// store is read, wherever its files are now. The reader gives the newest generation that is whole
+// and of one history by the superblocks, tables and blobs of all files. The owner writes over the
+// slots of its records two steps later. So the caller compares each record with expected(), and if
+// one is wrong, asks whether it was overtaken(). Reactor's thread.
 #pragma once
 
 #include <cstdint>
@@ -26,44 +26,45 @@ namespace ziggurat {
 
 class StoreReader {
  public:
-  /// The store in `places`, in whatever order they are given. Errors: kInvalidArgument where there
-  /// is none, or a rank's file is missing, naming it; kDataLoss where no generation is common to
+  /// Opens the store in `places`, in whatever order they are given. Errors: kInvalidArgument if
+  /// there is none, or a rank's file is missing, naming it; kDataLoss if no generation is common to
   /// all files.
   static Task<std::unique_ptr<StoreReader>> open(Reactor& reactor, std::vector<StripePlace> places);
   ~StoreReader();
 
-  /// There is a store in `places`.
+  /// Returns whether there is a store in `places`.
   static bool is_there(std::span<const StripePlace> places);
-  /// What the first file of `rank` says of the store, whatever the others do; none where the file
-  /// is not there. Errors: kDataLoss where it no longer says anything.
+  /// Returns the specification in the first file of `rank`, without looking at other files; none if
+  /// that file does not exist. Errors: kDataLoss if the file no longer has one.
   static Task<std::optional<StoreSpec>> spec_of(Reactor& reactor, std::vector<StripePlace> places,
                                                 int rank);
 
   int ranks() const noexcept { return ranks_; }
-  /// Rank 0's; its notes are of all files, by their paths: what is damaged, and which generation
-  /// was given up for it.
+  /// Returns rank 0's state. Its notes are about all files, with their paths: what is damaged, and
+  /// which generation was given up because of it.
   const StoreState& state() const noexcept { return state_; }
-  /// In that rank's files: where trainers lend, each has a layout of its own.
+  /// Returns the layout in that rank's files. If trainers lend, each rank has its own.
   const std::string& layout(int rank) const noexcept;
   std::size_t chunk_count(int rank) const noexcept;
   std::uint64_t record_bytes(int rank, ChunkId chunk) const;
-  /// Chunks are those of the rank's whole store, over all its drives.
+  /// Returns seed and hash of a record. Chunks are those of the rank's whole store, over all its
+  /// drives.
   StateStore::Expected expected(int rank, ChunkId chunk) const;
-  /// Errors: the drive's.
+  /// Reads a record. Errors: the drive's.
   Task<> read(int rank, ChunkId chunk, std::span<std::byte> record) const;
-  /// The record that was read is not expected(): the owner has made newer generations since, and
-  /// may have written over it. Then the store is to be opened anew.
+  /// Returns whether the owner has made newer generations since, so that it may have written over
+  /// the record that was read and is not expected(). Then the store must be opened again.
   Task<bool> overtaken(int rank, ChunkId chunk) const;
-  /// For messages: the file, chunk, generation and place.
+  /// Describes a record for messages: file, chunk, generation and offset.
   std::string record_name(int rank, ChunkId chunk) const;
-  /// For a record that was not overtaken. kDataLoss.
+  /// Makes the error of a record that was not overtaken. kDataLoss.
   Error corrupt_record(int rank, ChunkId chunk) const;
 
  private:
   struct File;
   struct Home {
     std::size_t file;
-    ChunkId chunk;  ///< its number in the file
+    ChunkId chunk;  ///< number of the chunk in the file
   };
   struct FileId {
     int rank;
@@ -91,7 +92,7 @@ class StoreReader {
   StoreState state_;
   std::vector<std::unique_ptr<File>> files_;
   std::vector<std::vector<Home>> homes_;  // by rank and chunk
-  /// The files of a store that takes another's place, and has not done so in all its parts.
+  /// The files of a store that is taking the place of another one, and has not finished.
   std::optional<StoreSuccession::Names> decided_;
   std::uint32_t stripes_ = 0;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/store_recovery.cc: the descent from generation to generation, and what it says.
+// tiers/store_recovery.cc: falls back from generation to generation, and reports that.
 #include "tiers/store_recovery.h"
 
 #include <fmt/format.h>
@@ -23,8 +23,8 @@ StoreRecovery::StoreRecovery(StateStore::Impl& store, std::unique_ptr<StoreSurve
   store_.adopt(survey_->spec(), survey_->layout());
 }
 
-/// Each offers its newest below the limit, and the lowest offer is the next limit, until all offer
-/// the same generation of the same history.
+/// Chooses a generation. Each stripe offers its newest below the limit, and the lowest offer is the
+/// next limit, until all offer the same generation of the same history.
 Task<> StoreRecovery::choose() {
   constexpr std::uint64_t kNothing = 0;  // offers are generation + 1
   for (;;) {
@@ -42,15 +42,16 @@ Task<> StoreRecovery::choose() {
     const std::uint64_t other = co_await ranks_.max(offered.lineage);
     if (lineage == other) break;
     losses_.push_back(
-        fmt::format("generation {} was made in different histories on different ranks or drives "
-                    "(epoch {} here; was one of the files restored from a copy?)",
+        fmt::format("generation {} has different histories on different ranks or drives "
+                    "(this file's has epoch {}; perhaps one of the files was restored from a copy)",
                     *newest, offered.epoch));
     limit_ = *newest;
   }
   adopt(*survey_->newest_candidate(limit_));
 }
 
-/// The store's state is `generation`'s from now on; to be read, not yet to be built on.
+/// Sets the store's state to that of `generation`, so that it can be read; it must not be written
+/// to yet.
 void StoreRecovery::adopt(std::uint64_t generation) {
   const StoreSurvey::Generation& chosen = survey_->generation(generation);
   store_.newest = chosen.superblock;
@@ -73,7 +74,8 @@ std::string StoreRecovery::describe(const std::vector<RecordDamage>& damaged) co
   const std::uint64_t candidate = store_.state.generation;
   const RecordDamage& first = damaged.front();
   return fmt::format(
-      "generation {} is damaged: {} of {} records, the first that of chunk {} ({} at offset {}): "
+      "generation {} is damaged in {} of {} records; the first is that of chunk {} ({} at offset "
+      "{}): "
       "{}",
       candidate, damaged.size(), store_.layout.record_bytes.size(),
       store_.spec.chunk_name(first.chunk), format_bytes(store_.layout.record_bytes[first.chunk]),
@@ -95,7 +97,7 @@ Task<bool> StoreRecovery::settle(std::vector<RecordDamage> damaged) {
   co_return true;
 }
 
-/// All have read, compared and agreed; only now is anything changed.
+/// Begins a new epoch. All stripes have read, compared and agreed; only now is anything changed.
 Task<> StoreRecovery::begin_epoch() {
   const std::uint64_t generation = store_.state.generation;
   const std::uint64_t newest = co_await ranks_.max(survey_->newest_seen());
@@ -104,14 +106,14 @@ Task<> StoreRecovery::begin_epoch() {
   Task<> cleaning = survey_->leave_only(generation);
   Task<> cleaned =
       together(ranks_, std::move(cleaning), "erase what is newer than the agreed generation");
-  co_await std::move(cleaned);  // a barrier too: no record is written while any rank still has a
-                                // newer superblock
+  co_await std::move(cleaned);  // a barrier too, so that no record is written while any rank still
+                                // has a newer superblock
   store_.state.epoch = epoch;
   if (newest > generation)
-    notes_.push_back(
-        fmt::format("the store fell back from generation {} to {}, the newest that is whole on "
-                    "every rank; all its records were verified",
-                    newest, generation));
+    notes_.push_back(fmt::format(
+        "the store fell back from generation {} to generation {}, the newest that is whole on "
+        "every rank; all records of that generation were verified",
+        newest, generation));
   report();
 }
 
@@ -139,14 +141,15 @@ void StoreRecovery::throw_nothing_left() const {
   const char* one_slot =
       store_.layout.slots == 1
           ? ". With `slots=1` each generation is written over the one before, so "
-            "there is no older one to go back to"
+            "the store has no older generation"
           : "";
   const std::string message = fmt::format(
-      "{}: no generation is whole on every rank and drive (here: {}){}. Nothing was changed. "
+      "{}: no generation is whole on every rank and drive (in this file: {}){}. Nothing was "
+      "changed. "
       "Restore "
-      "the store from a copy or a checkpoint, or start anew with `resume=never`",
+      "the store from a copy or a checkpoint, or start from the beginning with `resume=never`",
       survey_->path(), found, one_slot);
-  // A rank that finds nothing wrong with its own file stops because of another rank's.
+  // This rank finds nothing wrong with its own file, and stops because of another rank's.
   if (elsewhere) throw PeerFailed(ErrorCode::kDataLoss, message, native_);
   throw Error(ErrorCode::kDataLoss, message, native_);
 }

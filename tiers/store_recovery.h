@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/store_recovery.h: which generation a store goes on from. Every rank and stripe says what
-// its file holds; together they try the newest generation that is whole on all of them, and if one
-// of its records turns out damaged, the one before. Private to tiers/.
+// tiers/store_recovery.h: decides from which generation a store continues. Every rank and stripe
+// says which generations its file has. Together they try the newest one that is whole on all of
+// them, and if one of its records turns out to be damaged, the one before. Private to tiers/.
 //
-// Every decision is taken from values that all have (min and max of each one's), and who fails says
-// so at the next meeting (together()), so that all stop at the same place. Nothing is written
-// before a generation is settled on: until then a crash changes nothing, and after it every write
-// is one that the next recovery would make too.
+// Every decision is made from values that all know (the min and max over all). A rank that fails
+// says so at the next meeting (together()), so that all stop at the same point. Nothing is written
+// before all have accepted a generation. Until then a crash changes nothing, and after that every
+// write is one that the next recovery would make too.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +21,15 @@ namespace ziggurat {
 
 class StoreRecovery {
  public:
-  /// `survey` has read the file's contents. `notes`: what finding it had to say.
+  /// `survey` has read the file's contents. `notes` has what was found while the file was looked
+  /// for.
   StoreRecovery(StateStore::Impl& store, std::unique_ptr<StoreSurvey> survey,
                 std::vector<std::string> notes);
 
   /// Makes the newest generation that may still be whole everywhere the store's state. Errors:
   /// kDataLoss if there is none.
   Task<> choose();
-  /// StateStore::settle().
+  /// Does StateStore::settle().
   Task<bool> settle(std::vector<RecordDamage> damaged);
 
  private:
@@ -42,7 +43,7 @@ class StoreRecovery {
   Quorum& ranks_;
   std::unique_ptr<StoreSurvey> survey_;
   std::vector<std::string> notes_;
-  std::vector<std::string> losses_;         ///< generations given up because of what is here
+  std::vector<std::string> losses_;         ///< generations given up because of this file
   std::uint64_t limit_ = SlotEntry::kNone;  ///< only generations below it are tried
   int native_ = 0;                          ///< errno of the first record that could not be read
 };

@@ -38,10 +38,10 @@ std::vector<std::string> parse_note(const std::string& text, const std::string& 
   if (good && !names.empty()) return names;
   throw Error(
       ErrorCode::kDataLoss,
-      fmt::format(
-          "{}: it is not the note of a resharded store, so neither store is touched: see which "
-          "files are whole (`ziggurat ckpt verify`), and remove the folder {} or move its files up",
-          path, StoreSuccession::kFolder));
+      fmt::format("{} is not the note of a resharded store, so neither store is touched; see which "
+                  "files are whole (`ziggurat ckpt verify`), then remove the folder {} or move its "
+                  "files up",
+                  path, StoreSuccession::kFolder));
 }
 
 }  // namespace
@@ -73,7 +73,7 @@ std::vector<std::string> StoreSuccession::names_in(const StripePlace& place,
 bool StoreSuccession::left_behind() const {
   return std::ranges::any_of(places_, [this](const StripePlace& place) {
     const std::string folder = folder_in(place.directory);
-    // A disk that knows files alone has the folder while there is one in it.
+    // A simulated disk knows only files, so it has the folder while the folder has a file.
     return place.io.exists(folder) || !names_in(place, folder).empty();
   });
 }
@@ -87,7 +87,7 @@ Task<std::optional<StoreSuccession::Names>> StoreSuccession::decided() const {
     Names its = parse_note(text, path);
     if (names && *names != its) {
       throw Error(ErrorCode::kDataLoss,
-                  fmt::format("{}: the notes of the store's directories are of different stores: "
+                  fmt::format("{}: the notes in these directories belong to different stores; "
                               "give the directories of one store",
                               path));
     }
@@ -136,7 +136,7 @@ void StoreSuccession::lock_old() {
   old_ = std::move(locked);
 }
 
-/// In all folders together.
+/// Returns the names of the new store's files, in all folders together.
 StoreSuccession::Names StoreSuccession::new_names() const {
   std::set<std::string> names;
   for (const StripePlace& place : places_) {
@@ -148,13 +148,14 @@ StoreSuccession::Names StoreSuccession::new_names() const {
       }
       if (alone) continue;
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}/{}: another directory of the store has a file of that name",
+                  fmt::format("the file {}/{} cannot be used, because another directory of the "
+                              "store has a file of that name",
                               folder_in(place.directory), name));
     }
   }
   if (names.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: no store was built there", folder_in(places_.front().directory)));
+                fmt::format("no store was built in {}", folder_in(places_.front().directory)));
   }
   return {names.begin(), names.end()};
 }
@@ -165,7 +166,8 @@ Task<> StoreSuccession::complete() {
   for (const StripePlace& place : places_) {
     const std::string folder = folder_in(place.directory);
     place.io.make_directory(folder);
-    place.io.sync_directory(folder);  // the new files' names are durable before what counts on them
+    place.io.sync_directory(folder);  // the new files' names must be durable before anything relies
+                                      // on them
     place.io.sync_directory(place.directory);
   }
   for (const StripePlace& place : places_) {
@@ -176,7 +178,7 @@ Task<> StoreSuccession::complete() {
   old_.clear();
 }
 
-/// Renamed by now or not: each is in its folder or in its directory.
+/// Checks that each file exists, in its folder or, if it was renamed already, in its directory.
 void StoreSuccession::require_all(const Names& names) const {
   for (const std::string& name : names) {
     const bool there = std::ranges::any_of(places_, [&](const StripePlace& place) {
@@ -185,8 +187,8 @@ void StoreSuccession::require_all(const Names& names) const {
     });
     if (there) continue;
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: a resharded store was to take its place, but its file {} is "
-                            "missing: give all directories of the store",
+                fmt::format("a resharded store was to replace the one in {}, but its file {} is "
+                            "missing; give all directories of the store",
                             places_.front().directory, name));
   }
 }
@@ -212,12 +214,12 @@ Task<> StoreSuccession::move(Names names) {
   co_return;
 }
 
-/// The folders, notes included.
+/// Removes the folders, with the notes.
 void StoreSuccession::remove_rest() const {
   for (const StripePlace& place : places_) {
     const std::string folder = folder_in(place.directory);
     std::vector<std::string> names = names_in(place, folder);
-    // What is built goes before the note that says it is whole.
+    // The built files are removed before the note that says that they are whole.
     std::ranges::stable_partition(names, [](const std::string& name) { return name != kNote; });
     for (const std::string& name : names) place.io.remove(folder + "/" + name);
     if (place.io.exists(folder)) place.io.remove_directory(folder);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/store_succession.h: a store that takes the place of another in the same directories, so
-// that whenever the machine dies one of the two is there whole.
+// tiers/store_succession.h: lets a store take the place of another one in the same directories, so
+// that one of the two is always whole, whenever the machine dies.
 //
 //   DIR/rank00000.ziggurat ..            the old store
 //   DIR/resharded/rank00000.ziggurat ..  the new one, built like any other
-//   DIR/resharded/decided                it is whole: its files' names, of all directories
+//   DIR/resharded/decided                the note that it is whole: the names of all its files
 //
-// Without a note in any directory the old store stands, and what was built is removed. Once there
-// is one, whoever comes next goes on: the new files are renamed into DIR, then what is left of the
-// old store is removed, then the notes. Each part can be done again. One process at a time calls
-// this; the old files' locks keep others away until the note is there. Reactor's thread.
+// If no directory has a note, the old store is kept, and what was built is removed. Once there is a
+// note, every later process continues: it renames the new files into DIR, then removes what is left
+// of the old store, then the notes. Each part can be done again. Only one process at a time calls
+// this: the locks of the old files keep others away until the note is there. Reactor's thread.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@
 
 namespace ziggurat {
 
-/// The name of a file of some rank of a store: "rank00000.ziggurat".
+/// Returns whether `name` is that of a file of some rank of a store: "rank00000.ziggurat".
 bool is_store_file(const std::string& name);
 
 class StoreSuccession {
@@ -35,25 +35,28 @@ class StoreSuccession {
   StoreSuccession(Reactor& reactor, std::vector<StripePlace> places)
       : reactor_(reactor), places_(std::move(places)) {}
 
-  /// Ends what an earlier process left: forward where it had decided, back where it had not.
+  /// Finishes what an earlier process left: goes forward if it had decided, and back if it had not.
   /// Errors: kUnavailable while another process builds; kDataLoss for a note that makes no sense,
-  /// or a file that it names and that is nowhere: nothing of the old store is removed then.
+  /// or for a file that the note names and that does not exist: then nothing of the old store is
+  /// removed.
   Task<> recover();
 
   using Names = std::vector<std::string>;
-  /// The files of a store that is to take the other's place, and may have done so in part; none: it
-  /// is not decided, or done. Errors: kDataLoss for a note that makes no sense.
+  /// Returns the files of a store that is to take the other's place, and may have done so in part;
+  /// none if nothing was decided, or all is done. Errors: kDataLoss for a note that makes no sense.
   Task<std::optional<Names>> decided() const;
-  /// Where a file of a decided store is in a place: in the folder until it is renamed.
+  /// Returns where a file of a decided store is in a place: in the folder until it is renamed.
   static std::string place_of(const StripePlace& place, const std::string& name);
 
-  /// The places by index in the order in which the old store's stripes lie in them, so that each
-  /// stripe of the new one lies where the old one's does; those without one come last.
+  /// Returns the indices of the places in the order of the old store's stripes in them, so that
+  /// each stripe of the new store lies where the old one's does. Places without a stripe come last.
   std::vector<std::size_t> order() const;
-  /// Nobody opens the old store from here on. Errors: kUnavailable where it is in use.
+  /// Locks the old store, so that nobody opens it from here on. Errors: kUnavailable if it is in
+  /// use.
   void lock_old();
-  /// The new store is whole and durable in folder_in() of each place. Errors: errno's; before the
-  /// first note is durable the old store stands, after it recover() goes on.
+  /// Puts the new store, which is whole and durable in folder_in() of each place, in the old one's
+  /// place. Errors: errno's. Before the first note is durable the old store is kept; after that
+  /// recover() continues.
   Task<> complete();
 
  private:

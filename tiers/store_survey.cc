@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/store_survey.cc: reading a store that may have been cut off at any instant, or damaged
-// since: text, tables, blobs, and which generations they leave. Superblocks are in
+// tiers/store_survey.cc: reads a store that may have been cut off at any instant, or damaged since:
+// text, tables and blobs, and which generations they leave. Superblocks are in
 // store_survey_superblocks.cc.
 #include "tiers/store_survey.h"
 
@@ -40,8 +40,9 @@ Task<std::vector<std::byte>> StoreSurvey::read_bytes(std::uint64_t offset,
                                                      std::uint64_t size_bytes) {
   std::vector<std::byte> bytes;
   if (offset > size_bytes_ || size_bytes > size_bytes_ - offset) {
-    throw Error(ErrorCode::kDataLoss, fmt::format("{} bytes at {} are not in a file of {}",
-                                                  size_bytes, offset, size_bytes_));
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("a file of {2} bytes does not have {0} bytes at offset {1}", size_bytes,
+                            offset, size_bytes_));
   }
   bytes.reserve(size_bytes);
   while (bytes.size() < size_bytes) {
@@ -66,11 +67,11 @@ StoreUuid StoreSurvey::uuid() const noexcept { return any_superblock().uuid; }
 Task<> StoreSurvey::read_contents() {
   const Superblock& s = any_superblock();
   if (s.file_bytes != size_bytes_)
-    throw Error(
-        ErrorCode::kDataLoss,
-        fmt::format("{}: it is {} bytes long, but its superblock says {}: something else cut or "
-                    "extended the file. Restore it from a copy, or start anew with `resume=never`",
-                    path(), size_bytes_, s.file_bytes));
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{} has {} bytes, but its superblock says {}; another program cut or "
+                            "extended the file. Restore it from a copy, or start from the "
+                            "beginning with `resume=never`",
+                            path(), size_bytes_, s.file_bytes));
   co_await read_text();
   for (const unsigned parity : {0u, 1u}) co_await read_generation(parity);
   for (const unsigned parity : {0u, 1u}) judge_generation(parity);
@@ -101,24 +102,27 @@ Task<> StoreSurvey::read_text() {
     faults += fmt::format("{}{}: {}", faults.empty() ? "" : "; ", copy_name(copy), fault);
   }
   if (!found)
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: both copies of the layout text are damaged ({}). The superblocks "
-                            "and records remain, but not where each record begins. Restore the "
-                            "file from a copy",
-                            path(), faults));
+    throw Error(
+        ErrorCode::kDataLoss,
+        fmt::format("{}: both copies of the layout text are damaged ({}), so it is not known where "
+                    "each record begins. The superblocks and records are not touched. Restore the "
+                    "file from a copy",
+                    path(), faults));
   spec_ = parse_store_text(text_, path());
   try {
     layout_ = StoreLayout::of(spec_, text_.size());
   } catch (const Error& error) {
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}: its layout text is not that of a store: {}",
-                                                  path(), error.what()));
+    throw Error(
+        ErrorCode::kDataLoss,
+        fmt::format("the layout text of {} is not that of a store: {}", path(), error.what()));
   }
   if (layout_.file_bytes != size_bytes_ || layout_.slots != s.slots ||
       spec_.record_bytes.size() != s.chunk_count)
     throw Error(
         ErrorCode::kDataLoss,
-        fmt::format("{}: its layout text does not fit its superblock; restore the file from a copy",
-                    path()));
+        fmt::format(
+            "the layout text of {} does not fit its superblock; restore the file from a copy",
+            path()));
 }
 
 Task<> StoreSurvey::read_generation(unsigned parity) {
@@ -132,23 +136,23 @@ Task<> StoreSurvey::read_generation(unsigned parity) {
   }
 }
 
-/// Table and blob of a sealed superblock. A table that is wrong takes its generation with it:
-/// nothing says which bytes are right.
+/// Reads table and blob of a sealed superblock. A damaged table makes its generation useless,
+/// because nothing says which bytes are right.
 Task<std::optional<StoreSurvey::Generation>> StoreSurvey::read_generation(
     const Superblock& superblock, std::string& fault) {
   const unsigned parity = parity_of(superblock.generation);
   Generation read{.superblock = superblock, .table = {}, .blob = {}};
   try {
     if (superblock.blob_bytes > spec_.blob_capacity_bytes)
-      throw Error(ErrorCode::kDataLoss, "its blob is longer than the room for it");
+      throw Error(ErrorCode::kDataLoss, "the trainer blob is longer than the room for it");
     const auto table =
         co_await read_bytes(layout_.table_offset[parity], layout_.table_region_bytes);
     read.blob = co_await read_bytes(layout_.blob_offset[parity], superblock.blob_bytes);
     read.table = decode_table(table, spec_.record_bytes.size(), superblock.generation);
     if (hash64(table, superblock.generation) != superblock.table_hash) {
-      fault = "its checksum table is damaged";
+      fault = "the checksum table is damaged";
     } else if (hash64(read.blob, superblock.generation) != superblock.blob_hash) {
-      fault = "its trainer blob is damaged";
+      fault = "the trainer blob is damaged";
     }
   } catch (const Error& error) {
     fault = error.what();
@@ -157,9 +161,9 @@ Task<std::optional<StoreSurvey::Generation>> StoreSurvey::read_generation(
   co_return read;
 }
 
-/// A generation whose table or blob is not its own any more is damaged, unless a newer one is
-/// whole: then a commit of the one after was cut off before its superblock, and had all rights to
-/// them.
+/// Judges a generation whose table or blob is no longer its own. It is damaged, unless a newer one
+/// is whole. In that case a commit of the next generation was cut off before its superblock, and
+/// was allowed to overwrite them.
 void StoreSurvey::judge_generation(unsigned parity) {
   const Side& side = sides_[parity];
   const Side& other = sides_[1 - parity];
@@ -167,10 +171,11 @@ void StoreSurvey::judge_generation(unsigned parity) {
   const std::uint64_t generation = side.newest()->generation;
   if (other.whole && other.whole->superblock.generation > generation) return;
   damaged_ = true;
-  notes_.push_back(fmt::format("generation {}: {}; it cannot be used", generation, side.fault));
+  notes_.push_back(fmt::format("generation {} cannot be used, because {}", generation, side.fault));
 }
 
-/// A run that was cut off while it wrote over the only copy may not have come to the first record.
+/// Notes that the only copy was being overwritten. A run that was cut off then may not have come to
+/// the first record.
 void StoreSurvey::note_overwriting() {
   if (layout_.slots != 1) return;
   for (const Side& side : sides_) {
@@ -184,7 +189,8 @@ void StoreSurvey::note_overwriting() {
   }
 }
 
-/// With one slot, the records of all but the newest sealed generation are overwritten.
+/// Returns whether the records of a generation are overwritten: with one slot, those of all
+/// generations but the newest sealed one are.
 bool StoreSurvey::overwritten(std::uint64_t generation) const noexcept {
   if (layout_.slots != 1) return false;
   return std::ranges::any_of(sides_, [&](const Side& side) {

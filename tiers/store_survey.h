@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/store_survey.h: what one store file says: superblocks, text, tables, blobs, and what of
-// them is damaged. Nothing is written before leave_only(). One file's view; store_recovery.h
-// decides over all of them. Private to tiers/.
+// tiers/store_survey.h: what one store file contains: superblocks, text, tables and blobs, and
+// which of them are damaged. Nothing is written before leave_only(). This is one file's view;
+// store_recovery.h decides over all files. Private to tiers/.
 #pragma once
 
 #include <array>
@@ -16,36 +16,36 @@ namespace ziggurat {
 
 class StoreSurvey {
  public:
-  /// Opens and locks `path`. `scratch` is working memory.
-  /// Errors: DirectFile::open's.
+  /// Opens and locks `path`. `scratch` is working memory. Errors: DirectFile::open's.
   static std::unique_ptr<StoreSurvey> open(const StoreEnvironment& environment,
                                            const std::string& path);
-  /// The same without the lock and without leave to write, while its owner may go on.
+  /// Opens `path` without the lock and only for reading, while its owner may run.
   static std::unique_ptr<StoreSurvey> open_to_look(const StoreEnvironment& environment,
                                                    const std::string& path);
 
-  /// Reads the four superblock copies, from the drive. Afterwards uuid() is known. A copy that
-  /// belongs to another file (a drive put it here) counts as damaged.
-  /// Errors: kDataLoss if none is whole, with each one's fault; kInvalidArgument for another format
+  /// Reads the four superblock copies from the drive. Afterwards uuid() is known. A copy that
+  /// belongs to another file (a drive wrote it to the wrong place) counts as damaged. Errors:
+  /// kDataLoss if none is whole, with the fault of each; kInvalidArgument for another format
   /// version.
   Task<> read_superblocks();
-  /// The file is of this rank, stripe and world. Errors: kInvalidArgument.
+  /// Checks that the file is of this rank, stripe and world. Errors: kInvalidArgument.
   void check_shape() const;
   /// Reads the text area, and the tables and blobs of both generations. Damage is noted; a damaged
-  /// generation is no candidate. Errors: kDataLoss if the file is short, or the text is gone.
+  /// generation is not a candidate. Errors: kDataLoss if the file is short, or the text is lost.
   Task<> read_contents();
-  /// A sealed generation 0 and nothing else: what a file under construction must be to be finished
-  /// by open().
+  /// Returns whether the file has a sealed generation 0 and nothing else. Only then can open()
+  /// finish a file under construction.
   bool is_sealed_creation() const noexcept;
 
   StoreUuid uuid() const noexcept;
-  /// The newest generation below `limit` whose superblock, table and blob are whole here. With one
-  /// slot, only the newest sealed: its records were written over all others'.
+  /// Returns the newest generation below `limit` whose superblock, table and blob are whole in this
+  /// file. With one slot this is only the newest sealed one, whose records were written over those
+  /// of all others.
   std::optional<std::uint64_t> newest_candidate(std::uint64_t limit) const noexcept;
-  /// The newest generation that any whole superblock speaks of, even if its table is damaged.
+  /// Returns the newest generation that any whole superblock names, even if its table is damaged.
   std::uint64_t newest_seen() const noexcept;
   std::uint64_t epoch_seen() const noexcept;
-  /// Something that was written once is not readable.
+  /// Returns whether something that was once written cannot be read.
   bool damaged() const noexcept { return damaged_; }
 
   struct Generation {
@@ -54,10 +54,11 @@ class StoreSurvey {
     std::vector<std::byte> blob;
   };
   const Generation& generation(std::uint64_t generation) const;
-  /// The generation that `chosen` was made from, if it is here and as far whole.
+  /// Returns the generation from which `chosen` was made, if this file has it and its table and
+  /// blob are whole.
   const Generation* before(std::uint64_t chosen) const noexcept;
-  /// Leaves only `chosen` and the generation it was made from: erases newer and damaged
-  /// superblocks, rewrites bad second copies. Durable when it returns.
+  /// Leaves only `chosen` and the generation from which it was made: erases newer and damaged
+  /// superblocks, and writes bad second copies again. Durable when it returns.
   Task<> leave_only(std::uint64_t chosen);
 
   const std::string& path() const noexcept { return file_->path(); }
@@ -70,7 +71,7 @@ class StoreSurvey {
   struct Copy {
     SuperblockVerdict verdict = SuperblockVerdict::kBlank;
     Superblock superblock;
-    std::string fault;  ///< in more words than the verdict
+    std::string fault;  ///< a longer text than the verdict's
     bool is_whole() const noexcept { return verdict == SuperblockVerdict::kValid; }
   };
   static const char* copy_name(int copy) { return copy == 0 ? "first copy" : "second copy"; }
@@ -79,8 +80,9 @@ class StoreSurvey {
     /// The whole copies, newest first. They differ after a crash between the two writes, or if the
     /// drive lost one of them.
     std::vector<Superblock> found;
-    std::optional<Generation> whole;  ///< the newest of them whose table and blob are whole too
-    std::string fault;                ///< of the newest one's table or blob
+    std::optional<Generation> whole;  ///< the newest generation whose superblock, table and blob
+                                      ///< are whole
+    std::string fault;                ///< fault of the table or blob of the newest one
 
     const Superblock* newest() const noexcept { return found.empty() ? nullptr : &found.front(); }
   };
@@ -94,7 +96,7 @@ class StoreSurvey {
   struct Rewrite {
     std::uint64_t offset_bytes;
     std::uint64_t region_bytes;
-    std::vector<std::byte> bytes;  ///< zeros after them
+    std::vector<std::byte> bytes;  ///< followed by zeros
   };
   std::vector<Rewrite> rewrites(std::uint64_t chosen) const;
   const Superblock& any_superblock() const;

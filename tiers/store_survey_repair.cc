@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/store_survey_repair.cc: what is written when a generation has been settled on: superblocks
-// that speak of another are erased, damaged copies made anew.
+// tiers/store_survey_repair.cc: writes what is needed when a generation was accepted: it erases
+// superblocks of other generations, and writes damaged copies again.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace ziggurat {
 
-/// `bytes`, then zeros up to `region_bytes`.
+/// Writes `bytes`, then zeros up to `region_bytes`.
 Task<> StoreSurvey::write_region(std::uint64_t offset, std::span<const std::byte> bytes,
                                  std::uint64_t region_bytes) {
   for (std::uint64_t done = 0; done < region_bytes;) {
@@ -25,7 +25,7 @@ Task<> StoreSurvey::write_region(std::uint64_t offset, std::span<const std::byte
   }
 }
 
-/// What leave_only() must write. Every region of it is one that nobody needs as it is, so the order
+/// Returns what leave_only() must write. Nobody needs the old bytes of these regions, so the order
 /// of the writes, and a crash between them, do not matter.
 std::vector<StoreSurvey::Rewrite> StoreSurvey::rewrites(std::uint64_t chosen) const {
   std::vector<Rewrite> rewrites;
@@ -46,7 +46,7 @@ std::vector<StoreSurvey::Rewrite> StoreSurvey::rewrites(std::uint64_t chosen) co
   const Generation* made_from = before(chosen);
   const Superblock* older = made_from == nullptr ? nullptr : &made_from->superblock;
   for (int copy = 0; copy < kSuperblockCopies; ++copy) {
-    // A copy that is damaged or one seal behind: one more fault would cost the generation.
+    // The copy is damaged or one seal behind: one more fault would cost the generation.
     if (!copy_is(sides_[parity].copies[copy], kept)) write_copy(parity, copy, &kept);
     const Copy& found = sides_[1 - parity].copies[copy];
     if (found.verdict != SuperblockVerdict::kBlank && !(older && copy_is(found, *older)))
@@ -67,8 +67,8 @@ Task<> StoreSurvey::leave_only(std::uint64_t chosen) {
   if (!all.empty()) co_await file_->sync();
   const Superblock* other = sides_[parity_of(chosen + 1)].newest();
   if (other != nullptr && other->generation > chosen)
-    notes_.push_back(
-        fmt::format("generation {} was not whole on every rank; erased", other->generation));
+    notes_.push_back(fmt::format("generation {} was not whole on every rank, so it was erased",
+                                 other->generation));
 }
 
 }  // namespace ziggurat

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/store_survey_superblocks.cc: the four superblock copies of a file: which of them are whole,
-// which are this file's at all, and what they say it is.
+// tiers/store_survey_superblocks.cc: reads the four superblock copies of a file: which of them are
+// whole, which belong to this file, and what they say that it is.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,13 +27,14 @@ Task<StoreSurvey::Copy> StoreSurvey::read_copy(unsigned parity, int copy) {
         StoreLayout::superblock_offset(parity, copy, size_bytes_), kSuperblockBytes);
     result.verdict = decode_superblock(block, result.superblock);
     if (result.is_whole() && parity_of(result.superblock.generation) != parity) {
-      // Whole, and not here: a drive put it 64 KiB from where it was told to.
-      result.fault = fmt::format("it belongs to generation {}, which has another place",
+      // The copy is whole, but at the wrong place: a drive wrote it 64 KiB from where it should be.
+      result.fault = fmt::format("this copy belongs to generation {}, which has another place",
                                  result.superblock.generation);
       result.verdict = SuperblockVerdict::kForeign;
     }
   } catch (const Error& error) {
-    result.verdict = SuperblockVerdict::kForeign;  // unreadable is as good as damaged
+    result.verdict = SuperblockVerdict::kForeign;  // an unreadable copy is as useless as a damaged
+                                                   // one
     result.fault = error.what();
   }
   co_return result;
@@ -41,18 +42,19 @@ Task<StoreSurvey::Copy> StoreSurvey::read_copy(unsigned parity, int copy) {
 
 Task<> StoreSurvey::read_superblocks() {
   // A killed process leaves writes that can be read but are still in the drive's cache. A
-  // generation is only trusted, and the one before it only overwritten, once what says so cannot be
+  // generation is trusted, and the one before it overwritten, only when its superblock cannot be
   // lost any more.
-  if (!only_looks_) co_await file_->sync();  // nothing is built on what is only looked at
-  // And where a sync of that process failed, the page cache shows as clean what the drive never
-  // got: what is believed comes from the drive.
+  if (!only_looks_) co_await file_->sync();  // nothing is built on a file that is only read
+  // If a sync of that process failed, the page cache shows bytes as clean that the drive never got.
+  // So everything is read from the drive.
   file_->drop_cache();
   size_bytes_ = file_->size_bytes();
   if (size_bytes_ < 4 * kRegionBytes)
     throw Error(
         ErrorCode::kDataLoss,
-        fmt::format("{}: it has {} bytes, which is less than any store has: nothing of it remains",
-                    path(), size_bytes_));
+        fmt::format(
+            "{} has {} bytes, which is less than any store has, so no part of the store is left",
+            path(), size_bytes_));
   for (const unsigned parity : {0u, 1u}) {
     for (int copy = 0; copy < kSuperblockCopies; ++copy)
       sides_[parity].copies[copy] = co_await read_copy(parity, copy);
@@ -62,9 +64,9 @@ Task<> StoreSurvey::read_superblocks() {
   require_superblock();
 }
 
-/// Superblocks of one file have some facts in common: those that fit this rank and stripe are
-/// believed, or else what most of them say. A drive that misdirects a write may put another file's
-/// superblock here, whole.
+/// Rejects superblocks of other files. A drive that misdirects a write may put another file's
+/// superblock into this file, whole. Superblocks of one file have some facts in common. Those that
+/// fit this rank and stripe are believed, or else those on which most of them agree.
 void StoreSurvey::reject_foreign_copies() {
   const auto same_file = [](const Superblock& a, const Superblock& b) {
     return a.uuid == b.uuid && a.rank == b.rank && a.world_size == b.world_size &&
@@ -92,13 +94,13 @@ void StoreSurvey::reject_foreign_copies() {
       throw Error(
           ErrorCode::kDataLoss,
           fmt::format(
-              "{}: its superblocks belong to different stores; restore the file from a copy",
+              "the superblocks of {} belong to different stores; restore the file from a copy",
               path()));
     foreign.push_back(copy);
   }
   for (Copy* copy : foreign) {
     copy->verdict = SuperblockVerdict::kForeign;
-    copy->fault = fmt::format("it is that of another file (rank {}, stripe {})",
+    copy->fault = fmt::format("this copy belongs to another file (rank {}, stripe {})",
                               copy->superblock.rank, copy->superblock.stripe_index);
   }
 }
@@ -159,17 +161,19 @@ void StoreSurvey::require_superblock() const {
       if (copy.verdict == SuperblockVerdict::kWrongVersion)
         throw Error(
             ErrorCode::kInvalidArgument,
-            fmt::format("{}: its store format has version {}, but this program reads version {}: "
-                        "use the version of ziggurat that wrote it, or export it there",
+            fmt::format("{} has store format version {}, but this program reads version {}; "
+                        "use the version of ziggurat that wrote the store, or export the store "
+                        "with that version",
                         path(), copy.superblock.version, kStoreFormatVersion));
     }
   }
-  throw Error(ErrorCode::kDataLoss,
-              fmt::format("{}: both superblocks are damaged, so no generation can be trusted ({}). "
-                          "What remains: the records between offsets {} and {} are not touched, "
-                          "but which generation each belongs to is lost. Restore this file from a "
-                          "copy, or start anew with `resume=never`",
-                          path(), faults(), 2 * kRegionBytes, size_bytes_ - 2 * kRegionBytes));
+  throw Error(
+      ErrorCode::kDataLoss,
+      fmt::format("{}: both superblocks are damaged, so no generation can be trusted ({}). "
+                  "The records between offsets {} and {} are not touched, but it is not known "
+                  "to which generation each belongs. Restore this file from a copy, or "
+                  "start from the beginning with `resume=never`",
+                  path(), faults(), 2 * kRegionBytes, size_bytes_ - 2 * kRegionBytes));
 }
 
 void StoreSurvey::check_shape() const {
@@ -178,24 +182,27 @@ void StoreSurvey::check_shape() const {
   if (s.world_size != static_cast<std::uint32_t>(ranks.world_size()))
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: the store was made by {} rank{}, but is opened by {}: run with the world "
-                    "size that it was made for, cut it anew (`resume=reshard`), or choose another "
-                    "store directory",
-                    path(), s.world_size, s.world_size == 1 ? "" : "s", ranks.world_size()));
+        fmt::format(
+            "{}: the store was made by {} rank{}, but is opened by {}; start as many ranks as "
+            "it was made by, reshard it (`resume=reshard`), or choose another "
+            "store directory",
+            path(), s.world_size, s.world_size == 1 ? "" : "s", ranks.world_size()));
   if (s.stripe_count != environment_.stripe_count)
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: the store has {} stripe{}, but was opened with {} director{}: give the "
-                    "directories that it was made with, all of them and no other",
+        fmt::format("{}: the store has {} stripe{}, but was opened with {} director{}; give all "
+                    "directories with which it was made, and no others",
                     path(), s.stripe_count, s.stripe_count == 1 ? "" : "s",
                     environment_.stripe_count, environment_.stripe_count == 1 ? "y" : "ies"));
   if (s.stripe_index != environment_.stripe_index)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: holds stripe {}, not stripe {}; was it renamed?", path(),
-                            s.stripe_index, environment_.stripe_index));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} holds stripe {}, not stripe {}; if it was renamed, give it its old name",
+                    path(), s.stripe_index, environment_.stripe_index));
   if (s.rank != static_cast<std::uint32_t>(ranks.rank()))
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: holds the state of rank {}, not of rank {}; was it renamed?",
+                fmt::format("{} holds the state of rank {}, not of rank {}; if it was renamed, "
+                            "give it its old name",
                             path(), s.rank, ranks.rank()));
 }
 

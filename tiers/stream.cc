@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tiers/stream.cc: what the streams of all devices share: the checks before a copy, the order of
-// failures, and the completion by an event.
+// failures, and completion by an event.
 #include "tiers/stream.h"
 
 #include <fmt/format.h>
@@ -26,7 +26,7 @@ const char* span_name(Stream::Direction direction) noexcept {
   return "copy";
 }
 
-/// Calls `visit(address)` for each side that must be device memory.
+/// Calls `visit(address)` for each side of the copy that must be device memory.
 template <class Visit>
 void device_sides(const Stream::Copy& copy, const Visit& visit) {
   if (copy.direction != Stream::Direction::kToHost) visit(copy.destination);
@@ -40,7 +40,7 @@ void count(Metrics* metrics, const Stream::Copy& copy) {
                copy.size_bytes);
 }
 
-/// The error of a copy that failed for a reason that does not name it.
+/// Returns an error that names the copy, for a failure whose own text does not.
 std::exception_ptr of_copy(const Stream::Copy& copy, const std::string& stream, const char* verb,
                            const std::exception_ptr& why) {
   try {
@@ -70,7 +70,7 @@ void Host::wait(const Event& event) {
   if (const std::exception_ptr error = state->fate()) std::rethrow_exception(error);
 }
 
-/// Spans of copies, one after another as the stream does them. Reactor's thread.
+/// Draws the spans of copies, one after another as the stream does them. Reactor's thread.
 struct Stream::Track {
   Trace* trace;
   int id;
@@ -90,7 +90,7 @@ Stream::Stream(const Home& home, const std::string& name) : home_(home), name_(n
   track_ = std::make_shared<Track>(Track{.trace = home.trace, .id = id});
 }
 
-/// Queues the transfer behind those who had the memory before; an error, if it cannot be queued.
+/// Queues the transfer behind earlier users of the memory. Returns an error if it cannot be queued.
 std::exception_ptr Stream::start(const Copy& copy, std::shared_ptr<void>& kept) {
   if (copy.size_bytes == 0) return nullptr;
   try {
@@ -98,7 +98,7 @@ std::exception_ptr Stream::start(const Copy& copy, std::shared_ptr<void>& kept) 
       if (home_.memory.contains(side, copy.size_bytes)) return;
       throw Error(
           ErrorCode::kInvalidArgument,
-          fmt::format("memory at {} is not in one of the device's buffers", fmt::ptr(side)));
+          fmt::format("the memory at {} is not in one of the device's buffers", fmt::ptr(side)));
     });
     device_sides(copy, [&](const std::byte* side) {
       for (const Event& event : home_.memory.before_use(side)) wait(event);
@@ -122,7 +122,7 @@ Event Stream::copy(const Copy& copy, std::function<void(std::exception_ptr)> don
   const bool is_queued = !failed_ && copy.size_bytes > 0;
   if (is_queued) verb = "did not finish";
   const std::shared_ptr<EventState> finished = queue_record(failed_);
-  // An event may fail where the copy was queued all the same: what follows cannot be trusted.
+  // An event may fail although the copy was queued, and what follows cannot be trusted then.
   if (!failed_) failed_ = finished->fate();
   if (is_queued) {
     device_sides(copy,
@@ -179,7 +179,7 @@ Task<> copy_and_wait(Reactor& reactor, Stream& stream, Stream::Copy request) {
 
 }  // namespace
 
-// Not itself a coroutine: `request` may be a temporary, and the coroutine starts later.
+// Not itself a coroutine, because `request` may be a temporary, and a coroutine starts later.
 Task<> copy(Reactor& reactor, Stream& stream, const Stream::Copy& request) {
   return copy_and_wait(reactor, stream, request);
 }

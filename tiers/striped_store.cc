@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/striped_store.cc: chunks to stripes and back; every call of all stripes at once, since they
-// meet in it.
+// tiers/striped_store.cc: maps chunks to stripes and back. All stripes make every call at the same
+// time, because they meet in it.
 #include "tiers/striped_store.h"
 
 #include <fmt/format.h>
@@ -31,7 +31,7 @@ StripedStore::StripedStore(Environment environment)
                &environment_.ranks),
       stripes_(environment_.places.size()) {
   const Quorum& ranks = environment_.ranks;
-  quorums_.reserve(stripes_.size());  // the stores keep references
+  quorums_.reserve(stripes_.size());  // the stores keep references to them
   ZIGGURAT_CHECK(environment_.scratch.size() >= scratch_bytes(stripes_.size()),
                  "scratch memory of {} bytes", environment_.scratch.size());
   for (std::size_t i = 0; i < stripes_.size(); ++i)
@@ -60,7 +60,7 @@ Task<> StripedStore::on_all(std::vector<Task<>> tasks) {
         co_await std::move(task);
       } catch (...) {
         error = std::current_exception();
-        meeting.lose(error);  // nobody may wait for a stripe that has given up
+        meeting.lose(error);  // so that no stripe waits for one that has given up
       }
     }(std::move(tasks[i]), meeting_, errors[i]));
   }
@@ -142,7 +142,7 @@ Task<bool> StripedStore::settle(std::vector<RecordDamage> damaged) {
     each.chunk = home.chunk;
     by_stripe[home.stripe].push_back(std::move(each));
   }
-  bool stands = false;  // every stripe learns the same
+  bool stands = false;  // every stripe sets the same value
   std::vector<Task<>> tasks;
   for (std::uint32_t stripe = 0; stripe < stripes_.size(); ++stripe)
     tasks.push_back(settle_stripe(stripe, std::move(by_stripe[stripe]), stands));
@@ -158,7 +158,7 @@ Task<> StripedStore::settle_stripe(std::uint32_t stripe, std::vector<RecordDamag
   stands = co_await std::move(settling);
 }
 
-/// Puts the places in the order of the stripes they hold.
+/// Puts the places in the order of the stripes that they hold.
 Task<> StripedStore::find_places() {
   const int rank = environment_.ranks.rank();
   auto& places = environment_.places;
@@ -168,7 +168,7 @@ Task<> StripedStore::find_places() {
   for (std::uint32_t stripe = 0; striped && stripe < places.size(); ++stripe) {
     const auto find = [&](auto&& in) {
       for (std::size_t i = 0; i < places.size(); ++i) {
-        const std::size_t at = (stripe + i) % places.size();  // as given, if that is right
+        const std::size_t at = (stripe + i) % places.size();  // tries the given order first
         if (!taken[at] && in(places[at], rank, stripe)) return at;
       }
       return places.size();
@@ -179,10 +179,12 @@ Task<> StripedStore::find_places() {
       std::string where;
       for (const StripePlace& place : places)
         where += (where.empty() ? "" : ", ") + place.directory;
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}, stripe {} of this store, is in none of {}; give the directories "
-                              "that the store was made with, all of them and no other",
-                              StateStore::file_name(rank, stripe), stripe, where));
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format(
+              "the file {}, stripe {} of this store, is in none of {}; give all directories "
+              "with which the store was made, and no others",
+              StateStore::file_name(rank, stripe), stripe, where));
     }
     taken[at] = true;
     ordered.push_back(places[at]);
@@ -206,10 +208,11 @@ void StripedStore::adopt_homes() {
     for (ChunkId local = 0; local < stripes_[s]->chunk_count(); ++local) {
       const ChunkId chunk = stripes_[s]->chunk_name(local);
       if (chunk >= count || homes_[chunk].stripe != kStripesMax)
-        throw Error(ErrorCode::kDataLoss,
-                    fmt::format("{}: chunk {} of {} is in two stripes, or in none: the stripes do "
-                                "not belong together",
-                                environment_.places[s].directory, chunk, count));
+        throw Error(
+            ErrorCode::kDataLoss,
+            fmt::format("{}: chunk {} of {} is in two stripes or in none, so the stripes do "
+                        "not belong together",
+                        environment_.places[s].directory, chunk, count));
       homes_[chunk] = {.stripe = s, .chunk = local};
     }
   }
@@ -263,10 +266,11 @@ Task<> StripedStore::write(ChunkId chunk, std::uint64_t generation,
                            IoPriority priority) {
   require_writable();
   ZIGGURAT_CHECK(chunk < chunk_count(), "chunk {} of {}", chunk, chunk_count());
-  // One rank's stripes may not run ahead of each other either.
-  ZIGGURAT_CHECK(generation == 0 || durable_everywhere() + 1 == generation,
-                 "chunk {}: generation {} may not be written, durable in every stripe is only {}",
-                 chunk, generation, durable_everywhere());
+  // The stripes of one rank may not run ahead of each other either.
+  ZIGGURAT_CHECK(
+      generation == 0 || durable_everywhere() + 1 == generation,
+      "chunk {}: generation {} may not be written, because only {} is durable in every stripe",
+      chunk, generation, durable_everywhere());
   return at(chunk).write(homes_[chunk].chunk, generation, record, hash, priority);
 }
 
@@ -315,8 +319,8 @@ Task<> StripedStore::commit(std::uint64_t generation, std::span<const std::byte>
   state_.blob.assign(blob.begin(), blob.end());
 }
 
-/// A commit of `generation` has failed. Where a stripe has made it all the same, there is no way
-/// back to the generation before, and no other way on than recovery's.
+/// Handles a failed commit of `generation`. If a stripe has sealed it nevertheless, the store
+/// cannot go back to the generation before, and only a recovery can continue.
 void StripedStore::part_ways(std::uint64_t generation) {
   const auto sealed = std::ranges::find_if(
       stripes_, [&](const auto& stripe) { return stripe->durable_generation() == generation; });
@@ -324,7 +328,7 @@ void StripedStore::part_ways(std::uint64_t generation) {
   const auto at = static_cast<std::size_t>(sealed - stripes_.begin());
   broken_.emplace(ErrorCode::kUnavailable,
                   fmt::format("nothing is written to this store any more, because generation {} is "
-                              "sealed in {}, and not in every directory of the store. Close the "
+                              "sealed in {}, but not in every directory of the store. Close the "
                               "engine, check the drives, and open the store again",
                               generation, environment_.places[at].directory));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/striping.cc: weighted least-loaded assignment, in whole numbers.
+// tiers/striping.cc: assigns each item to the stripe with the least weighted load, in whole
+// numbers.
 #include "tiers/striping.h"
 
 #include <fmt/format.h>
@@ -12,14 +13,14 @@ std::vector<std::uint32_t> assign_stripes(std::span<const std::uint64_t> item_by
                                           std::span<const StripePlace> places) {
   if (places.empty() || places.size() > kStripesMax)
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} directories were given: a store can be striped over 1 to {}",
+                fmt::format("{} directories were given, but a store can be striped over 1 to {}",
                             places.size(), kStripesMax));
   for (const StripePlace& place : places) {
     if (place.weight == 0)
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: this stripe has weight 0: leave it out", place.directory));
+                  fmt::format("the stripe in {} has weight 0; leave it out", place.directory));
   }
-  // Products of bytes and bandwidths pass 64 bits.
+  // Products of bytes and bandwidths can exceed 64 bits.
   __extension__ using Wide = unsigned __int128;
   std::vector<std::uint64_t> bytes(places.size());
   std::vector<std::uint32_t> stripes;
@@ -38,7 +39,7 @@ std::vector<std::uint32_t> assign_stripes(std::span<const std::uint64_t> item_by
     if (bytes[i] == 0 && places.size() > 1)
       throw Error(
           ErrorCode::kInvalidArgument,
-          fmt::format("{}: {} chunks over {} directories leave nothing for this one (weight "
+          fmt::format("{} gets none of {} chunks over {} directories (its weight is "
                       "{}); leave it out",
                       places[i].directory, item_bytes.size(), places.size(), places[i].weight));
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/striping.h: several drives of different speeds as one: which drive each chunk lives on.
+// tiers/striping.h: uses several drives of different speeds as one: decides on which drive each
+// chunk lies.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +15,20 @@ namespace ziggurat {
 
 inline constexpr std::uint32_t kStripesMax = 16;
 
-/// One directory of a striped set. What it points to outlives the files in it.
+/// One directory of a striped store. The objects that it points to outlive the files in it.
 struct StripePlace {
   IoEngine& io;
   IoObservers observers;
   std::string directory;
-  std::uint64_t weight = 1;  ///< share of the bytes, in any unit: the drive's bandwidth
+  std::uint64_t weight = 1;  ///< weight of its share of the bytes, in any unit: the drive's
+                             ///< bandwidth
 };
 
-/// For each item the index of its stripe: in order of need, each goes where the bytes so far, for
-/// the weight, are fewest. So any stretch of consecutive items is spread like the whole, and all
-/// drives end a sweep together. Depends on nothing but its arguments.
+/// Returns the index of the stripe of each item. In the order of need, each item goes to the stripe
+/// with the fewest bytes so far for its weight. So any run of consecutive items is spread like the
+/// whole, and all drives end a sweep at the same time. The result depends on the arguments only.
 /// Errors: kInvalidArgument if a weight is 0, if there are more than kStripesMax, or if a stripe
-/// would hold nothing.
+/// would get no item.
 std::vector<std::uint32_t> assign_stripes(std::span<const std::uint64_t> item_bytes,
                                           std::span<const StripePlace> places);
 

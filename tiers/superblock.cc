@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/superblock.cc: one walk over the fields serves both directions, so that they cannot
+// tiers/superblock.cc: one function over the fields serves both directions, so that they cannot
 // disagree.
 #include "tiers/superblock.h"
 
@@ -16,11 +16,11 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x4554'4154'5347'495a;  // "ZIGSTATE" in the file's byte order
 constexpr std::uint64_t kChecksumSeed = 0x7375'7065'7262'6c6b;
-// These three never move, whatever the format version: a program can always say "another version"
-// with confidence.
+// These three never change, whatever the format version, so that every program can recognize
+// another version.
 constexpr std::size_t kMagicOffset = 0;
 constexpr std::size_t kChecksumOffset = 8;
-constexpr std::size_t kFieldsOffset = 16;  // the version comes first
+constexpr std::size_t kFieldsOffset = 16;  // the first field is the version
 
 void store_little(std::span<std::byte> block, std::size_t offset, std::uint64_t value,
                   std::size_t width) {
@@ -35,7 +35,8 @@ std::uint64_t load_little(std::span<const std::byte> block, std::size_t offset, 
   return value;
 }
 
-/// Calls `field(value)` for every field, in file order. The order is the format: append only.
+/// Calls `field(value)` for every field, in file order. The order is the format, so fields may only
+/// be appended.
 template <class S, class F>
 void for_each_field(S& s, F&& field) {
   field(s.version);
@@ -71,7 +72,7 @@ void for_each_field(S& s, F&& field) {
   field(s.blob_hash);
 }
 
-/// bool and 32-bit fields take 4 bytes, 64-bit ones 8.
+/// The bytes of a field: 4 for bool and 32-bit fields, 8 for 64-bit ones.
 template <class T>
 constexpr std::size_t field_width = sizeof(T) == 8 ? 8 : 4;
 

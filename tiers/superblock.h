@@ -2,9 +2,9 @@
 // tiers/superblock.h: the 4 KiB block that says which generation of a store is whole, field by
 // field, little-endian.
 //
-// There are two, by parity of the generation, two copies of each far apart. A superblock is
-// believed only if its magic and its own checksum are right; what it says about tables and blobs is
-// believed only if their hashes are right too.
+// There are two, one per parity of the generation, with two copies of each far apart. A superblock
+// is believed only if its magic and its own checksum are right. What it says about tables and blobs
+// is believed only if their hashes are right too.
 #pragma once
 
 #include <cstddef>
@@ -17,13 +17,13 @@ namespace ziggurat {
 inline constexpr std::size_t kSuperblockBytes = 4096;
 inline constexpr std::uint32_t kStoreFormatVersion = 1;
 
-/// Drawn when a store is created, the same on every rank: files of two stores are never taken for
-/// one.
+/// The identity of a store, drawn when it is created and equal on every rank, so that files of two
+/// stores are never taken for one.
 struct StoreUuid {
   std::uint64_t high = 0;
   std::uint64_t low = 0;
   bool operator==(const StoreUuid&) const = default;
-  /// 64 bits of it for comparing ranks and for seeds; never 0.
+  /// Returns 64 bits of it, for comparing ranks and for seeds; never 0.
   std::uint64_t key() const noexcept;
 };
 
@@ -41,25 +41,25 @@ struct Superblock {
   std::uint32_t stripe_index = 0;
   std::uint32_t stripe_count = 1;
   std::uint32_t slots = 2;
-  /// slots = 1 only: records of `generation` are being written over those of the one before;
-  /// nothing is whole.
+  /// Only with slots = 1: records of `generation` are being written over those of the one before,
+  /// so that no generation is whole.
   bool in_progress = false;
   std::uint64_t file_bytes = 0;
   std::uint64_t chunk_count = 0;
-  std::uint64_t layout_hash = 0;    ///< of StoreSpec::layout
-  std::uint64_t identity_hash = 0;  ///< of StoreSpec::run_identity
-  std::uint64_t numerics_hash = 0;  ///< of StoreSpec::numerics_fingerprint
+  std::uint64_t layout_hash = 0;    ///< hash of StoreSpec::layout
+  std::uint64_t identity_hash = 0;  ///< hash of StoreSpec::run_identity
+  std::uint64_t numerics_hash = 0;  ///< hash of StoreSpec::numerics_fingerprint
   std::uint64_t text_offset_bytes = 0;
   std::uint64_t text_bytes = 0;
   std::uint64_t text_hash =
-      0;  ///< of the text area, which holds the three above and the chunk table
+      0;  ///< hash of the text area, which has these three texts and the chunk table
   std::uint64_t generation = 0;
   std::uint64_t optimizer_step = 0;
   std::uint64_t epoch = 0;
   std::uint64_t previous_hash =
       0;  ///< superblock_hash() of the generation before on this rank; 0 for generation 0
   std::uint64_t lineage =
-      0;  ///< folds the (generation, attempt) of every one up to this: equal on all ranks
+      0;  ///< folds the (generation, attempt) of every generation so far; equal on all ranks
   std::uint64_t table_offset_bytes = 0;
   std::uint64_t table_hash = 0;
   std::uint64_t blob_offset_bytes = 0;
@@ -67,7 +67,7 @@ struct Superblock {
   std::uint64_t blob_hash = 0;
 };
 
-/// Fills `block` (kSuperblockBytes) with `superblock`, zero padded, checksum set.
+/// Fills `block` (kSuperblockBytes) with `superblock`, padded with zeros, and sets the checksum.
 void encode_superblock(const Superblock& superblock, std::span<std::byte> block);
 
 enum class SuperblockVerdict {
@@ -75,17 +75,17 @@ enum class SuperblockVerdict {
   kBlank,    ///< all zero: never written, or erased
   kForeign,  ///< no magic
   kWrongChecksum,
-  kWrongVersion,  ///< whole, but of a format this program does not know; only `version` is filled
-                  ///< in
+  kWrongVersion,  ///< whole, but of a format that this program does not know; only `version` is
+                  ///< filled in
 };
 std::string to_string(SuperblockVerdict verdict);
 
 SuperblockVerdict decode_superblock(std::span<const std::byte> block, Superblock& superblock);
 
-/// Identity of a superblock in the chain: hash of its encoded block.
+/// Returns the identity of a superblock in the chain: the hash of its encoded block.
 std::uint64_t superblock_hash(const Superblock& superblock);
 
-/// Lineage of a generation made in `attempt` on top of `lineage_before`.
+/// Returns the lineage of a generation that was made in `attempt` on top of `lineage_before`.
 std::uint64_t extend_lineage(std::uint64_t lineage_before, std::uint64_t generation,
                              std::uint64_t attempt) noexcept;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/swap_file.cc: items at fixed offsets in a file without a name, so that nothing is left
-// behind however the process ends.
+// tiers/swap_file.cc: items at fixed offsets in a file without a name, so that no file is left,
+// however the process ends.
 #include "tiers/swap_file.h"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 namespace ziggurat {
 namespace {
 constexpr std::uint64_t kItemAlignment =
-    64 * kKiB;  // a multiple of every direct-I/O alignment we accept
+    64 * kKiB;  // a multiple of every direct-I/O alignment that is accepted
 }
 
 SwapFile::SwapFile(std::vector<std::uint64_t> item_bytes, std::vector<std::uint32_t> stripes)

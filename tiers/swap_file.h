@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/swap_file.h: NVMe space for state that need not survive (parameters and gradients
-// placed on NVMe): an unnamed file per drive, its space reserved, with each item's hash kept in
-// memory so that a wrong byte is never used. Reactor's thread only.
+// tiers/swap_file.h: space on NVMe for state that need not survive the process (parameters and
+// gradients placed on NVMe): an unnamed file per drive with its space reserved. Each item's hash is
+// kept in memory, so that a wrong byte is never used. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ namespace ziggurat {
 
 class SwapFile {
  public:
-  /// `item_bytes`: size of each item; items go to the places as assign_stripes() says, which see
-  /// for errors.
+  /// Makes the files. `item_bytes` has the size of each item; assign_stripes() chooses the places
+  /// of items. Errors: as assign_stripes(), and errno's.
   static std::unique_ptr<SwapFile> create(Reactor& reactor, std::vector<StripePlace> places,
                                           std::vector<std::uint64_t> item_bytes);
 
@@ -27,9 +27,10 @@ class SwapFile {
                IoPriority priority = IoPriority::kDemand);
   Task<> read(std::size_t item, std::span<std::byte> bytes,
               IoPriority priority = IoPriority::kDemand);
-  /// IoEngine::raise() on every drive.
+  /// Raises transfers by IoEngine::raise() on every drive.
   void raise(std::span<const std::byte> memory, IoPriority priority);
-  /// Hash given with the last write of `item`; the caller compares (seed: the item's number).
+  /// Returns the hash given with the last write of `item`, which the caller compares (seed: the
+  /// item's number).
   std::uint64_t expected_hash(std::size_t item) const;
   Error corrupt_item(std::size_t item) const;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/numerics/block_scale.h: the scale of a block of values that are kept, or sent, in few bits.
+// base/numerics/block_scale.h: the scale of a block of values that are stored or sent in few bits.
 #pragma once
 
 #include <bit>
@@ -9,13 +9,13 @@
 
 namespace ziggurat::internal {
 
-/// Magnitudes are in the order of these, NaN above infinity.
+/// Returns a magnitude as bits, which are in the order of the magnitudes, with NaN above infinity.
 constexpr std::uint32_t magnitude_bits(float value) noexcept {
   return std::bit_cast<std::uint32_t>(value) & 0x7fffffffu;
 }
 
-/// Made from a block's largest magnitude (as bits: NaN is above infinity). `inverse` is what a
-/// value is multiplied with to lie in [-1, 1]; it is 0 where every value has the code of zero.
+/// A block's scale, made from its largest magnitude (as bits: NaN is above infinity). A value times
+/// `inverse` lies in [-1, 1]. `inverse` is 0 if every value gets the code of zero.
 struct BlockScale {
   float scale, inverse;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/numerics/float16.h: between fp32 and IEEE binary16, by integer arithmetic: the same on every
-// machine.
+// base/numerics/float16.h: converts between fp32 and IEEE binary16 by integer arithmetic, with the
+// same bits on every machine.
 #pragma once
 
 #include <bit>
@@ -11,8 +11,8 @@ namespace ziggurat {
 /// An IEEE binary16 value.
 using fp16 = std::uint16_t;
 
-/// Exact. Denormals are made by a subtraction of two normal numbers, so that no flush-to-zero
-/// setting reaches them.
+/// Converts exactly. Denormals are made by a subtraction of two normal numbers, so that
+/// flush-to-zero settings do not change them.
 constexpr float fp16_to_float(fp16 value) noexcept {
   const std::uint32_t magnitude = value & 0x7fffu;
   const std::uint32_t sign = (value & 0x8000u) << 16;
@@ -24,7 +24,7 @@ constexpr float fp16_to_float(fp16 value) noexcept {
   return std::bit_cast<float>(bits | sign);
 }
 
-/// Nearest, ties to even; from 65,520 on infinity. Every NaN becomes 0x7e00.
+/// Rounds to nearest, ties to even; from 65,520 on to infinity. Every NaN becomes 0x7e00.
 constexpr fp16 float_to_fp16(float value) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t magnitude = bits & 0x7fffffffu;
@@ -32,7 +32,8 @@ constexpr fp16 float_to_fp16(float value) noexcept {
   if (magnitude > 0x7f800000u) return 0x7e00;
   if (magnitude >= (143u << 23)) return static_cast<fp16>(sign | 0x7c00u);
   if (magnitude < (113u << 23)) {
-    // A denormal: 0.5 has its last place where binary16 has, so the addition rounds.
+    // For a denormal: the last place of 0.5 in fp32 is the last place of binary16's denormals, so
+    // the addition rounds.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<fp16>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
   }

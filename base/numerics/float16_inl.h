@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/numerics/float16_inl.h: base/numerics/float16.h on registers: the same bits on every target,
-// since the instructions for it are not on all of them and differ in NaN. Included once per target.
+// base/numerics/float16_inl.h: base/numerics/float16.h on registers, with the same bits on every
+// target. The CPU's conversion instructions are not used: not all targets have them, and they
+// differ for NaN. Included once per target.
 #if defined(ZIGGURAT_BASE_FLOAT16_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZIGGURAT_BASE_FLOAT16_INL_H_
 #undef ZIGGURAT_BASE_FLOAT16_INL_H_
@@ -15,7 +16,7 @@ namespace ziggurat::float16::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// fp16_to_float of the lower 16 bits of each word; the others are zero.
+/// Does fp16_to_float of the lower 16 bits of each word; the upper 16 bits are zero.
 template <class D, class Words = hn::RebindToUnsigned<D>>
 HWY_INLINE hn::Vec<D> widen(D f, hn::Vec<Words> half) {
   const Words d;
@@ -31,7 +32,7 @@ HWY_INLINE hn::Vec<D> widen(D f, hn::Vec<Words> half) {
   return hn::BitCast(f, hn::Or(bits, hn::ShiftLeft<16>(hn::Sub(half, magnitude))));
 }
 
-/// float_to_fp16 of each lane, in the lower 16 bits of a word; the others are zero.
+/// Does float_to_fp16 of each lane, into the lower 16 bits of a word; the upper 16 bits are zero.
 template <class D, class Words = hn::RebindToUnsigned<D>>
 HWY_INLINE hn::Vec<Words> round(D f, hn::Vec<D> value) {
   const Words d;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/numerics/host_device.h: the mark of a function that runs on a CPU and in a CUDA kernel: what
-// is specified is written once, and each compiler makes its own machine's code of it.
+// base/numerics/host_device.h: marks a function that runs on a CPU and in a CUDA kernel. So the
+// specification is written once, and each compiler makes its own machine's code of it.
 //
-// A constexpr function needs no mark: nvcc is told so (--expt-relaxed-constexpr). Neither fuses a
-// product with a sum (-ffp-contract=off, --fmad=false). Headers that kernels include leave
-// base/check.h out: nvcc does not compile fmt.
+// A constexpr function needs no mark, because nvcc gets --expt-relaxed-constexpr. Neither compiler
+// fuses a product with a sum (-ffp-contract=off, --fmad=false). Headers that kernels include must
+// not include base/check.h, because nvcc does not compile fmt.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/numerics/kernel_launch.cc: the words of what is refused and of what failed.
+// base/numerics/kernel_launch.cc: the errors of arguments that a launch refuses, and of failed
+// calls.
 #include "base/numerics/kernel_launch.h"
 
 #include <fmt/format.h>
@@ -13,8 +14,8 @@ namespace ziggurat {
 void require_aligned(const char* what, const void* address, std::size_t alignment) {
   if (reinterpret_cast<std::uintptr_t>(address) % alignment == 0) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{} begins at {}, but a GPU loads only from multiples of {} bytes: begin "
-                          "the array at one of them",
+              fmt::format("{} begins at {}, but a GPU loads only from multiples of {} bytes: let "
+                          "the array begin at such a multiple",
                           what, address, alignment));
 }
 
@@ -22,10 +23,11 @@ namespace internal {
 
 void require_launchable(const char* name, std::uint64_t blocks) {
   if (blocks <= kBlocksMax) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("kernel \"{}\" needs {} blocks, but one launch takes at most {}: call it "
-                          "for parts of the array",
-                          name, blocks, kBlocksMax));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("kernel \"{}\" needs {} blocks, but one launch takes at most {}: call the "
+                  "function for parts of the array",
+                  name, blocks, kBlocksMax));
 }
 
 namespace {
@@ -34,14 +36,15 @@ namespace {
   const std::string device =
       failed.device < 0 ? "the current device" : fmt::format("device {}", failed.device);
   const std::string told =
-      fmt::format("{} on {}: {} ({})", what, device, failed.error_name, failed.error_text);
+      fmt::format("{} failed on {}: {} ({})", what, device, failed.error_name, failed.error_text);
   if (failed.out_of_memory) {
     throw Error(ErrorCode::kResourceExhausted,
-                told + ": free memory on it, or give the engine less", failed.error);
+                told + "; free memory on the device, or give the engine less of it", failed.error);
   }
-  throw Error(ErrorCode::kUnavailable,
-              told + ": what was queued before may have failed too; restart on a device that works",
-              failed.error);
+  throw Error(
+      ErrorCode::kUnavailable,
+      told + "; work that was queued before may have failed too; restart on a device that works",
+      failed.error);
 }
 
 }  // namespace
@@ -52,7 +55,7 @@ void call_failed(const char* call, std::uint64_t size_bytes, const FailedCall& f
 
 void launch_failed(const char* name, std::uint64_t blocks, std::uint32_t threads,
                    const FailedCall& failed) {
-  fail(fmt::format("cudaLaunchKernel of \"{}\" ({} blocks of {} threads)", name, blocks, threads),
+  fail(fmt::format("the launch of kernel \"{}\" ({} blocks of {} threads)", name, blocks, threads),
        failed);
 }
 

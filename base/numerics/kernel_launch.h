@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/numerics/kernel_launch.h: what the functions that queue kernels have in common, free of
-// CUDA's headers: the stream they take, and how a launch that failed is told.
+// base/numerics/kernel_launch.h: what the functions that queue kernels share, without CUDA's
+// headers: the stream's type, the checks of arguments, and the errors of failed launches.
 #pragma once
 
 #include <cstddef>
@@ -11,18 +11,18 @@ namespace ziggurat {
 /// A cudaStream_t of the current device; null is the legacy default stream.
 using StreamHandle = void*;
 
-/// Errors: kInvalidArgument, naming `what`, for an address that is not a multiple of `alignment`,
-/// which a GPU cannot load from. Null is aligned.
+/// Checks that `address` is a multiple of `alignment`, because a GPU cannot load from other
+/// addresses. Null is aligned. Errors: kInvalidArgument, naming `what`.
 void require_aligned(const char* what, const void* address, std::size_t alignment);
 
 namespace internal {
 
-/// Blocks of one launch.
+/// The most blocks of one launch.
 inline constexpr std::uint64_t kBlocksMax = 0x7fffffffu;
-/// Errors: kInvalidArgument for more than kBlocksMax.
+/// Checks the number of blocks. Errors: kInvalidArgument for more than kBlocksMax.
 void require_launchable(const char* name, std::uint64_t blocks);
 
-/// A call's error, as CUDA tells it.
+/// The error of a call, as CUDA reports it.
 struct FailedCall {
   int device;  ///< -1: unknown
   int error;   ///< cudaError_t
@@ -30,7 +30,8 @@ struct FailedCall {
   const char* error_name;
   const char* error_text;
 };
-/// Errors: kResourceExhausted where memory is missing, else kUnavailable.
+/// Throws the error of `call`, which works on `size_bytes` of memory: kResourceExhausted if memory
+/// is missing, otherwise kUnavailable.
 [[noreturn]] void call_failed(const char* call, std::uint64_t size_bytes, const FailedCall& failed);
 [[noreturn]] void launch_failed(const char* name, std::uint64_t blocks, std::uint32_t threads,
                                 const FailedCall& failed);

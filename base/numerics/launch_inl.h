@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/numerics/launch_inl.h: a block program (block_program.h) as a CUDA kernel. For .cu files
-// only.
+// base/numerics/launch_inl.h: runs a block program (block_program.h) as a CUDA kernel. For .cu
+// files only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,7 +22,8 @@ __device__ __forceinline__ void run_on_device(const Program& program,
   }
 }
 
-/// __grid_constant__: the arguments are read where they were passed, not copied to each thread.
+/// Runs a program. __grid_constant__ makes threads read the arguments where they were passed,
+/// instead of copying them to each thread.
 template <class Program>
 __global__ void __launch_bounds__(Program::kThreads)
     run_program(const __grid_constant__ Program program) {
@@ -32,7 +33,9 @@ __global__ void __launch_bounds__(Program::kThreads)
 
 inline FailedCall failed_call(cudaError_t error) {
   int device = -1;
-  if (cudaGetDevice(&device) != cudaSuccess) device = -1;  // the call's own error is the news
+  if (cudaGetDevice(&device) != cudaSuccess)
+    device = -1;  // the call's own error is what the
+                  // caller needs to know
   return {
       .device = device,
       .error = static_cast<int>(error),
@@ -41,15 +44,15 @@ inline FailedCall failed_call(cudaError_t error) {
       .error_text = cudaGetErrorString(error)};
 }
 
-/// The call went over `size_bytes` of memory.
+/// Throws if `call`, which works on `size_bytes` of memory, failed.
 inline void require_success(const char* call, std::uint64_t size_bytes, cudaError_t error) {
   if (error != cudaSuccess) call_failed(call, size_bytes, failed_call(error));
 }
 
-/// Queues the program; of no blocks, does nothing. `name` is for the error.
+/// Queues the program; does nothing if it has no blocks. `name` is for the error.
 template <class Program>
 void launch_program(const char* name, const Program& program, StreamHandle stream) {
-  constexpr std::size_t kArgumentBytesMax = 4096;  // what every architecture takes
+  constexpr std::size_t kArgumentBytesMax = 4096;  // the most that every architecture accepts
   static_assert(sizeof(Program) <= kArgumentBytesMax);
   const std::uint64_t blocks = program.blocks();
   if (blocks == 0) return;

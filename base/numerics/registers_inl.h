@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/numerics/registers_inl.h: arrays of fp32, bf16 and fp16 as registers of fp32, two at a time:
-// widened exactly, rounded with the bits of rounding.h and float16.h. Included once per target.
+// base/numerics/registers_inl.h: loads arrays of fp32, bf16 and fp16 into registers of fp32, two at
+// a time, widened exactly, and rounds them with the bits of rounding.h and float16.h. Included once
+// per target.
 #if defined(ZIGGURAT_NUMERICS_REGISTERS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZIGGURAT_NUMERICS_REGISTERS_INL_H_
 #undef ZIGGURAT_NUMERICS_REGISTERS_INL_H_
@@ -18,7 +19,7 @@
 
 #undef ZIGGURAT_HAVE_VECTORS
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || HWY_HAVE_SCALABLE
-#define ZIGGURAT_HAVE_VECTORS 0  // emulated, or of no fixed size: the specification is used instead
+#define ZIGGURAT_HAVE_VECTORS 0  // emulated or of no fixed size: the specification is used
 #else
 #define ZIGGURAT_HAVE_VECTORS 1
 
@@ -27,7 +28,7 @@ namespace ziggurat::internal::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 using Floats = hn::ScalableTag<float>;
-using Words = hn::RebindToUnsigned<Floats>;  // as many 32-bit lanes
+using Words = hn::RebindToUnsigned<Floats>;  // the same number of 32-bit lanes
 using F = hn::Vec<Floats>;
 using W = hn::Vec<Words>;
 constexpr std::size_t kLanes = hn::MaxLanes(Floats());
@@ -37,13 +38,13 @@ HWY_INLINE F quiet(F value) {
   return hn::IfThenElse(hn::IsNaN(value), nan, value);
 }
 
-using Halves = hn::Repartition<std::uint16_t, Floats>;   // twice as many 16-bit lanes
-using HalfRegister = hn::Rebind<std::uint16_t, Floats>;  // as many 16-bit lanes
+using Halves = hn::Repartition<std::uint16_t, Floats>;   // twice the number of 16-bit lanes
+using HalfRegister = hn::Rebind<std::uint16_t, Floats>;  // the same number of 16-bit lanes
 using SignedHalf = hn::Rebind<std::int16_t, Floats>;
 using SignedWords = hn::RebindToSigned<Floats>;
 constexpr std::size_t kPair = 2 * kLanes;
 
-/// 2 * kLanes values.
+/// Holds 2 * kLanes values.
 struct Pair {
   F low, high;
 };
@@ -66,23 +67,24 @@ HWY_INLINE WordPair load_halves(const void* array, std::size_t i) {
   return {hn::PromoteTo(Words(), hn::LoadU(HalfRegister(), from)),
           hn::PromoteTo(Words(), hn::LoadU(HalfRegister(), from + kLanes))};
 }
-/// The upper halves of the words.
+/// Returns the upper halves of the words.
 HWY_INLINE hn::Vec<Halves> upper_halves(WordPair words) {
-  // Odd 16-bit lanes are the upper halves of 32-bit lanes; taking them so keeps their order on
-  // every target.
+  // Odd 16-bit lanes are the upper halves of 32-bit lanes. ConcatOdd keeps their order on every
+  // target.
   return hn::ConcatOdd(Halves(), hn::BitCast(Halves(), words.high),
                        hn::BitCast(Halves(), words.low));
 }
 
 HWY_INLINE F widen_bf16(W half) { return hn::BitCast(Floats(), hn::ShiftLeft<16>(half)); }
-/// Adds noise; the lower halves are to be cut off. The only NaN that comes here (kNaNBits) survives
-/// the addition.
+/// Adds noise; the caller then cuts off the lower halves. The only NaN that gets here (kNaNBits)
+/// survives the addition.
 HWY_INLINE WordPair with_noise(Pair values, WordPair noise) {
   return {hn::Add(hn::BitCast(Words(), values.low), noise.low),
           hn::Add(hn::BitCast(Words(), values.high), noise.high)};
 }
 
-/// Which elements of memory are in which register of a pair.
+/// A way to place elements in a pair of registers: the first half in one, the second half in the
+/// other.
 struct InOrder {
   static HWY_INLINE Pair load_bf16(const void* array, std::size_t i) {
     const WordPair halves = load_halves(array, i);
@@ -91,15 +93,15 @@ struct InOrder {
   static HWY_INLINE hn::Vec<Halves> rounded_bf16(Pair values, WordPair noise) {
     return upper_halves(with_noise(values, noise));
   }
-  /// The numbers of the elements from `first` on.
+  /// Returns the numbers of the elements from `first` on.
   static HWY_INLINE WordPair indices(std::uint32_t first) {
     const Words d;
     return {hn::Iota(d, first), hn::Iota(d, first + static_cast<std::uint32_t>(kLanes))};
   }
 };
 
-/// The even ones in one register, the odd ones in the other: where all arrays are bf16, nothing
-/// then has to move from lane to lane, neither on the way in nor on the way out.
+/// A way to place elements in a pair of registers: the even ones in one, the odd ones in the other.
+/// If all arrays are bf16, nothing has to move between lanes when elements are loaded or stored.
 struct EvenOdd {
   static HWY_INLINE Pair load_bf16(const void* array, std::size_t i) {
     const W both =
@@ -123,7 +125,7 @@ HWY_INLINE void store_halves(hn::Vec<Halves> halves, void* array, std::size_t i)
 }
 
 HWY_INLINE F widen_fp16(W half) { return float16::HWY_NAMESPACE::widen(Floats(), half); }
-/// float_to_fp16, in the upper halves.
+/// Does float_to_fp16, into the upper halves.
 HWY_INLINE W round_fp16(F value) {
   return hn::ShiftLeft<16>(float16::HWY_NAMESPACE::round(Floats(), value));
 }

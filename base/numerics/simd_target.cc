@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/numerics/simd_target.cc: the list of targets, ZIGGURAT_SIMD, and the forced one.
+// base/numerics/simd_target.cc: lists the targets, reads ZIGGURAT_SIMD, and keeps a forced target.
 #include "base/numerics/simd_target.h"
 
 #include <fmt/format.h>
@@ -26,15 +26,15 @@ struct Target {
   std::size_t slot;
 };
 
-/// Position in a HWY_EXPORT table of one target's bit (the bits are in the order of the table, best
-/// first).
+/// Returns a target's position in a HWY_EXPORT table from its bit (the bits are in the order of the
+/// table, best first).
 std::size_t slot_of(std::int64_t target_bit) {
   return hwy::Num0BitsBelowLS1Bit_Nonzero64(
       static_cast<std::uint64_t>(HWY_CHOSEN_TARGET_SHIFT(target_bit)));
 }
 
-/// Best first; the specification is last, and stands in for Highway's own scalar and emulated
-/// targets.
+/// Lists the targets, best first. The specification is last, and replaces Highway's own scalar and
+/// emulated targets.
 std::vector<Target> find_targets() {
   std::vector<Target> targets;
   for (const std::int64_t bit : hwy::SupportedAndGeneratedTargets()) {
@@ -58,13 +58,14 @@ std::optional<std::size_t> slot_by_name(std::string_view name) {
 }
 
 std::string unknown_target(std::string_view setting, std::string_view name) {
-  return fmt::format("{}={}: not a SIMD target of this CPU and build; valid: {}", setting, name,
-                     fmt::join(simd_targets(), ", "));
+  return fmt::format(
+      "{}={} names no SIMD target of this CPU and this build; the valid names are {}", setting,
+      name, fmt::join(simd_targets(), ", "));
 }
 
 struct Choice {
   std::size_t slot;
-  std::string error;  ///< of ZIGGURAT_SIMD; empty if there is none
+  std::string error;  ///< the error of ZIGGURAT_SIMD; empty if there is none
 };
 
 Choice read_environment() {

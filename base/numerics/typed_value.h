@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/numerics/typed_value.h: one element of an array whose type is known at run time only: the
-// specification that kernels over such arrays are compared with, and what CUDA's are made of.
+// base/numerics/typed_value.h: loads and stores one element of an array whose type is known only at
+// run time. Kernels over such arrays are compared with these functions, and CUDA's kernels are made
+// of them.
 #pragma once
 
 #include <cstddef>
@@ -12,16 +13,16 @@
 
 namespace ziggurat {
 
-/// Element `i` of an array of T. In a kernel the array must be aligned to its elements; elsewhere
-/// it needs no alignment.
+/// Loads element `i` of an array of T. In a kernel the array must be aligned to its elements;
+/// elsewhere it needs no alignment.
 template <class T>
 ZIGGURAT_HOST_DEVICE inline T load_element(const std::byte* values, std::size_t i) noexcept {
-  // memcpy, because an array may be written in place under another type: the compiler must not move
-  // a load past a store.
+  // memcpy, because an array may be written in place under another type, and the compiler must not
+  // move a load past such a store.
   T element;
   const void* from = values + i * sizeof(T);
 #if defined(__CUDA_ARCH__)
-  from = __builtin_assume_aligned(from, sizeof(T));  // else it copies byte by byte
+  from = __builtin_assume_aligned(from, sizeof(T));  // without this it copies byte by byte
 #endif
   std::memcpy(&element, from, sizeof(T));
   return element;
@@ -36,7 +37,7 @@ ZIGGURAT_HOST_DEVICE inline void store_element(std::byte* values, std::size_t i,
   std::memcpy(to, &element, sizeof(T));
 }
 
-/// Element `i` of an array of `dtype`, widened exactly.
+/// Returns element `i` of an array of `dtype`, widened exactly.
 ZIGGURAT_HOST_DEVICE inline float value_at(DType dtype, const std::byte* values,
                                            std::size_t i) noexcept {
   switch (dtype) {

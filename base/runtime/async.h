@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/async.h: what coroutines wait on: a Signal (a state, many waiters) and a WorkGroup
-// (work under way); and what ends all waiting at once, a CancelScope.
+// base/runtime/async.h: what coroutines wait on: a Signal (a state, many waiters), a WorkGroup
+// (work under way), and a CancelScope, which ends many waits at once.
 //
 // Reactor's thread only. Waiters resume through the reactor's queue, never inside set().
 //
-// GCC 12 destroys twice a temporary that owns something when it is built inside a co_await
+// GCC 12 destroys a temporary that owns something twice if it is built inside a co_await
 // expression: name it first, then move it in (tests/base/coroutine_test.cc holds the pattern).
 #pragma once
 
@@ -23,25 +23,25 @@
 
 namespace ziggurat {
 
-/// A coroutine that waits for a Signal, and is woken once: by the signal or by its scope.
+/// A coroutine that waits for a Signal. It is woken once, by the signal or by its scope.
 class SignalWaiter : public boost::intrusive::list_base_hook<
                          boost::intrusive::link_mode<boost::intrusive::auto_unlink>> {
  public:
   virtual ~SignalWaiter() = default;
-  /// Through the reactor's queue. Nothing, if it was woken before.
+  /// Resumes the coroutine through the reactor's queue. Does nothing if it was woken before.
   virtual void wake(Reactor& reactor, const std::exception_ptr& outcome) = 0;
 };
 
-/// Ends the waiting of everything that is part of something: of an engine that has failed, or is
-/// closed. Outlives the signals of the scope.
+/// Ends all waits that belong together, such as those of an engine that has failed or is closed.
+/// Outlives the signals of the scope.
 class CancelScope {
  public:
   explicit CancelScope(Reactor& reactor) : reactor_(&reactor) {}
   CancelScope(const CancelScope&) = delete;
   CancelScope& operator=(const CancelScope&) = delete;
 
-  /// Everybody who waits for a signal of this scope, now or later, set or not, gets `error`. A
-  /// second call gives those who come later a fuller reason.
+  /// Gives `error` to everything that waits for a signal of this scope, now or later, set or not. A
+  /// second call gives later waiters a fuller reason.
   void cancel(const std::exception_ptr& error) {
     error_ = error;
     while (!waiters_.empty()) {
@@ -52,7 +52,7 @@ class CancelScope {
   }
   bool cancelled() const noexcept { return error_ != nullptr; }
   std::exception_ptr error() const noexcept { return error_; }
-  /// Rethrows what cancel() gave last.
+  /// Rethrows the error of the last cancel().
   void check() const {
     if (error_) std::rethrow_exception(error_);
   }
@@ -65,26 +65,26 @@ class CancelScope {
 };
 
 /// A state that becomes true (or failed) once; any number of coroutines wait for it. reset() makes
-/// it false again. Every waiter gets the outcome it was woken with: a reset, or the end of the
-/// signal, between set() and its resumption does not touch it.
+/// it false again. Every waiter gets the outcome with which it was woken, even if the signal is
+/// reset or destroyed before the waiter resumes.
 class Signal {
  public:
   explicit Signal(Reactor& reactor) : reactor_(&reactor) {}
-  /// Nobody waits for it any more once `scope` is cancelled.
+  /// Makes a signal whose waits end when `scope` is cancelled.
   explicit Signal(CancelScope& scope) : reactor_(scope.reactor_), scope_(&scope) {}
   Signal(Signal&&) = default;
   Signal& operator=(Signal&&) = default;
 
   bool is_set() const noexcept { return set_; }
   void set() { finish({}); }
-  /// Waiters, now and later, get `error` until reset().
+  /// Gives `error` to waiters, now and later, until reset().
   void fail(std::exception_ptr error) { finish(std::move(error)); }
   void reset() {
     set_ = false;
     error_ = {};
   }
 
-  /// Returns once set; rethrows what fail() gave, or cancel() of the scope.
+  /// Returns once the signal is set. Rethrows the error of fail(), or of the scope's cancel().
   Task<> wait() { return ended() ? outcome(final_error()) : suspend(); }
 
  private:
@@ -96,7 +96,7 @@ class Signal {
       if (!handler_) return;
       unlink();
       boost::asio::post(reactor.context(), [handler = std::move(*handler_), outcome]() mutable {
-        std::move(handler)(std::move(outcome));  // may end the signal
+        std::move(handler)(std::move(outcome));  // may destroy the signal
       });
       handler_.reset();
     }
@@ -115,14 +115,15 @@ class Signal {
     co_return;
   }
 
-  // No coroutine of ours: every transfer goes through here, and frames are cold memory by then.
+  // Is not a coroutine itself: every transfer waits through this function, and another frame would
+  // be cold memory when it resumes.
   Task<> suspend() {
     return boost::asio::async_initiate<const boost::asio::use_awaitable_t<>,
                                        void(std::exception_ptr)>(
         [this](auto handler) {
           using Handler = std::decay_t<decltype(handler)>;
           auto waiter = std::make_unique<Suspended<Handler>>(std::move(handler));
-          if (ended()) {  // since wait() was called
+          if (ended()) {  // it may have ended since wait() was called
             waiter->wake(*reactor_, final_error());
             return;
           }
@@ -145,8 +146,8 @@ class Signal {
   std::vector<std::unique_ptr<SignalWaiter>> waiters_;
 };
 
-/// Counts work under way; wait_idle() returns when the count is back at zero and rethrows the first
-/// failure.
+/// Counts work under way. wait_idle() returns when the count is back at zero, and rethrows the
+/// first failure.
 class WorkGroup {
  public:
   explicit WorkGroup(Reactor& reactor) : reactor_(&reactor), idle_(reactor) { idle_.set(); }
@@ -161,7 +162,9 @@ class WorkGroup {
   std::exception_ptr error() const noexcept { return first_error_; }
 
   Task<> wait_idle() {
-    while (count_ > 0) co_await idle_.wait();  // more may have been started before we resumed
+    while (count_ > 0)
+      co_await idle_.wait();  // more may have been started before this coroutine
+                              // resumed
     if (first_error_) std::rethrow_exception(first_error_);
   }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/clock.h: time as the engine sees it: the machine's, or a virtual one that jumps when
-// nothing is ready.
+// base/runtime/clock.h: time as the engine sees it: the machine's time, or virtual time that jumps
+// when nothing is ready.
 //
-// Owned by the Reactor; timers fire on the reactor's thread, in order of (deadline, order of
+// Owned by the Reactor. Timers fire on the reactor's thread, in order of (deadline, order of
 // scheduling).
 #pragma once
 
@@ -17,7 +17,7 @@ namespace ziggurat {
 
 using Nanoseconds = std::chrono::nanoseconds;
 
-/// Nanoseconds of CLOCK_MONOTONIC. For traces and reports; schedules use Clock.
+/// Returns the nanoseconds of CLOCK_MONOTONIC. For traces and reports; schedules use Clock.
 Nanoseconds monotonic_now() noexcept;
 
 class Clock {
@@ -31,10 +31,10 @@ class Clock {
   /// Runs `action` on the reactor once `delay` has passed.
   void after(Nanoseconds delay, std::function<void()> action);
 
-  /// Deadline of the earliest timer, if there is one.
+  /// Returns the deadline of the earliest timer, if there is one.
   std::optional<Nanoseconds> next_deadline() const;
-  /// Runs the earliest timer if it is due. Under virtual time it is always due: the clock jumps to
-  /// it.
+  /// Runs the earliest timer if it is due. In virtual time it is always due, and the clock jumps to
+  /// its deadline.
   bool run_next_due();
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/floating_point.h: the floating-point environment that our threads compute in.
+// base/runtime/floating_point.h: the floating-point environment in which our threads compute.
 //
-// Threads inherit it from the one that starts them, and embedders may have flush-to-zero or another
-// rounding mode on: either changes bits.
+// A thread inherits the environment of the thread that starts it, and an embedding program may use
+// flush-to-zero or another rounding mode: either changes bits.
 #pragma once
 
 #if defined(__x86_64__)
@@ -13,7 +13,7 @@
 
 namespace ziggurat::internal {
 
-/// Round to nearest, denormals kept, exceptions masked, for the calling thread.
+/// Makes the calling thread round to nearest, keep denormals and mask exceptions.
 inline void set_floating_point_environment() noexcept {
 #if defined(__x86_64__)
   _mm_setcsr(0x1f80);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/for_each.cc: as many lanes as may be under way, each taking the next index.
+// base/runtime/for_each.cc: runs as many lanes as may be under way; each takes the next index.
 #include "base/runtime/for_each.h"
 
 #include <algorithm>
@@ -10,7 +10,8 @@ namespace {
 Task<> run_lane(const WorkGroup& lanes, std::size_t count, std::size_t& next,
                 const std::function<Task<>(std::size_t)>& work) {
   while (next < count && !lanes.failed()) {
-    const auto index = next++;  // before the wait, in which others take the next
+    const auto index = next++;  // advanced before the wait, because other lanes take the next index
+                                // meanwhile
     co_await work(index);
   }
 }

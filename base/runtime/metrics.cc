@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/metrics.cc: names of the counters, as --json prints them.
+// base/runtime/metrics.cc: the names of the counters, as --json prints them.
 #include "base/runtime/metrics.h"
 
 namespace ziggurat {

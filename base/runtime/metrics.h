@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/metrics.h: the counters behind the end-of-run table and --json. Thread-safe,
-// relaxed.
+// base/runtime/metrics.h: the counters behind the end-of-run table and --json. Thread-safe, with
+// relaxed memory order.
 #pragma once
 
 #include <array>
@@ -10,7 +10,8 @@
 
 namespace ziggurat {
 
-/// Bytes over a link, and nanoseconds it was busy or somebody waited for it.
+/// Names the counters: bytes over a link, nanoseconds that a link was busy or somebody waited, and
+/// numbers of events.
 enum class Counter : std::uint8_t {
   kNvmeReadBytes,
   kNvmeWriteBytes,
@@ -29,20 +30,21 @@ enum class Counter : std::uint8_t {
   kPrefetchHits,
   kPrefetchMisses,
   kSpeculations,           ///< steps whose update began before the norm was known
-  kSpeculationsRedone,     ///< of these, whose norm demanded another one
-  kSpeculationWasteBytes,  ///< records written in vain over NVMe, and read again
+  kSpeculationsRedone,     ///< speculations whose norm demanded another update
+  kSpeculationWasteBytes,  ///< records written over NVMe in vain, and read again
   kRecordCacheHits,        ///< records found in host memory
-  kRecordCacheHitBytes,    ///< and so not read over NVMe
-  kStateReadBytes,         ///< of records, for an update; part of kNvmeReadBytes
-  kStateReadAgainBytes,    ///< of these, of records whose memory was needed sooner by others
-  kStateWriteBytes,        ///< of records, after their update
-  kSaveReadBytes,          ///< records read from their slots for a save alone
-  kCheckpoints,            ///< of state in memory, written while training went on
-  kCheckpointNs,           ///< from the first one's begin to its end, and so on
-  kLeasesOnNode,           ///< of host memory, on the NUMA node that was asked for
-  kLeasesElsewhere,        ///< or, as that had no room, on others too
-  kJobsOnNode,             ///< of workers, on the NUMA node of what they work on
-  kJobsElsewhere,          ///< or, as others were idle, there
+  kRecordCacheHitBytes,    ///< bytes of these records, which were not read over NVMe
+  kStateReadBytes,         ///< records read for an update; part of kNvmeReadBytes
+  kStateReadAgainBytes,    ///< of these, records read again because others needed their memory
+                           ///< sooner
+  kStateWriteBytes,        ///< records written after their update
+  kSaveReadBytes,          ///< records read from their slots only for a save
+  kCheckpoints,            ///< checkpoints of state in memory, written while training went on
+  kCheckpointNs,           ///< time of these, each from its begin to its end
+  kLeasesOnNode,           ///< leases of host memory on the NUMA node that was asked for
+  kLeasesElsewhere,        ///< leases on other nodes too, because that node had no room
+  kJobsOnNode,             ///< jobs of workers on the NUMA node of their bytes
+  kJobsElsewhere,          ///< jobs on another node, because workers there were idle
   kCount,
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/own_thread.h: which threads the engine has started itself. What such a thread
-// changes for itself, as the GPU that is current on it, nobody else sees; a caller's thread is left
-// as it was.
+// base/runtime/own_thread.h: knows which threads the engine has started itself. Such a thread may
+// change its own state, like its current GPU, because no other code sees that. A caller's thread
+// must be left as it was.
 #pragma once
 
 #include <exception>
@@ -11,11 +11,11 @@ namespace ziggurat::internal {
 
 inline thread_local bool own_thread = false;
 
-/// The calling thread is the engine's, to its end.
+/// Marks the calling thread as the engine's, until it ends.
 inline void take_thread() noexcept { own_thread = true; }
 inline bool is_own_thread() noexcept { return own_thread; }
 
-/// Runs `action` on a thread of the engine's, waits for it, and rethrows what it throws.
+/// Runs `action` on a new thread of the engine, waits for it, and rethrows what it throws.
 template <class Action>
 void on_own_thread(const Action& action) {
   std::exception_ptr error;

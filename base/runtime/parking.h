@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/parking.h: where threads sleep until something may have changed: an event count on a
+// base/runtime/parking.h: lets threads sleep until something may have changed: an event count on a
 // Linux futex.
 //
-// Unlike std::atomic::wait, a sleeper may wait for several conditions at once (the next phase, or a
-// job), waking nobody costs no system call, and nothing spins first: callers know how long to.
+// Unlike with std::atomic::wait, a sleeper may wait for several conditions at once (the next phase,
+// or a job), and a wake costs no system call if nobody sleeps. Nothing spins before it sleeps:
+// callers know how long to spin.
 #pragma once
 
 #include <linux/futex.h>
@@ -18,14 +19,14 @@ namespace ziggurat::internal {
 
 class Parking {
  public:
-  /// Sleeps unless `ready()`, until a wake() or, rarely, for no reason: callers loop. What `ready`
-  /// reads must be written, sequentially consistent, before the wake() that announces it.
+  /// Sleeps unless `ready()`, until a wake or, rarely, for no reason, so callers loop. What `ready`
+  /// reads must be written, sequentially consistent, before the wake that announces it.
   template <class Ready>
   void park_unless(Ready&& ready) noexcept {
     sleepers_.fetch_add(1);
     const std::uint32_t seen = events_.load();
-    // A waker that saw no sleeper wrote before we counted ourselves, so ready() sees it; any other
-    // moves events_, and the kernel then refuses to sleep on `seen`.
+    // A waker that saw no sleeper wrote its change before this thread was counted, so ready() sees
+    // the change. Any other waker changes events_, and the kernel then refuses to sleep on `seen`.
     if (!ready()) {
       ::syscall(SYS_futex, &events_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/reactor.cc: the loop: ready handlers first, then due timers, then lock-up detection,
-// then sleep.
+// base/runtime/reactor.cc: the loop: it runs ready handlers, then due timers, then looks for a
+// lock-up, then sleeps.
 #include "base/runtime/reactor.h"
 
 #include <pthread.h>
@@ -70,7 +70,7 @@ void Reactor::start_blocking(Task<> task, const std::function<bool()>& done) {
       --blocked_;
       const std::lock_guard lock(mutex);
       ended = true;
-      finished.notify_one();  // under the lock: the waiter owns the condition variable
+      finished.notify_one();  // under the lock, because the waiter owns the condition variable
     });
   });
   std::unique_lock lock(mutex);
@@ -79,19 +79,20 @@ void Reactor::start_blocking(Task<> task, const std::function<bool()>& done) {
 
 bool Reactor::run_ready() {
   if (context_.poll_one() == 0) {
-    // Work under way elsewhere takes time that virtual time knows nothing of: until it has come
-    // back, only timers of this very instant run.
+    // Work under way elsewhere takes time that virtual time does not count. Until it has come back,
+    // only timers that are due at this very instant run.
     const bool may_pass = clock_.kind() == Clock::Kind::kReal || external_ == 0;
     const auto deadline = clock_.next_deadline();
     return deadline && (may_pass || *deadline <= clock_.now()) && clock_.run_next_due();
   }
-  // Handlers that keep posting each other must not hold up real timers. Virtual time only moves
-  // when nothing is ready.
+  // Handlers that keep posting each other must not delay real timers. Virtual time moves only when
+  // nothing is ready.
   if (clock_.kind() == Clock::Kind::kReal) clock_.run_next_due();
   return true;
 }
 
-// Real time only: virtual timers run when nothing else is left.
+// Sleeps until a handler is ready or a timer is due. For real time only: virtual timers run when
+// nothing else is left.
 void Reactor::wait_one() {
   const auto deadline = clock_.next_deadline();
   if (!deadline) {
@@ -106,8 +107,8 @@ void Reactor::wait_one() {
 void Reactor::loop(const std::function<bool()>& done) {
   loop_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   while (!done()) {
-    // With work under way outside there is no lock-up to look for: sleep until something comes, in
-    // the one call that also finds what is ready.
+    // While work is under way elsewhere there can be no lock-up. Sleep until something happens, in
+    // the one call that also finds ready handlers.
     if (external_ > 0 && clock_.kind() == Clock::Kind::kReal) {
       wait_one();
       clock_.run_next_due();
@@ -119,11 +120,11 @@ void Reactor::loop(const std::function<bool()>& done) {
       continue;
     }
     if (external_ == 0 && blocked_ > 0) {
-      // By index: a handler may register another.
+      // By index, because a handler may register another one.
       for (std::size_t i = 0; i < stall_handlers_.size(); ++i) stall_handlers_[i]();
       if (context_.poll_one() > 0) continue;
       ZIGGURAT_CHECK(thread_.joinable(),
-                     "a caller waits, nothing is in flight and nobody can post");
+                     "a caller waits, but nothing is in flight and no thread can post");
     }
     context_.run_one();
   }

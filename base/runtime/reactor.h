@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/reactor.h: the spine: one thread per rank on which everything the engine decides
-// happens.
+// base/runtime/reactor.h: one thread per rank, on which the engine makes all its decisions.
 //
 // Coroutines (Task) run on the reactor's thread and nowhere else, so engine code holds no locks.
 // Work that takes time is started elsewhere (a ring, a worker, a stream) between external_begin()
-// and external_end(). When no handler is ready, nothing is external and somebody is blocked on the
-// engine, that is a lock-up: stall handlers turn it into an error. A blocking call never runs on
-// the reactor's thread.
+// and external_end(). If no handler is ready, no work is under way elsewhere and somebody is
+// blocked on the engine, that is a lock-up: stall handlers turn it into an error. A blocking call
+// never runs on the reactor's thread.
 #pragma once
 
 #include <atomic>
@@ -38,7 +37,7 @@ class Reactor {
   /// Starts the engine thread. Without it, block_on() drives the loop on the caller's thread
   /// (tests, virtual time).
   void start();
-  /// Stops the engine thread after the handler it is in. Called by the destructor.
+  /// Stops the engine thread after the handler that it is running. Called by the destructor.
   void stop();
 
   boost::asio::io_context& context() noexcept { return context_; }
@@ -46,16 +45,16 @@ class Reactor {
   bool on_reactor_thread() const noexcept;
 
   /// Runs `action` on the reactor's thread, later; it must not throw. Thread-safe. A thread that
-  /// posts is joined before the reactor is destroyed: it may still be inside post() when `action`
-  /// has already run.
+  /// posts must be joined before the reactor is destroyed: it may still be inside post() when
+  /// `action` has already run.
   void post(std::function<void()> action);
 
-  /// Starts `task` on the reactor. An exception that leaves it goes to `on_error` (on the reactor's
-  /// thread).
+  /// Starts `task` on the reactor. If the task throws, the exception goes to `on_error` (on the
+  /// reactor's thread).
   void spawn(Task<> task, std::function<void(std::exception_ptr)> on_error);
 
-  /// Runs `task` on the reactor, blocks the calling thread until it ends, returns its result or
-  /// rethrows.
+  /// Runs `task` on the reactor, blocks the calling thread until the task ends, and returns its
+  /// result or rethrows its exception.
   template <class T>
   T block_on(Task<T> task) {
     std::promise<T> promise;
@@ -66,7 +65,7 @@ class Reactor {
     return future.get();
   }
 
-  /// Destroys what may end on the reactor's thread only, and waits for that.
+  /// Destroys an object that may be destroyed only on the reactor's thread, and waits for that.
   template <class T>
   void destroy(std::unique_ptr<T>& object) {
     if (!object) return;
@@ -76,15 +75,17 @@ class Reactor {
     }(object));
   }
 
-  /// Runs everything that can run now, timers of virtual time included, on the caller's thread. Not
-  /// with start().
+  /// Runs everything that can run now, including timers of virtual time, on the caller's thread.
+  /// Not for use after start().
   void run_until_idle();
 
-  /// Brackets work under way elsewhere whose completion will post here. Reactor's thread only.
+  /// Marks the begin and end of work under way elsewhere whose completion will be posted to this
+  /// reactor. Reactor's thread only.
   void external_begin() noexcept { ++external_; }
   void external_end() noexcept { --external_; }
 
-  /// Called on the reactor's thread when it is locked up (see above); must fail what is waiting.
+  /// Adds a handler that is called on the reactor's thread at a lock-up (see above). It must fail
+  /// everything that waits.
   void on_stall(std::function<void()> handler) { stall_handlers_.push_back(std::move(handler)); }
 
  private:

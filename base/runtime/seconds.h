@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/seconds.h: seconds, as settings give them, on the clock that counts nanoseconds.
+// base/runtime/seconds.h: converts seconds, as settings give them, to nanoseconds, as the clock
+// counts them.
 #pragma once
 
 #include <chrono>
@@ -9,12 +10,12 @@
 
 namespace ziggurat {
 
-/// A century: what "for ever" is to a timer. A deadline that far away still fits into a clock that
-/// counts from the start of the machine.
+/// A century, which timers use for "for ever". A deadline that far away still fits into a clock
+/// that counts from the start of the machine.
 inline constexpr Nanoseconds kLongestWait = std::chrono::hours(24 * 365 * 100);
 
-/// Never more than kLongestWait, never less than 0; what is no number is 0. A setting's own limits
-/// are its table's to say.
+/// Converts seconds, limited to 0 and kLongestWait. NaN gives 0. The tables of settings check each
+/// setting's own limits.
 inline Nanoseconds nanoseconds_of(double seconds) noexcept {
   constexpr double kMost = 1e-9 * static_cast<double>(kLongestWait.count());
   if (!(seconds > 0)) return Nanoseconds(0);

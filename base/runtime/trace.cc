@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/trace.cc: one JSON object a line, so that a killed run still leaves a file that
-// viewers open.
+// base/runtime/trace.cc: writes one JSON object per line, so that viewers can open the file of a
+// killed run.
 #include "base/runtime/trace.h"
 
 #include <cerrno>
@@ -22,7 +22,7 @@ std::string escaped(const std::string& text) {
   return json;
 }
 
-constexpr int kTracksOfGroup = 1000;  // between one group's sort indices and the next's
+constexpr int kTracksOfGroup = 1000;  // distance between the sort indices of two groups
 
 std::string without_number(const std::string& name) {
   const std::size_t end = name.find_last_not_of("0123456789 ");
@@ -49,10 +49,12 @@ Trace::~Trace() {
   if (before && !written) say_lost(error);
 }
 
-/// Right after the first call that failed: the errno of a later one says something else.
+/// Logs that the trace is incomplete. Called right after the first call that failed, because a
+/// later call changes errno.
 void Trace::say_lost(int error_number) const {
-  log().error("cannot write the trace {}: {}: it is incomplete, and nothing more is written to it",
-              path_, errno_text(error_number));
+  log().error(
+      "cannot write the trace {}: {}; the trace is incomplete, and no more is written to it", path_,
+      errno_text(error_number));
 }
 
 bool Trace::flush() {

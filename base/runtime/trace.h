@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/trace.h: what happened when, one track per resource, in the Chrome trace format
-// (ui.perfetto.dev opens it).
+// base/runtime/trace.h: records what happened when, one track per resource, in the Chrome trace
+// format (ui.perfetto.dev opens it).
 //
-// Thread-safe. A null Trace* means tracing is off; every helper accepts it.
+// Thread-safe. A null Trace* means that tracing is off; every helper accepts it.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +18,20 @@ namespace ziggurat {
 
 class Trace {
  public:
-  /// Errors: the file cannot be created.
+  /// Creates the file. Errors: system_error's if that fails.
   static std::unique_ptr<Trace> open(const std::string& path);
   ~Trace();
 
-  /// A new track (a row in the viewer), beside those whose name is the same but for a number at its
-  /// end, however late it is made. Spans of one track follow each other or nest; work that
-  /// overlaps takes a track for each lane, as aio/io_activity.cc does.
+  /// Makes a new track (a row in the viewer). The viewer shows it beside tracks whose names differ
+  /// only by a number at the end, no matter when it is made. Spans of one track follow each other
+  /// or nest; work that overlaps needs a track for each lane, as in aio/io_activity.cc.
   int track(const std::string& name);
 
-  /// Whether all so far is in the file. What cannot be written is said once and ends no run;
-  /// nothing more is written then.
+  /// Writes the buffered spans to the file. Returns whether everything so far is in it. The first
+  /// failure is logged; then nothing more is written, and the run goes on.
   bool flush();
 
-  /// One span. `argument` is shown with it (a chunk, a unit); -1 for none.
+  /// Records one span. The viewer shows `argument` with it (a chunk, a unit); -1 for none.
   void span(int track, const char* name, Nanoseconds begin, Nanoseconds end,
             std::int64_t argument = -1);
 
@@ -45,7 +45,7 @@ class Trace {
   std::string path_;
   Nanoseconds origin_ = monotonic_now();
   int next_track_ = 1;
-  std::map<std::string, int> groups_;  ///< names without numbers, in order of appearance
+  std::map<std::string, int> groups_;  ///< names without numbers, and their order of appearance
   bool first_ = true;
 };
 

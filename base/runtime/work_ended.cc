@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/work_ended.cc: a count that lives with the reactor's io_context, as a service of it.
+// base/runtime/work_ended.cc: keeps the count as a service of the reactor's io_context.
 #include "base/runtime/work_ended.h"
 
 #include <boost/asio/execution_context.hpp>

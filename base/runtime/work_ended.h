@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/work_ended.h: how much of the work that a reactor has under way elsewhere (a
-// transfer, a worker's job, a copy) has ended. It grows for as long as this rank gets anything
-// done, which is what other ranks ask before they give it up (collectives/exchange/patience.h).
+// base/runtime/work_ended.h: counts the pieces of work that a reactor had under way elsewhere (a
+// transfer, a worker's job, a copy) and that have ended. The count grows as long as this rank makes
+// progress. Other ranks ask for it before they give this rank up (collectives/exchange/patience.h).
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace ziggurat {
 
-/// One piece: Reactor::external_end(), counted. Reactor's thread.
+/// Calls Reactor::external_end() and counts one ended piece of work. Reactor's thread.
 void work_ended(Reactor& reactor);
-/// So far. Reactor's thread.
+/// Returns the count so far. Reactor's thread.
 std::uint64_t work_ended_count(Reactor& reactor);
 
 }  // namespace ziggurat

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // base/runtime/worker_pool.cc: threads, regions and jobs.
 //
-// A worker at a barrier runs jobs, then spins for about 20 us, then sleeps: phases follow each
-// other that quickly, and a futex round trip costs as much. A worker with nothing at all to do
-// sleeps at once.
+// A worker at a barrier runs jobs, then spins for about 20 us, then sleeps. It spins because phases
+// follow each other that quickly, and a futex round trip costs as much. A worker that has nothing
+// to do sleeps at once.
 #include "base/runtime/worker_pool.h"
 
 #include <pthread.h>
@@ -24,7 +24,7 @@ namespace ziggurat {
 namespace {
 
 constexpr Nanoseconds kSpinAtBarrier{20'000};
-constexpr int kRelaxesPerLook = 32;  // one to two microseconds between two looks at the clock
+constexpr int kRelaxesPerLook = 32;  // takes one to two microseconds between two looks at the clock
 
 void relax() noexcept {
 #if defined(__x86_64__)
@@ -39,7 +39,8 @@ void pin_this_thread(int cpu) {
   CPU_ZERO(&set);
   CPU_SET(static_cast<unsigned>(cpu), &set);
   if (const int error = ::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set); error != 0) {
-    note_degraded("workers", fmt::format("cannot pin a worker to CPU {}: errno {}", cpu, error));
+    note_degraded("workers",
+                  fmt::format("cannot pin a worker thread to CPU {}: errno {}", cpu, error));
   }
 }
 
@@ -49,7 +50,7 @@ std::size_t Team::size() const noexcept { return pool_.threads(); }
 
 std::size_t Team::next() noexcept { return pool_.next_.fetch_add(1, std::memory_order_relaxed); }
 
-// One, not all: while the queue keeps filling, tiles and jobs take turns.
+// Runs one job, not all: so tiles and jobs take turns even while the queue keeps filling.
 void Team::run_job_between_tiles() {
   if (pool_.group_of_[index_]->queued.load(std::memory_order_relaxed) > 0)
     pool_.run_one_job(index_, WorkerPool::Look::kOwnNode);
@@ -78,7 +79,7 @@ WorkerPool::WorkerPool(WorkerPoolOptions options)
   }
   tracks_.resize(options.threads, 0);
   workers_.reserve(options.threads);
-  // Workers read threads(): they start when the vector is whole.
+  // Workers call threads(), so they start only when the vector is complete.
   std::unique_lock lock(mutex_);
   for (std::size_t i = 0; i < options.threads; ++i) {
     if (trace_ != nullptr) tracks_[i] = trace_->track(fmt::format("worker {}", i));
@@ -96,7 +97,7 @@ WorkerPool::WorkerPool(WorkerPoolOptions options)
       throw Error(
           ErrorCode::kResourceExhausted,
           fmt::format(
-              "worker thread {} of {} cannot be started: {}; use fewer threads or raise the limit "
+              "cannot start worker thread {} of {}: {}; use fewer threads or raise the limit "
               "(ulimit -u, pids.max)",
               i + 1, options.threads, errno_text(error.code().value())),
           error.code().value());
@@ -137,7 +138,7 @@ void WorkerPool::work(std::size_t index) {
         const TraceSpan span(trace_, tracks_[index], name);
         Team team(*this, index);
         region(team);
-        team.barrier();  // so that the last worker to leave leaves nobody inside
+        team.barrier();  // so that nobody is inside the region when the last worker leaves it
       }
       lock.lock();
       if (--region_running_ == 0) region_ended_.notify_all();
@@ -146,17 +147,18 @@ void WorkerPool::work(std::size_t index) {
       run_one_job(index, Look::kAnyNode);
       lock.lock();
     } else if (stopping_) {
-      return;  // and there is nothing left for it to do
+      return;  // nothing is left to do
     }
   }
 }
 
-/// For an idle worker of `own`.
+/// Returns whether there is a job for an idle worker of `own`.
 bool WorkerPool::has_job(const Group& own) const noexcept {
   return own.queued.load() > 0 || std::ranges::any_of(groups_, &Group::has_surplus);
 }
 
-/// The group of the node; of jobs that name none, the one with the most workers to spare.
+/// Returns the node's group. For a job that names no node, returns the group with the most idle
+/// workers to spare.
 WorkerPool::Group& WorkerPool::queue_for(int numa_node) noexcept {
   const auto named = std::ranges::find(groups_, numa_node, &Group::node);
   if (named != groups_.end()) return *named;
@@ -167,7 +169,8 @@ WorkerPool::Group& WorkerPool::queue_for(int numa_node) noexcept {
   return *std::ranges::max_element(groups_, {}, spare);
 }
 
-/// Its own node's first; then, for an idle worker, what others have too much of.
+/// Returns the group whose queue to take a job from: the worker's own node first; then, if the
+/// worker is idle, a group that has more jobs than idle workers.
 WorkerPool::Group* WorkerPool::queue_with_job(Group& own, Look look) noexcept {
   if (!own.jobs.empty()) return &own;
   if (look == Look::kOwnNode) return nullptr;
@@ -242,7 +245,7 @@ void WorkerPool::submit(const char* name, std::function<void()> job, int numa_no
     Group& group = queue_for(numa_node);
     const bool placed = groups_.size() > 1 && group.node == numa_node;
     group.jobs.push_back({name, std::move(job), placed});
-    group.queued.store(group.jobs.size());  // sequentially consistent, for parking
+    group.queued.store(group.jobs.size());  // sequentially consistent, as Parking needs
     woken = &group;
     if (group.has_surplus()) {
       const auto other = std::ranges::find_if(
@@ -250,7 +253,8 @@ void WorkerPool::submit(const char* name, std::function<void()> job, int numa_no
       if (other != groups_.end()) woken = &*other;
     }
   }
-  // A worker sleeps in one of two places; which, if any, is not known here. Waking nobody is cheap.
+  // A worker sleeps in one of two places, and this thread does not know in which. To wake nobody is
+  // cheap.
   woken->wake.notify_one();
   woken->parking.wake_one();
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/worker_pool.h: the CPU cores the engine may use: one thread per physical core of its
-// budget.
+// base/runtime/worker_pool.h: threads for the CPU cores that the engine may use, one per physical
+// core of its budget.
 //
 // Two kinds of work share the threads. A *team region* is the trainer's compute: the same function
 // on every worker, with dynamic loops and barriers. A *job* is the engine's: a chunk of Adam, a
-// rounding, a hash; short (about a millisecond). Jobs run on idle workers, and between the tiles of
-// a region, so neither starves the other. Which worker does what never changes a result: a tile's
-// arithmetic depends on its index only.
+// rounding, a hash; short (about a millisecond). Jobs run on idle workers and between the tiles of
+// a region, so that neither starves the other. Which worker does a piece of work never changes a
+// result: a tile's arithmetic depends on its index only.
 //
-// Where workers are on several NUMA nodes, a job may name the one that its bytes lie on. Its
-// workers take it; another node's worker does if it is idle and none of theirs is. So a node with
-// nothing to do helps, and between two tiles, when nobody is idle, bytes do not cross.
+// If workers are on several NUMA nodes, a job may name the node of its bytes. The workers of that
+// node take it. An idle worker of another node takes it only if none of that node's workers is
+// idle. So an idle node helps, and while nobody is idle, no bytes cross between nodes.
 #pragma once
 
 #include <atomic>
@@ -34,15 +34,15 @@ namespace ziggurat {
 
 class WorkerPool;
 
-/// One worker's view of the region it is in. All workers must make the same calls in the same
+/// One worker's view of the region that it runs. All workers must make the same calls in the same
 /// order.
 class Team {
  public:
   std::size_t index() const noexcept { return index_; }
   std::size_t size() const noexcept;
 
-  /// Calls body(i) once for every i in [0, count), spread over the team as workers come free;
-  /// returns when all are done.
+  /// Calls body(i) once for every i in [0, count), on whichever workers are free. Returns when all
+  /// are done.
   template <class Body>
   void for_each(std::size_t count, Body&& body) {
     for (std::size_t i = next(); i < count; i = next()) {
@@ -52,7 +52,7 @@ class Team {
     barrier();
   }
 
-  /// Returns when every worker has called it.
+  /// Waits until every worker of the team has called it.
   void barrier();
 
  private:
@@ -76,10 +76,12 @@ class Team {
 
 struct WorkerPoolOptions {
   std::size_t threads = 1;
-  std::vector<int> cpus;        ///< logical CPU of each worker; empty: not pinned
-  std::vector<int> nodes = {};  ///< NUMA node of each worker; empty: all are near each other
+  std::vector<int> cpus;        ///< logical CPU of each worker; if empty, workers are not pinned
+  std::vector<int> nodes = {};  ///< NUMA node of each worker; if empty, all count as near each
+                                ///< other
   Trace* trace = nullptr;
-  Metrics* metrics = nullptr;  ///< counts jobs near the node they named; may be null
+  Metrics* metrics = nullptr;  ///< counts jobs by whether they ran on the node they named; may be
+                               ///< null
 };
 
 class WorkerPool {
@@ -91,22 +93,21 @@ class WorkerPool {
 
   std::size_t threads() const noexcept { return workers_.size(); }
 
-  /// Runs `region` on every worker and returns when all have ended. From the trainer's thread, one
-  /// region at a time.
-  /// Errors: rethrows the first exception of a for_each body. Outside for_each a region must not
-  /// throw.
+  /// Runs `region` on every worker and returns when all have ended. Called from the trainer's
+  /// thread, one region at a time. Errors: rethrows the first exception of a for_each body. Outside
+  /// for_each a region must not throw.
   void run_team(const std::function<void(Team&)>& region, const char* trace_name = "compute");
 
-  /// run_team with a single loop.
+  /// Runs a region that has a single loop.
   void for_each(std::size_t count, const std::function<void(std::size_t)>& body) {
     run_team([&](Team& team) { team.for_each(count, body); });
   }
 
-  /// Queues `job`; it must not throw. `name` must outlive the pool (a literal). Best run on a
-  /// worker of `numa_node`; -1, or a node without workers: on any. Thread-safe.
+  /// Queues `job`, which must not throw. `name` must outlive the pool (a literal). Workers of
+  /// `numa_node` take it first; with -1, or a node without workers, any worker does. Thread-safe.
   void submit(const char* name, std::function<void()> job, int numa_node = -1);
 
-  /// Runs `job` on a worker and resumes on the reactor; rethrows what it threw. `job` must outlive
+  /// Runs `job` on a worker, resumes on the reactor, and rethrows what it threw. `job` must outlive
   /// the await: name it.
   Task<> run(Reactor& reactor, const char* name, const std::function<void()>& job,
              int numa_node = -1);
@@ -116,18 +117,18 @@ class WorkerPool {
   struct Job {
     const char* name;
     std::function<void()> action;
-    bool placed;  // it named the node it is queued at
+    bool placed;  // it named the node at which it is queued
   };
-  /// The workers of one node, and what is queued for them. `queued` changes under the mutex only;
-  /// who looks for work reads it and `idle` without.
+  /// The workers of one node, and the jobs queued for them. `queued` changes under the mutex only;
+  /// workers that look for a job read `queued` and `idle` without the mutex.
   struct Group {
     int node = -1;
     std::deque<Job> jobs;
     std::condition_variable wake;
     alignas(64) std::atomic<std::size_t> queued{0};
-    std::atomic<std::size_t> idle{0};  // asleep, or at a barrier
-    internal::Parking parking;         // of workers that wait at a barrier
-    /// Jobs that no idle worker of this group is there for.
+    std::atomic<std::size_t> idle{0};  // workers asleep, or at a barrier
+    internal::Parking parking;         // for workers that wait at a barrier
+    /// Returns whether this group has more jobs than idle workers.
     bool has_surplus() const noexcept { return queued.load() > idle.load(); }
   };
   enum class Look : std::uint8_t { kOwnNode, kAnyNode };
@@ -135,7 +136,8 @@ class WorkerPool {
   void work(std::size_t index);
   void stop();
   void wake_all() noexcept;
-  /// Counted only where there is another group to tell.
+  /// Counts idle workers only if there are several groups, because only other groups read the
+  /// count.
   void begin_idle(Group& own) noexcept {
     if (groups_.size() > 1) own.idle.fetch_add(1);
   }
@@ -152,7 +154,7 @@ class WorkerPool {
   Metrics* metrics_;
   std::vector<int> tracks_;
   std::vector<std::thread> workers_;
-  std::deque<Group> groups_;      // one, or one for each node
+  std::deque<Group> groups_;      // one, or one per node
   std::vector<Group*> group_of_;  // by worker
 
   std::mutex mutex_;

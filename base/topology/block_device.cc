@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/topology/block_device.cc: walks sysfs, which hwloc does not: it knows PCI devices, not what
-// is stacked on them.
+// base/topology/block_device.cc: walks sysfs, because hwloc knows PCI devices, but not what is
+// stacked on them.
 #include "base/topology/block_device.h"
 
 #include <fmt/format.h>
@@ -19,9 +19,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMaxStacking = 16;  // dm on md on dm ...; the kernel itself allows 8 levels
+constexpr int kMaxStacking = 16;  // dm on md on dm and so on; the kernel itself allows 8 levels
 
-/// Is `name` a PCI address: dddd:bb:dd.f, the domain possibly longer (VMD).
+/// Returns whether `name` is a PCI address: dddd:bb:dd.f, where the domain may be longer (VMD).
 bool is_pci_address(const std::string& name) {
   const auto dot = name.rfind('.');
   if (name.size() < 12 || dot != name.size() - 2) return false;
@@ -31,7 +31,7 @@ bool is_pci_address(const std::string& name) {
   });
 }
 
-/// The last PCI address in a sysfs path is the device itself; those before it are bridges.
+/// Returns the last PCI address in a sysfs path. It is the device itself; earlier ones are bridges.
 std::string last_pci_address(const fs::path& path) {
   std::string found;
   for (const fs::path& part : path) {
@@ -43,7 +43,7 @@ std::string last_pci_address(const fs::path& path) {
 void collect(const std::string& root, const fs::path& device, int depth,
              std::set<std::string>& found);
 
-/// Follows every entry of `directory` (links to devices).
+/// Follows those entries of `directory` that begin with `prefix`; they are links to devices.
 void collect_entries(const std::string& root, const fs::path& directory, const std::string& prefix,
                      int depth, std::set<std::string>& found) {
   std::error_code error;
@@ -54,7 +54,8 @@ void collect_entries(const std::string& root, const fs::path& directory, const s
   }
 }
 
-/// `device` is the canonical sysfs folder of a block device or a controller.
+/// Adds the PCI addresses under `device` to `found`. `device` is the canonical sysfs folder of a
+/// block device or a controller.
 void collect(const std::string& root, const fs::path& device, int depth,
              std::set<std::string>& found) {
   if (depth > kMaxStacking) return;
@@ -63,13 +64,13 @@ void collect(const std::string& root, const fs::path& device, int depth,
     found.insert(address);
     return;
   }
-  if (fs::exists(device / "partition", error)) {  // of a device that is itself stacked
+  if (fs::exists(device / "partition", error)) {  // a partition of a device that is itself stacked
     collect(root, device.parent_path(), depth + 1, found);
     return;
   }
   collect_entries(root, device / "slaves", "", depth, found);
   if (device.parent_path().filename().string().starts_with(
-          "nvme-subsys")) {  // multipath: one head, many controllers
+          "nvme-subsys")) {  // multipath: one head with many controllers
     collect_entries(root, device.parent_path(), "nvme", depth, found);
   }
   std::ifstream backing(device / "loop" / "backing_file");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/topology/core_budget.cc: what launchers say, and a host's cores cut into even runs.
+// base/topology/core_budget.cc: reads what launchers say, and cuts a host's cores into even runs.
 #include "base/topology/core_budget.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ struct Variables {
   const char* world_rank;
   const char* world_count;
 };
-// torchrun, DeepSpeed and our own `launch`; Open MPI; Intel MPI and MPICH; Slurm.
+// In order: torchrun, DeepSpeed and our own `launch`; Open MPI; Intel MPI and MPICH; Slurm.
 constexpr Variables kLaunchers[] = {
     {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE"},
     {"OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK",
@@ -38,7 +38,8 @@ std::optional<std::size_t> parse_count(std::string_view text) {
   return value;
 }
 
-/// Slurm counts the tasks of each node: "8", "8(x2)", "8(x2),4". The node's own entry.
+/// Returns this node's entry of a list by Slurm, which counts the tasks of each node: "8", "8(x2)",
+/// "8(x2),4".
 std::string own_entry(const std::string& list, const Environment& environment) {
   std::size_t node = parse_count(environment("SLURM_NODEID").value_or("0")).value_or(0);
   for (std::size_t begin = 0; begin < list.size();) {
@@ -56,7 +57,7 @@ std::string own_entry(const std::string& list, const Environment& environment) {
   return list;
 }
 
-/// Nothing unless both variables are set.
+/// Reads a rank and its count; nothing unless both variables are set.
 std::optional<std::pair<std::size_t, std::size_t>> read_place(const char* rank_name,
                                                               const char* count_name,
                                                               const char* where,
@@ -126,7 +127,8 @@ CoreBudget core_budget(const Topology& topology, const LocalRank& rank, double q
   const std::size_t end = own.size() * (place + 1) / ranks;
   const std::size_t share = std::max<std::size_t>(1, end - begin);
   if (allowed < static_cast<double>(share)) {
-    // Time without a place: others of the same quota would be pinned to the same first cores.
+    // The quota gives time but no cores. Workers are not pinned: other processes under the same
+    // quota would be pinned to the same first cores.
     budget.workers = std::max<std::size_t>(1, static_cast<std::size_t>(std::floor(allowed)));
     budget.reason += fmt::format(", a quota of {:.3g} CPUs", quota_cpus);
     return budget;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/topology/gpu_memory.cc: four functions of libnvidia-ml, whose types are declared here: its
-// header does not come with every toolkit, and its binary interface has been the same since 2012.
+// base/topology/gpu_memory.cc: calls four functions of libnvidia-ml. Their types are declared here,
+// because not every toolkit has the library's header; its binary interface has not changed since
+// 2012.
 #include "base/topology/gpu_memory.h"
 
 #include <dlfcn.h>

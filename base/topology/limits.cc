@@ -40,7 +40,7 @@ std::optional<std::uint64_t> number_in(const fs::path& path) {
 }
 
 struct Mount {
-  std::string root;  // what of the filesystem is mounted
+  std::string root;  // the part of the filesystem that is mounted
   std::string point;
   bool read_only = false;
   std::string type;
@@ -48,7 +48,7 @@ struct Mount {
   std::string super_options;
 };
 
-/// mountinfo writes space, tab, newline and backslash as three octal digits.
+/// Undoes mountinfo's escapes: space, tab, newline and backslash as three octal digits.
 std::string unescape(const std::string& text) {
   std::string plain;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -64,7 +64,8 @@ std::string unescape(const std::string& text) {
   return plain;
 }
 
-/// One line is "36 35 98:0 /root /point rw,noatime shared:1 - ext4 /dev/sda1 rw,errors=continue".
+/// Reads mountinfo, whose lines look like "36 35 98:0 /root /point rw,noatime shared:1 - ext4
+/// /dev/sda1 rw,errors=continue".
 std::vector<Mount> read_mounts(const std::string& root) {
   std::vector<Mount> mounts;
   std::ifstream file(root + "/proc/self/mountinfo");
@@ -93,7 +94,8 @@ bool has_word(const std::string& list, const std::string& word) {
   return false;
 }
 
-/// Own group of a controller: version 1 where it is mounted, else the unified hierarchy.
+/// This process's group of a controller: of version 1 if that is mounted, else of the unified
+/// hierarchy.
 struct OwnGroup {
   int version = 0;
   std::string path;
@@ -113,17 +115,18 @@ OwnGroup own_group(const std::string& root, const std::string& controller) {
   return unified;
 }
 
-/// Inside a container the mount shows a subtree: the group's path loses the mounted root, if it has
-/// it.
+/// Returns a group's folder. Inside a container the mount shows a subtree, so the mounted root is
+/// removed from the group's path if the path begins with it.
 fs::path folder_of(const OwnGroup& group, const Mount& mount) {
   std::string relative = group.path;
-  if (relative.starts_with("/..")) relative = "/";  // above the namespace's root
+  if (relative.starts_with("/..")) relative = "/";  // the path leads above the namespace's root
   if (mount.root != "/" && relative.starts_with(mount.root)) relative.erase(0, mount.root.size());
   while (relative.starts_with("/")) relative.erase(0, 1);
   return relative.empty() ? fs::path(mount.point) : fs::path(mount.point) / relative;
 }
 
-/// Own group and its parents as folders, from the inside out. Empty where nothing mounts them.
+/// Returns the folders of this process's group and its parents, from the inside out. Empty if no
+/// mount shows them.
 std::vector<fs::path> folders_of(const OwnGroup& group, const std::string& controller,
                                  const std::string& root) {
   const auto mounts = read_mounts(root);
@@ -139,7 +142,8 @@ std::vector<fs::path> folders_of(const OwnGroup& group, const std::string& contr
   }
 }
 
-/// CPUs' worth of time in each period, of one group. "max 100000", or two files with -1 for none.
+/// Returns how many CPUs one group may use: time per period. The files have "max 100000", or two
+/// files have -1 for no limit.
 std::optional<double> cpu_quota(int version, const std::string& folder) {
   std::string quota, period;
   if (version == 2) {
@@ -151,7 +155,7 @@ std::optional<double> cpu_quota(int version, const std::string& folder) {
   const auto number = [](const std::string& text) {
     std::uint64_t value = 0;
     std::from_chars(text.data(), text.data() + text.size(), value);
-    return static_cast<double>(value);  // 0 for "max", "-1" and what is not there
+    return static_cast<double>(value);  // 0 for "max", "-1" and a missing file
   };
   if (number(quota) == 0 || number(period) == 0) return std::nullopt;
   return number(quota) / number(period);
@@ -180,7 +184,7 @@ CgroupMemory cgroup_memory(const std::string& root) {
   memory.usage_bytes = usage(folders.front());
   for (const fs::path& folder : folders) {
     const auto limit = number_in(root + (folder / limit_file).string());
-    // Version 1 says "no limit" with the largest multiple of its page size.
+    // In version 1, "no limit" is the largest multiple of the page size.
     if (limit && *limit < (std::uint64_t{1} << 62) && *limit < memory.limit_bytes) {
       memory.limit_bytes = *limit;
       memory.path = folder.string();
@@ -248,7 +252,7 @@ Filesystem filesystem_of(const std::string& path, const std::string& root) {
     const std::string prefix = mount.point == "/" ? "/" : mount.point + "/";
     if (real != mount.point && !real.starts_with(prefix)) continue;
     if (mount.point.size() < result.mount_point.size())
-      continue;  // equal: the later mount covers the earlier
+      continue;  // of two equal mounts, the later one covers the earlier
     result.mount_point = mount.point;
     result.type = mount.type;
     result.source = mount.source;

@@ -2,8 +2,8 @@
 // base/topology/limits.h: what this machine and its administrator allow this process: memory, huge
 // pages, io_uring, disks.
 //
-// Everything is read anew at each call. `root` is put before /proc and /sys: tests build a small
-// machine under it.
+// Everything is read from the machine at each call. `root` is put before /proc and /sys, so that
+// tests can build a small machine under it.
 #pragma once
 
 #include <cstdint>
@@ -14,57 +14,59 @@ namespace ziggurat {
 
 constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 
-/// Soft RLIMIT_MEMLOCK: what may be locked or registered without privilege.
+/// Returns the soft RLIMIT_MEMLOCK: the bytes that may be locked or registered without privilege.
 std::uint64_t memlock_limit_bytes();
 
-/// The tightest memory limit among this process's own control group and its parents.
+/// The lowest memory limit of this process's control group and its parents.
 struct CgroupMemory {
-  int version = 0;   ///< 1 or 2; 0: no memory controller is in sight
-  std::string path;  ///< the group the limit belongs to; the own group where nothing limits
+  int version = 0;   ///< 1 or 2; 0 if no memory controller can be seen
+  std::string path;  ///< the group that sets the limit; this process's group if none does
   std::uint64_t limit_bytes = kUnlimited;
-  std::uint64_t usage_bytes = 0;  ///< of that same group, page cache included
+  std::uint64_t usage_bytes = 0;  ///< usage of that same group, page cache included
 };
 CgroupMemory cgroup_memory(const std::string& root = "");
 
-/// The processor time that this process's control groups allow, in CPUs' worth; infinity where none
-/// limits it. The tightest on the way up counts.
+/// Returns how many CPUs' worth of time this process's control groups allow: the lowest limit on
+/// the way up to the root. Infinity if none limits it.
 double cgroup_cpus(const std::string& root = "");
 
 struct HugePages {
   std::uint64_t reserved = 0;  ///< 2 MiB pages in the kernel's pool
-  std::uint64_t free = 0;      ///< of those, not in use
-  std::string transparent;     ///< "always", "madvise", "never"; empty where the kernel has none
+  std::uint64_t free = 0;      ///< pages of these that are not in use
+  std::string transparent;     ///< "always", "madvise", "never"; empty if the kernel has none
 };
 HugePages huge_pages(const std::string& root = "");
 
-/// kernel.io_uring_disabled: 0 allowed, 1 for privileged processes only, 2 forbidden; -1: this
-/// kernel has no such switch. A seccomp filter can forbid io_uring all the same: only trying tells.
+/// Returns kernel.io_uring_disabled: 0 allowed, 1 for privileged processes only, 2 forbidden; -1 if
+/// this kernel has no such switch. A seccomp filter may forbid io_uring all the same, so only a try
+/// tells.
 int io_uring_disabled(const std::string& root = "");
 
-/// "6.1.0-18-amd64".
+/// Returns the kernel's release, like "6.1.0-18-amd64".
 std::string kernel_release();
 
 struct Filesystem {
-  std::string type;    ///< "ext4", "xfs", "tmpfs"; empty where mountinfo does not tell
+  std::string type;    ///< "ext4", "xfs", "tmpfs"; empty if mountinfo does not tell
   std::string source;  ///< "/dev/nvme0n1p2"
   std::string mount_point;
   bool read_only = false;
   std::uint64_t total_bytes = 0;
-  std::uint64_t available_bytes = 0;  ///< to this user
+  std::uint64_t available_bytes = 0;  ///< bytes that this user may still write
 };
-/// Filesystem of `path`, or of its nearest existing parent.
-/// Errors: those of statvfs, naming the path.
+/// Returns the filesystem of `path`, or of its nearest existing parent. Errors: those of statvfs,
+/// naming the path.
 Filesystem filesystem_of(const std::string& path, const std::string& root = "");
 
-/// `path` if it exists, else its nearest parent that does ("/" at worst, "." for a relative path).
+/// Returns `path` if it exists, otherwise its nearest existing parent ("/" at worst, "." for a
+/// relative path).
 std::string nearest_existing(const std::string& path);
 
-/// Memory of this process as the kernel counts it. The resident set includes transparent huge
-/// pages, never hugetlb ones.
+/// The memory of this process as the kernel counts it. The resident set includes transparent huge
+/// pages, but never hugetlb pages.
 struct ProcessMemory {
   std::uint64_t rss_bytes = 0;
   std::uint64_t peak_rss_bytes = 0;
-  std::uint64_t hugetlb_bytes = 0;  ///< now: the kernel keeps no peak
+  std::uint64_t hugetlb_bytes = 0;  ///< in use now, because the kernel keeps no peak
 };
 ProcessMemory process_memory(const std::string& root = "");
 

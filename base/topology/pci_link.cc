@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/topology/pci_link.cc: four files of /sys/bus/pci (kernel 4.13 on).
+// base/topology/pci_link.cc: reads four files of /sys/bus/pci (since kernel 4.13).
 #include "base/topology/pci_link.h"
 
 #include <fmt/format.h>
@@ -9,11 +9,11 @@
 namespace ziggurat {
 namespace {
 
-/// The number that the file begins with; 0 where there is none.
+/// Returns the number at the begin of a file; 0 if there is none.
 double number_in(const std::string& file) {
   std::ifstream stream(file);
   double number = 0;
-  return stream >> number ? number : 0;  // "Unknown" for a link that is down
+  return stream >> number ? number : 0;  // the file has "Unknown" for a link that is down
 }
 
 }  // namespace

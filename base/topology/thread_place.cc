@@ -20,7 +20,7 @@ ThreadPlace::ThreadPlace(std::span<const int> cpus, const std::string& what) {
            ::sched_setaffinity(0, sizeof(wanted), &wanted) == 0;
   if (moved_) return;
   note_degraded("numa threads",
-                fmt::format("{}: its thread cannot run on the CPUs of its NUMA node: {}; the "
+                fmt::format("cannot move the thread of {} to the CPUs of its NUMA node: {}; its "
                             "memory lies on the node where the thread happens to run",
                             what, errno_text(errno)));
 }
@@ -29,8 +29,9 @@ ThreadPlace::~ThreadPlace() {
   if (!moved_ || ::sched_setaffinity(0, sizeof(before_), &before_) == 0) return;
   note_degraded(
       "numa threads",
-      fmt::format("cannot give a thread back all its CPUs: {}; it stays on those of one NUMA node",
-                  errno_text(errno)));
+      fmt::format(
+          "cannot let a thread use all its CPUs again: {}; the thread stays on one NUMA node",
+          errno_text(errno)));
 }
 
 }  // namespace ziggurat

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/topology/thread_place.h: the calling thread on a node's CPUs for a while.
+// base/topology/thread_place.h: keeps the calling thread on a NUMA node's CPUs for a while.
 //
-// Where the kernel takes no memory policy (mbind and set_mempolicy need CAP_SYS_NICE in most
-// containers), this is what remains: a page lies on the node of the CPU that first touches it, ring
-// memory on the node of the CPU that asks for it, and a thread is born where its parent runs.
+// This is what remains if the kernel accepts no memory policy (mbind and set_mempolicy need
+// CAP_SYS_NICE in most containers): a page lies on the node of the CPU that first touches it, a
+// ring's memory on the node of the CPU that asks for it, and a thread starts where its parent runs.
 #pragma once
 
 #include <sched.h>
@@ -13,12 +13,12 @@
 
 namespace ziggurat {
 
-/// Until its end the calling thread, and whatever it starts, runs on `cpus` only. Nothing happens
-/// if there are none; what the kernel refuses is noted (base/log.h) and done without. Ends on the
-/// thread it began on.
+/// Keeps the calling thread, and every thread that it starts, on `cpus` until this object is
+/// destroyed. Does nothing if `cpus` is empty. If the kernel refuses, that is noted (base/log.h)
+/// and the thread runs anywhere. Destroyed on the thread that made it.
 class ThreadPlace {
  public:
-  /// `what` is placed so: for the note.
+  /// `what` names the thread's work in that note.
   ThreadPlace(std::span<const int> cpus, const std::string& what);
   ~ThreadPlace();
   ThreadPlace(const ThreadPlace&) = delete;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/topology/topology.cc: hwloc's tree, flattened into what placement needs.
+// base/topology/topology.cc: flattens hwloc's tree into what placement needs.
 #include "base/topology/topology.h"
 
 #include <fmt/format.h>
@@ -35,8 +35,9 @@ HwlocTopology make_topology() {
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) throw system_error(errno, "hwloc_topology_init");
   HwlocTopology topology(raw);
-  // It asks X servers for their GPUs, 32 connections tried at each start. PCI and CUDA tell what we
-  // need. Fails where hwloc was built without it, which is as good.
+  // The "gl" component asks X servers for their GPUs, and tries 32 connections at each start. PCI
+  // and CUDA tell what we need. The call fails if hwloc was built without the component, which is
+  // as good.
   static_cast<void>(
       hwloc_topology_set_components(raw, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, "gl"));
   hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
@@ -50,8 +51,8 @@ void load(hwloc_topology_t topology, ErrorCode code, const std::string& what) {
               error_number);
 }
 
-/// CPUs that hwloc allows (cgroup) and, on this machine, that this process is bound to (taskset, a
-/// launcher's binding).
+/// Returns the CPUs that hwloc allows (cgroup) and, on this machine, to which this process is bound
+/// (taskset, a launcher's binding).
 Bitmap usable_cpus(hwloc_topology_t topology) {
   Bitmap cpus(hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology)));
   if (hwloc_topology_is_thissystem(topology) != 0) {
@@ -76,12 +77,14 @@ Bitmap intersection(hwloc_const_bitmap_t a, hwloc_const_bitmap_t b) {
   return both;
 }
 
-/// DRAM is a node without a subtype, or one that says so; HBM, NVM and device memory name theirs.
+/// Returns whether a node is DRAM: it has no subtype, or the subtype "DRAM". HBM, NVM and device
+/// memory have other subtypes.
 bool is_dram(hwloc_obj_t node) {
   return node->subtype == nullptr || std::strcmp(node->subtype, "DRAM") == 0;
 }
 
-/// Kernel memory hot-plugged into a small virtual machine may be missing from its node's count.
+/// Returns the machine's memory. A node's own count may lack kernel memory that was hot-plugged
+/// into a small virtual machine.
 std::uint64_t physical_memory_bytes() {
   const auto pages = ::sysconf(_SC_PHYS_PAGES);
   const auto page = ::sysconf(_SC_PAGESIZE);
@@ -100,8 +103,8 @@ std::vector<NumaNode> read_nodes(hwloc_topology_t topology, hwloc_const_bitmap_t
             [](hwloc_obj_t a, hwloc_obj_t b) { return a->os_index < b->os_index; });
 
   std::vector<NumaNode> nodes;
-  std::set<int> taken;  // memory without CPUs of its own is shown with its neighbour's: the first
-                        // node keeps them
+  std::set<int> taken;  // memory without CPUs of its own is listed with its neighbour's CPUs: the
+                        // first node keeps them
   for (hwloc_obj_t object : objects) {
     NumaNode node{.os_index = static_cast<int>(object->os_index),
                   .memory_bytes = object->attr->numanode.local_memory,
@@ -123,7 +126,7 @@ std::vector<int> read_physical_cores(hwloc_topology_t topology, hwloc_const_bitm
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     for (int cpu : nodes[i].cpus) node_of_cpu[cpu] = i;
   }
-  // Where the machine does not tell its cores apart, every logical CPU counts as one.
+  // If the machine does not report its cores, every logical CPU counts as one.
   const bool has_cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE) > 0;
   const hwloc_obj_type_t type = has_cores ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
   std::vector<std::pair<std::size_t, int>> cores;
@@ -142,7 +145,7 @@ std::vector<int> read_physical_cores(hwloc_topology_t topology, hwloc_const_bitm
   return cpus;
 }
 
-/// Node of what `object` hangs on, -1 where it hangs on several.
+/// Returns the node to which `object` is attached, or -1 if there are several.
 int node_near(hwloc_topology_t topology, hwloc_obj_t object) {
   const hwloc_obj_t ancestor = hwloc_get_non_io_ancestor_obj(topology, object);
   if (ancestor == nullptr || ancestor->nodeset == nullptr) return -1;
@@ -154,8 +157,8 @@ std::string pci_address(hwloc_obj_t device) {
   return fmt::format("{:04x}:{:02x}:{:02x}.{:x}", pci.domain, pci.bus, pci.dev, pci.func);
 }
 
-/// How good a name for an accelerator is: what CUDA says, then what a management library says. 0:
-/// not an accelerator's.
+/// Returns how good a name for an accelerator is: CUDA's are best, then those of a management
+/// library. 0 means that the name is not an accelerator's.
 int rank_of_name(const std::string& name) {
   if (name.starts_with("cuda")) return 3;
   if (name.starts_with("nvml") || name.starts_with("rsmi")) return 2;
@@ -165,7 +168,7 @@ int rank_of_name(const std::string& name) {
 
 bool is_nvidia_gpu(hwloc_obj_t device) {
   constexpr unsigned short kNvidia = 0x10de;
-  constexpr unsigned short kDisplay = 0x03;  // the class's high byte: VGA and 3D controllers
+  constexpr unsigned short kDisplay = 0x03;  // the high byte of the class of VGA and 3D controllers
   const auto& pci = device->attr->pcidev;
   return pci.vendor_id == kNvidia && (pci.class_id >> 8) == kDisplay;
 }
@@ -217,7 +220,8 @@ Topology flatten(hwloc_topology_t topology) {
 void log_environment() {
   for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
     if (std::strncmp(*entry, "HWLOC_", 6) == 0)
-      log().warn("topology: {} is set and changes what is found", *entry);
+      log().warn("the environment variable {} is set and changes the topology that is found",
+                 *entry);
   }
 }
 
@@ -236,7 +240,7 @@ int Topology::node_of_cpu(int cpu) const noexcept {
 }
 
 Topology Topology::discover() {
-  // hwloc asks libudev, which makes the key of its hash tables at its first use, without a lock.
+  // hwloc calls libudev, which makes the key of its hash tables at first use without a lock.
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   log_environment();
@@ -249,7 +253,7 @@ Topology Topology::from_xml(const std::string& path) {
   const HwlocTopology topology = make_topology();
   if (hwloc_topology_set_xml(topology.get(), path.c_str()) != 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} is not an hwloc XML file that can be read", path));
+                fmt::format("cannot read {} as an hwloc XML file", path));
   }
   load(topology.get(), ErrorCode::kInvalidArgument, path);
   return flatten(topology.get());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/cuda/rank_sum.cc: addresses, before anything is queued.
+// collectives/cuda/rank_sum.cc: checks addresses before anything is queued.
 #include "collectives/cuda/rank_sum.h"
 
 #include "base/check.h"

@@ -12,8 +12,8 @@
 
 namespace ziggurat::cuda {
 
-/// A thread an element: ranks + 1 values of it go through memory. A row may be the sum's own: an
-/// element is read and written by one thread.
+/// Sums with one thread per element, which moves ranks + 1 values through memory. The sum may be
+/// written over one of the rows, because one thread reads and writes an element.
 struct SumRanks {
   static constexpr std::uint32_t kThreads = 256;
   static constexpr std::uint32_t kEach = 4;
@@ -44,7 +44,7 @@ struct SumRanks {
   };
 };
 
-/// Queue a program (rank_sum.cu).
+/// Queues a program (rank_sum.cu).
 void launch(const SumRanks& program, StreamHandle stream);
 
 }  // namespace ziggurat::cuda

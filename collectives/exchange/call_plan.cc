@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/call_plan.cc: a function for each kind of call.
+// collectives/exchange/call_plan.cc: makes the plan of each kind of call with a function of its
+// own.
 #include "collectives/exchange/call_plan.h"
 
 #include <algorithm>
@@ -11,7 +12,8 @@
 namespace ziggurat {
 namespace {
 
-/// Slice `place` of `count` elements over `size` ranks: as even as whole elements allow.
+/// Returns begin and size of slice `place` of `count` elements over `size` ranks. Slices are as
+/// even as whole elements allow.
 std::pair<std::size_t, std::size_t> slice_of(std::size_t count, std::size_t place,
                                              std::size_t size) {
   const std::size_t each = (count + size - 1) / size;
@@ -59,7 +61,8 @@ ExchangePlan all_reduce(const Call& call, std::size_t place, std::size_t size) {
   return plan;
 }
 
-/// Everybody gets everybody's values, and sums them alike.
+/// Plans an all_reduce of values: every rank gets all values, and all ranks sum them in the same
+/// order.
 ExchangePlan all_reduce_values(const Call& call, std::size_t size) {
   const std::size_t each = call.input.size();
   const auto all = std::make_shared<std::vector<std::byte>>(size * each);

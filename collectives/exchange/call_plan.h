@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/call_plan.h: which bytes of a call go where, for every kind of call. The
-// rest of the exchange knows no kinds.
+// collectives/exchange/call_plan.h: plans which bytes of a call go where, for every kind of call.
+// Only this file of the exchange knows the kinds.
 #pragma once
 
 #include <cstddef>
@@ -13,24 +13,26 @@
 
 namespace ziggurat {
 
-/// What comes in are terms of `sum`, each as long as it is; this rank's own is its `out`.
+/// A sum. The bytes that come in are terms of `sum`, each as long as `sum`; this rank's own term is
+/// its `out`.
 struct SumPlan {
   DType dtype = DType::kFloat32;
   std::span<std::byte> sum;
-  /// all_reduce: where the other ranks' sums belong, by place, and this rank's own.
+  /// For all_reduce: where the sums of all ranks are stored, by place, including this rank's own.
   std::vector<std::span<std::byte>> results;
 };
 
-/// Spans by place in the call's members, this rank's own part included: it is copied.
+/// What a call sends and receives, by place in the call's members. This rank's own part is copied.
 struct ExchangePlan {
   std::vector<std::span<const std::byte>> out;
-  std::vector<std::span<std::byte>> in;  ///< where what comes in belongs; with `sum`, nowhere
+  std::vector<std::span<std::byte>> in;  ///< where the bytes that come in are stored; empty spans
+                                         ///< with `sum`
   std::optional<SumPlan> sum;
-  std::function<void()> finish;  ///< on a worker, when all is there; may be empty
+  std::function<void()> finish;  ///< called on a worker when all bytes are there; may be empty
 };
 
-/// For the rank at `place` of `size` members. The members of a send and its recv are this rank and
-/// the other one.
+/// Returns the plan for the rank at `place` of `size` members. A send and its recv have two
+/// members: this rank and the other one.
 ExchangePlan plan_of(const Call& call, std::size_t place, std::size_t size);
 
 }  // namespace ziggurat

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/call_receiver.cc: what all receivers count.
+// collectives/exchange/call_receiver.cc: the counting that all receivers share.
 #include "collectives/exchange/call_receiver.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/exchange_call.cc: announcements, frames to the sender or receiver that they
-// are for, and the end.
+// collectives/exchange/exchange_call.cc: announces a call, gives frames to their sender or
+// receiver, and ends the call.
 #include "collectives/exchange/exchange_call.h"
 
 #include <fmt/format.h>
@@ -62,7 +62,7 @@ void ExchangeCall::announce(std::size_t place) {
   header.length = small.size();
   header.part = reads_from(place);
   header.address = sender.address();
-  // On the reactor: fewer bytes than it takes to wake a worker.
+  // Marked on the reactor's thread: these are so few bytes that to wake a worker would take longer.
   if (!small.empty()) header.payload = mark(transport_.next_payload(), small, 0);
   transport_.send_control(rank_at(place), header, small);
 }
@@ -75,8 +75,9 @@ std::optional<std::size_t> ExchangeCall::find_place(int rank) const {
 
 std::size_t ExchangeCall::place_of(int rank) const {
   if (const auto place = find_place(rank)) return *place;
-  throw Error(ErrorCode::kUnavailable,
-              fmt::format("sent a frame of {}, but is not one of its ranks", describe()));
+  throw Error(
+      ErrorCode::kUnavailable,
+      fmt::format("sent a frame for {}, but is not one of the ranks of that call", describe()));
 }
 
 bool ExchangeCall::lacks(int rank, bool all) const {
@@ -94,7 +95,7 @@ void ExchangeCall::announced(int rank, const wire::FrameHeader& header,
     transport_.fail(
         ErrorCode::kInvalidArgument,
         fmt::format("ranks made different calls: rank {} {}, rank {} {} (call {} of "
-                    "ranks {}); every rank must make the same calls in the same order",
+                    "ranks {}); let every rank make the same calls in the same order",
                     transport_.rank(), ziggurat::describe(spec_), rank,
                     ziggurat::describe(header.spec()), key_.sequence, fmt::join(*members_, ", ")));
     return;
@@ -102,9 +103,10 @@ void ExchangeCall::announced(int rank, const wire::FrameHeader& header,
   Peer& peer = peers_[place];
   const std::size_t to_come = receiver_->expected(place);
   if (peer.announced || small.size() != (to_come <= kEagerBytes ? to_come : 0)) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("announced {} twice, or with {} bytes where {} were expected",
-                            describe(), small.size(), to_come));
+    throw Error(
+        ErrorCode::kUnavailable,
+        fmt::format("announced {} a second time, or with {} bytes instead of the expected {}",
+                    describe(), small.size(), to_come));
   }
   peer.announced = true;
   transport_.waited(rank, transport_.reactor().clock().now() - begun_);
@@ -137,11 +139,11 @@ std::span<std::byte> ExchangeCall::landing(int rank, const wire::FrameHeader& he
   CallReceiver* const receiver = receiver_of(header.part);
   const std::size_t total = receiver ? receiver->expected(place) : 0;
   const std::size_t landed = receiver ? receiver->landed(place) : 0;
-  // Its announcement went by the other socket, and may be read later.
+  // The member's announcement came by the other channel, and may be read later.
   if (!spec_.meets(header.spec()) || landed >= total || header.offset != landed ||
       header.length != wire::chunk_length(landed, total)) {
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("sent {} bytes for offset {} of {}, which expects {} more of {}",
+                fmt::format("sent {} bytes for offset {} of {}, which still expects {} of {} bytes",
                             header.length, header.offset, describe(), total - landed, total));
   }
   return receiver->landing(place, header);
@@ -156,7 +158,7 @@ void ExchangeCall::results_ready(int rank, const wire::FrameHeader& header) {
   const std::size_t place = place_of(rank);
   if (!results_) {
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("lends results of {}, although that call has none", describe()));
+                fmt::format("lends results of {}, but that call has no results", describe()));
   }
   results_->ready(place, header);
 }
@@ -210,10 +212,12 @@ void ExchangeCall::verify(std::size_t place, std::span<const std::byte> payload,
                           const wire::FrameHeader& header) const {
   const wire::PayloadSeal& seal = transport_.seal_of(rank_at(place));
   if (seal.matches(header.payload, payload, key_, header.offset)) return;
-  throw Error(ErrorCode::kDataLoss,
-              fmt::format("what rank {} sent in {} fails its checksum at offset {}: it was damaged "
-                          "on the way",
-                          rank_at(place), describe(), header.offset));
+  throw Error(
+      ErrorCode::kDataLoss,
+      fmt::format(
+          "the bytes that rank {} sent in {} fail their checksum at offset {}: they were damaged "
+          "on the way",
+          rank_at(place), describe(), header.offset));
 }
 
 void ExchangeCall::read_from(std::size_t place, std::uint64_t address,
@@ -225,7 +229,7 @@ void ExchangeCall::read_from(std::size_t place, std::uint64_t address,
   }
 }
 
-/// Nothing is on its way any more, in or out.
+/// Returns whether nothing is on its way any more, in or out.
 bool ExchangeCall::exchanged() const {
   for (std::size_t place = 0; place < size(); ++place) {
     if (place == own_) continue;
@@ -255,12 +259,13 @@ void ExchangeCall::settle() {
 }
 
 void ExchangeCall::work_failed(const Error& error) {
-  if (state_ != State::kFinishing) return;  // the transport fails, and with it the call
+  if (state_ != State::kFinishing) return;  // the transport has failed and fails the call
   state_ = State::kFailing;
   error_ = std::make_exception_ptr(error);
 }
 
-/// A call that is finishing ends well: a rank that stops has sent all that it had to send for it.
+/// Fails the call. A call that is finishing ends well, because even a rank that stopped has sent
+/// all its bytes for it.
 void ExchangeCall::fail(std::exception_ptr error) {
   if (state_ != State::kExchanging) return;
   state_ = State::kFailing;
@@ -292,7 +297,8 @@ std::string ExchangeCall::waiting() const {
       slow.push_back(rank);
     }
   }
-  // Who has come may be waiting for the same rank.
+  // If some ranks have not announced the call, only these are named: the others may be waiting for
+  // them.
   const std::vector<int>& missing = absent.empty() ? slow : absent;
   return fmt::format("{} has waited {:.1f} s for rank{} {}", describe(),
                      seconds(transport_.reactor().clock().now() - begun_),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/exchange_communicator.cc: calls to the transport, with their members.
+// collectives/exchange/exchange_communicator.cc: passes calls and their members to the transport.
 #include "collectives/exchange/exchange_communicator.h"
 
 #include <fmt/format.h>
@@ -44,8 +44,8 @@ Task<> ExchangeCommunicator::issue(const Call& call) {
 }
 
 Task<> ExchangeCommunicator::refuse(const Error& error) {
-  transport_->fail(error.code(), fmt::format("rank {} made a call that is not valid: {}",
-                                             transport_->rank(), error.what()));
+  transport_->fail(error.code(), fmt::format("rank {} made an invalid call: {}", transport_->rank(),
+                                             error.what()));
   return failing(std::make_exception_ptr(error));
 }
 
@@ -68,7 +68,7 @@ std::unique_ptr<ExchangeCommunicator> ExchangeCommunicator::part(std::span<const
 }
 
 void ExchangeCommunicator::abort(const std::string& reason) {
-  transport_->fail(ErrorCode::kUnavailable, "the ranks were told to stop: " + reason);
+  transport_->fail(ErrorCode::kUnavailable, "the calls of all ranks were aborted: " + reason);
 }
 
 }  // namespace ziggurat

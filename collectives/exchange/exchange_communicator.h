@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/exchange_communicator.h: ranks over channels, by direct exchange: each sends
-// every other what is that one's, so a sum is made where it is owned, in rank order.
+// collectives/exchange/exchange_communicator.h: ranks over channels, by direct exchange: each rank
+// sends every other rank its part directly. So a sum is made by the rank that owns it, in rank
+// order.
 //
-// Bytes sent per rank of N, n being a slice: all_gather and reduce_scatter (N - 1) n, all_reduce
-// twice that, all_to_all (N - 1) n, broadcast (N - 1) n by the root: those of a ring, in one hop.
+// Bytes sent per rank of N, where n is a slice: all_gather and reduce_scatter (N - 1) n, all_reduce
+// twice that, all_to_all (N - 1) n, broadcast (N - 1) n by the root. A ring sends as many, but not
+// in one hop.
 #pragma once
 
 #include <map>
@@ -17,7 +19,7 @@ namespace ziggurat {
 
 class ExchangeCommunicator final : public CheckedCommunicator {
  public:
-  /// For all ranks of `transport`.
+  /// Makes the communicator of all ranks of `transport`.
   explicit ExchangeCommunicator(std::shared_ptr<ExchangeTransport> transport);
 
   int rank() const noexcept override { return place_; }
@@ -29,9 +31,9 @@ class ExchangeCommunicator final : public CheckedCommunicator {
     return part(members);
   }
   std::unique_ptr<ExchangeCommunicator> part(std::span<const int> members);
-  /// Ranks of the transport, in order.
+  /// Returns the members as ranks of the transport, in order.
   const std::vector<int>& members() const noexcept { return *members_; }
-  /// The same on all members, and no other communicator's.
+  /// Returns a number that is equal on all members and different for every communicator.
   std::uint64_t id() const noexcept { return id_; }
   std::string description() const override { return transport_->description(); }
   Traffic traffic() const override { return transport_->traffic(); }
@@ -48,7 +50,8 @@ class ExchangeCommunicator final : public CheckedCommunicator {
   Members members_;  // ranks of the transport
   int place_ = 0;
   std::uint64_t id_ = 0;
-  std::map<std::vector<int>, std::uint64_t> splits_;  // how often, by members
+  std::map<std::vector<int>, std::uint64_t> splits_;  // how often each list of members was split
+                                                      // off
 };
 
 }  // namespace ziggurat

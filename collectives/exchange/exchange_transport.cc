@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/exchange_transport.cc: calls numbered and begun, frames out, and one end for
-// all.
+// collectives/exchange/exchange_transport.cc: numbers and begins calls, sends frames, and fails all
+// calls together.
 #include "collectives/exchange/exchange_transport.h"
 
 #include <fmt/format.h>
@@ -74,12 +74,10 @@ ExchangeTransport::ExchangeTransport(Reactor& reactor, WorkerPool& workers, Exch
       const std::string why_not = why_not_readable(from.memory);
       if (why_not.empty()) peers_[i].process = from.memory.process;
       if (!why_not.empty()) {
-        note_degraded(
-            "ranks",
-            fmt::format(
-                "ranks of this host cannot read each other's memory and send instead, which is "
-                "slower: rank {}: {}",
-                i, why_not));
+        note_degraded("ranks", fmt::format("ranks of this host cannot read each other's memory, so "
+                                           "they send bytes instead, which is "
+                                           "slower (rank {}: {})",
+                                           i, why_not));
       }
     }
     peers_[i].small.resize(wire::kEagerBytes);
@@ -119,7 +117,7 @@ std::string ExchangeTransport::description() const {
 void ExchangeTransport::say_goodbye() {
   if (!std::ranges::all_of(calls_,
                            [&](const auto& call) { return outlasts(call.first.communicator); })) {
-    fail(ErrorCode::kCancelled, "its communicators were closed while calls were under way");
+    fail(ErrorCode::kCancelled, "this rank's communicators were closed while calls were under way");
   }
   if (failed() || std::exchange(said_goodbye_, true)) return;
   for (Peer& peer : peers_) {
@@ -171,8 +169,8 @@ Task<> ExchangeTransport::close_and_flush(std::shared_ptr<ExchangeTransport> sel
   }
 }
 
-// No timer while there is no call: a reactor on which nothing else is to come must be able to see
-// that. Who has no call answers those who have.
+// Starts the timer. There is none while there is no call, so that a reactor can see that nothing
+// else is to come. A rank without calls still answers the ranks that have some.
 void ExchangeTransport::watch() {
   if (watching_ || calls_.empty()) return;
   watching_ = true;
@@ -214,7 +212,7 @@ Task<> ExchangeTransport::issue(std::uint64_t communicator, std::uint64_t lane,
   for (const int member : *members) {
     if (!failed() && peer(member).left && !outlasts(communicator)) {
       fail(ErrorCode::kUnavailable,
-           fmt::format("rank {} has left: it closed its communicators, but rank {} still calls {}",
+           fmt::format("rank {} has left and closed its communicators, but rank {} still calls {}",
                        member, rank_, describe(spec)));
     }
   }
@@ -329,7 +327,8 @@ void ExchangeTransport::run_job(const std::shared_ptr<ExchangeCall>& call, const
     } catch (const Error& error) {
       fault = error;
     }
-    // Nothing stays with the worker: what ends here ends on the reactor's thread.
+    // Everything that the worker holds moves back to the reactor's thread, so that it is destroyed
+    // there.
     Reactor& reactor = self->reactor_;
     reactor.post([self = std::move(self), call = std::move(call), work = std::move(work),
                   fault = std::move(fault), then = std::move(then)] {

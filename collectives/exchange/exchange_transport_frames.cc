@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/exchange_transport_frames.cc: what comes in by the channels: frames to the
-// calls they belong to, and the end of a connection.
+// collectives/exchange/exchange_transport_frames.cc: gives frames that come in to their calls, and
+// handles the end of a connection.
 #include <fmt/format.h>
 
 #include "collectives/exchange/exchange_call.h"
@@ -14,7 +14,8 @@ using wire::FrameKind;
 
 namespace {
 
-constexpr std::size_t kEarlyMax = 65'536;  // announcements of calls that this rank has not made
+constexpr std::size_t kEarlyMax = 65'536;  // the most announcements of calls that this rank has not
+                                           // made yet
 
 }  // namespace
 
@@ -35,7 +36,7 @@ std::span<std::byte> ExchangeTransport::landing(int from, const FrameHeader& hea
   std::vector<std::byte>& small = peer(from).small;
   if (header.length > small.size()) {
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("sent a control frame of {} bytes, and the limit is {}", header.length,
+                fmt::format("sent a control frame of {} bytes, but the limit is {}", header.length,
                             small.size()));
   }
   return std::span(small).first(header.length);
@@ -79,10 +80,11 @@ void ExchangeTransport::announced(int from, const FrameHeader& header,
                 fmt::format("announced call {} again, although that call has ended", key.sequence));
   }
   if (early_count_ == kEarlyMax) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("announced {} calls that rank {} has not made, which is the limit: the "
-                            "ranks run too far apart",
-                            kEarlyMax, rank_));
+    throw Error(
+        ErrorCode::kUnavailable,
+        fmt::format("announced {} calls that rank {} has not made yet, which is the limit: the "
+                    "ranks run too far apart",
+                    kEarlyMax, rank_));
   }
   ++early_count_;
   early_[key].push_back({header, {payload.begin(), payload.end()}});
@@ -98,7 +100,8 @@ void ExchangeTransport::on_send(std::uint64_t communicator,
     return;
   }
   hear_sends_[communicator] = hear;
-  std::vector<std::uint64_t> lanes;  // a call that `hear` makes takes its frame away
+  std::vector<std::uint64_t> lanes;  // copied first, because a call that `hear` makes removes its
+                                     // frame
   for (const auto& [key, frames] : early_) {
     if (key.communicator == communicator && frames.front().header.call == CallKind::kSend)
       lanes.push_back(key.lane);
@@ -131,14 +134,17 @@ void ExchangeTransport::peer_aborted(int from, const FrameHeader& header,
 
 void ExchangeTransport::fail_calls_without(int peer) {
   fail(ErrorCode::kUnavailable,
-       fmt::format("rank {} has left: it closed its communicators while others call", peer));
+       fmt::format(
+           "rank {} has left and closed its communicators while other ranks still make calls",
+           peer));
 }
 
 void ExchangeTransport::bad_frame(int from, const std::string& how) {
   fail(ErrorCode::kUnavailable, fmt::format("rank {} {}", from, how));
 }
 
-/// A peer that broke off says why on control, if it can: its words may come a little later.
+/// Fails after a short wait: a peer that broke off sends its reason on the control channel, if it
+/// can, and that frame may come a little later.
 void ExchangeTransport::fail_after_last_words(const std::string& text) {
   reactor_.clock().after(kLastWords, [weak = weak_from_this(), text] {
     if (const auto self = weak.lock()) self->fail(ErrorCode::kUnavailable, text);
@@ -152,7 +158,7 @@ void ExchangeTransport::disconnected(int from, const Channel& channel, const std
     if (!peer(from).left) fail(ErrorCode::kUnavailable, text);
     return;
   }
-  // Its goodbye comes on control too, and may be read later.
+  // The peer's goodbye comes on the control channel too, and may be read later.
   reactor_.clock().after(kLastWords, [weak = weak_from_this(), from, text] {
     const auto self = weak.lock();
     if (!self || self->failed()) return;

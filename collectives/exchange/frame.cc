@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/frame.cc: headers made and recognized.
+// collectives/exchange/frame.cc: makes headers and recognizes them.
 #include "collectives/exchange/frame.h"
 
 #include <fmt/format.h>
@@ -36,10 +36,12 @@ FrameHeader make_header(FrameKind kind, int from, const CallKey& key, const Call
 
 void check_version(const FrameHeader& header) {
   if (header.magic == kMagic && header.version == kVersion) return;
-  throw Error(ErrorCode::kUnavailable,
-              fmt::format("sent {:#x} of version {} where a frame of version {} should begin: "
-                          "start all ranks from one build",
-                          header.magic, header.version, kVersion));
+  throw Error(
+      ErrorCode::kUnavailable,
+      fmt::format(
+          "sent a frame that begins with {:#x} and version {}, but this build needs version {}; "
+          "start all ranks from one build",
+          header.magic, header.version, kVersion));
 }
 
 }  // namespace ziggurat::wire

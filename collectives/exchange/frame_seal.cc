@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/frame_seal.cc: checksums by xxHash, tags by libcrypto.
+// collectives/exchange/frame_seal.cc: makes checksums with xxHash and tags with libcrypto.
 #include "collectives/exchange/frame_seal.h"
 
 #include <openssl/crypto.h>
@@ -13,7 +13,7 @@
 namespace ziggurat::wire {
 namespace {
 
-/// AES-GCM over nothing but additional data, which is GMAC.
+/// Makes tags by AES-GCM over additional data only, which is GMAC.
 class Gmac {
  public:
   explicit Gmac(const SealKey& key) : context_(::EVP_CIPHER_CTX_new()) {
@@ -21,7 +21,7 @@ class Gmac {
                                                      bytes(key.data()), nullptr) == 1);
   }
 
-  /// `number` is used once with a key.
+  /// Makes a tag. Each `number` may be used only once with a key.
   Tag tag(std::uint64_t number, std::span<const std::byte> data) {
     std::array<unsigned char, 12> nonce{};
     std::memcpy(nonce.data() + 4, &number, sizeof(number));
@@ -108,11 +108,12 @@ void HeaderSeal::check(const FrameHeader& header) {
           : same(header.tag, checksum(sealed_bytes(header), epoch_))) {
     return;
   }
-  throw Error(ErrorCode::kUnavailable,
-              in_ ? "sent a frame whose header has a wrong tag: it was damaged on the way, or "
-                    "somebody else on the network made, moved or repeated it"
-                  : "sent a frame whose header fails its checksum: it was damaged on the way, or "
-                    "is of another job");
+  throw Error(
+      ErrorCode::kUnavailable,
+      in_ ? "sent a frame whose header has a wrong tag: the frame was damaged on the way, or "
+            "another machine on the network made, moved or repeated it"
+          : "sent a frame whose header fails its checksum: the frame was damaged on the way, or "
+            "belongs to another job");
 }
 
 }  // namespace ziggurat::wire

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/member_sender.cc: chunks are marked by workers, then sent in order.
+// collectives/exchange/member_sender.cc: workers mark chunks; then they are sent in order.
 #include "collectives/exchange/member_sender.h"
 
 #include <fmt/format.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/member_sender.h: what one member of a call gets of this rank's bytes: with
-// the announcement if they are few, else in chunks, or by reading this rank's memory. Reactor's
-// thread.
+// collectives/exchange/member_sender.h: sends this rank's bytes to one member of a call: with the
+// announcement if they are few, otherwise in chunks, or by letting the member read this rank's
+// memory. Reactor's thread.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@ namespace ziggurat {
 
 class ExchangeCall;
 
-/// Workers finish chunks in any order; they are sent in the order of offsets.
+/// Puts chunks in the order of offsets for sending, because workers finish them in any order.
 class ChunkOrder {
  public:
   void add(const wire::FrameHeader& header) { ready_.emplace(header.offset, header); }
-  /// The next to be sent, if it is there.
+  /// Returns the next chunk to send, if it is there.
   std::optional<wire::FrameHeader> take();
-  /// Bytes of all that was taken.
+  /// Returns the bytes of all chunks that were taken.
   std::size_t taken() const noexcept { return next_; }
 
  private:
@@ -35,19 +35,22 @@ class MemberSender {
   MemberSender(ExchangeCall& call, std::size_t place, std::span<const std::byte> bytes)
       : call_(call), place_(place), bytes_(bytes) {}
 
-  /// What rides on this rank's announcement, and is sent with it: all, if it is little.
+  /// Returns the bytes that are sent with this rank's announcement: all of them if they are few,
+  /// otherwise none.
   std::span<const std::byte> take_small();
   std::uint64_t address() const noexcept { return reinterpret_cast<std::uint64_t>(bytes_.data()); }
-  /// The member has announced the call too; it gets the rest in chunks, or reads it here.
+  /// Begins to send the rest, because the member has announced the call too. The member gets
+  /// chunks, or reads this rank's memory.
   void begin(bool member_reads);
   bool lends() const noexcept { return way_ == Way::kLent; }
-  /// It has read what it was lent. Errors: kUnavailable if it was lent nothing.
+  /// Notes that the member has read the memory that was lent. Errors: kUnavailable if none was
+  /// lent.
   void was_read();
   bool done() const noexcept { return sent_ == bytes_.size(); }
 
  private:
   enum class Way {
-    kUndecided,  ///< the member has not announced the call
+    kUndecided,  ///< the member has not announced the call yet
     kChunks,
     kLent
   };

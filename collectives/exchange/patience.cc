@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/patience.cc: two clocks that run while nothing is heard.
+// collectives/exchange/patience.cc: two clocks that run while no progress is heard of.
 #include "collectives/exchange/patience.h"
 
 #include <fmt/format.h>
@@ -13,8 +13,8 @@ namespace {
 using std::chrono::seconds;
 
 constexpr Nanoseconds kPeriod = seconds(1);
-constexpr int kAsksPerSecond = 64;  // of one rank
-constexpr int kAsksUnanswered = 4;  // at least, before silence is believed
+constexpr int kAsksPerSecond = 64;  // the most asks to one rank
+constexpr int kAsksUnanswered = 4;  // the fewest unanswered asks that count as silence
 
 double in_seconds(Nanoseconds time) { return std::chrono::duration<double>(time).count(); }
 
@@ -34,7 +34,7 @@ void Patience::begin(Nanoseconds now) {
 }
 
 void Patience::tick(Nanoseconds now, std::uint64_t own_work) {
-  // A tick that comes late was late on this side.
+  // A late tick was delayed on this rank, so at most two periods are counted.
   const Nanoseconds passed = std::min(now - last_tick_, 2 * period_);
   last_tick_ = now;
   standing_ += passed;
@@ -52,14 +52,14 @@ std::optional<std::string> Patience::verdict() const {
   for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
     if (peers_[rank].left || peers_[rank].silent < silence_) continue;
     return fmt::format(
-        "rank {} has not answered for {:.1f} s, half of what ranks are given "
-        "(ZIGGURAT_RANK_TIMEOUT, or an embedder's call_timeout_s): its process is stopped",
+        "rank {} has not answered for {:.1f} s, half of the time that ranks may take "
+        "(ZIGGURAT_RANK_TIMEOUT, or an embedder's call_timeout_s), so its process must be stopped",
         rank, in_seconds(peers_[rank].silent));
   }
   if (standing_ < standstill_) return std::nullopt;
   return fmt::format(
-      "every rank that answers stands still: none has finished any work for the {:.1f} s that "
-      "ranks are given (ZIGGURAT_RANK_TIMEOUT, or an embedder's call_timeout_s)",
+      "every rank that answers stands still: none has finished any work in the {:.1f} s that "
+      "ranks may take (ZIGGURAT_RANK_TIMEOUT, or an embedder's call_timeout_s)",
       in_seconds(standstill_));
 }
 

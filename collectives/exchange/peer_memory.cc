@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/peer_memory.cc: process_vm_readv, and whether this machine allows it.
+// collectives/exchange/peer_memory.cc: calls process_vm_readv, and finds out whether this machine
+// allows it.
 #include "collectives/exchange/peer_memory.h"
 
 #include <fmt/format.h>
@@ -51,7 +52,7 @@ std::shared_ptr<const void> Permission::take() {
 
 std::shared_ptr<const void> allow_reading() {
   static Permission of_this_process([](bool allowed) {
-    int scope = 0;  // as good as 0 where there is no Yama
+    int scope = 0;  // stays 0 without Yama, which also means that reading is allowed
     std::ifstream(kYama) >> scope;
     if (scope != 1) return;
     const unsigned long whom = allowed ? PR_SET_PTRACER_ANY : 0;
@@ -71,7 +72,8 @@ std::string why_not_readable(const MemoryProbe& probe) {
     return error.what();
   }
   return found == probe.value ? ""
-                              : "another process has its process number here: the ranks are in "
+                              : "its process number belongs to another process on this rank's "
+                                "side: the ranks are in "
                                 "different PID namespaces";
 }
 

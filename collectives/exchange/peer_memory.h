@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/peer_memory.h: the memory of another rank's process on this host, read
-// directly: one copy, on the reader's worker, where a socket takes two and a system call on each
+// collectives/exchange/peer_memory.h: reads the memory of another rank's process on this host
+// directly: one copy, on the reader's worker. A socket takes two copies, and a system call on each
 // side.
 #pragma once
 
@@ -17,25 +17,25 @@
 
 namespace ziggurat {
 
-/// The same text for all ranks of a host, and no others. Containers with a network of their own
-/// count as hosts. Errors: kUnavailable without /proc.
+/// Returns a text that is equal for all ranks of a host and no other ranks. Containers with a
+/// network of their own count as hosts. Errors: kUnavailable without /proc.
 std::string this_host();
 
-/// A number in a process's memory, and where it is: others try to read it.
+/// A number in a process's memory, and where it lies. Other ranks try to read it.
 struct MemoryProbe {
-  std::int64_t process = 0;  ///< 0: none
+  std::int64_t process = 0;  ///< 0 if there is none
   std::uint64_t address = 0;
   std::uint64_t value = 0;
 };
 
 MemoryProbe own_memory_probe();
 
-/// Lets processes of the same user read this one until all that was returned is gone. It matters
-/// where Yama lets only ancestors read a process (ptrace_scope 1). Errors: prctl's.
+/// Lets processes of the same user read this one until every returned object is gone. Needed if
+/// Yama lets only ancestors read a process (ptrace_scope 1). Errors: prctl's.
 std::shared_ptr<const void> allow_reading();
 
-/// Counts who needs something: `set` hears true when the first comes, false when the last is gone.
-/// Any thread.
+/// Counts users of a permission: calls `set` with true when the first comes, and with false when
+/// the last is gone. Any thread.
 class Permission {
  public:
   explicit Permission(std::function<void(bool)> set) : set_(std::move(set)) {}
@@ -47,10 +47,11 @@ class Permission {
   std::function<void(bool)> set_;
 };
 
-/// Why the process that `probe` describes cannot be read; empty if it can.
+/// Returns why the process that `probe` describes cannot be read; empty if it can.
 std::string why_not_readable(const MemoryProbe& probe);
 
-/// Any thread. Errors: kUnavailable, as "is gone: .." or "cannot be read: ..".
+/// Reads memory of a process. Any thread. Errors: kUnavailable, as "is gone: .." or "cannot be
+/// read: ..".
 void read_memory(std::int64_t process, std::uint64_t address, std::span<std::byte> into);
 
 }  // namespace ziggurat

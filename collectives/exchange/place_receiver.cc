@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/place_receiver.cc: workers check what came and read what is lent.
+// collectives/exchange/place_receiver.cc: workers check bytes that came, and read bytes that are
+// lent.
 #include "collectives/exchange/place_receiver.h"
 
 #include <cstring>

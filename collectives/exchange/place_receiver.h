@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/place_receiver.h: bytes of members that stay where they land.
+// collectives/exchange/place_receiver.h: receives bytes of members that stay where they land.
 #pragma once
 
 #include <span>
@@ -11,7 +11,8 @@ namespace ziggurat {
 
 class PlaceReceiver final : public CallReceiver {
  public:
-  /// `part` of the call; `in` by place. `own` is copied to this rank's own place in `in`.
+  /// Receives `part` of the call into `in`, by place. `own` is copied to this rank's own place in
+  /// `in`.
   PlaceReceiver(ExchangeCall& call, std::uint8_t part, std::vector<std::span<std::byte>> in,
                 std::span<const std::byte> own);
 
@@ -23,7 +24,7 @@ class PlaceReceiver final : public CallReceiver {
   void chunk_arrived(std::size_t place, const wire::FrameHeader& header) override;
   bool done() const override;
 
-  /// Reads one chunk, which `place` lends from now on; chunks are lent in order.
+  /// Reads one chunk that `place` has just lent; chunks are lent in order.
   void read_chunk(std::size_t place, const wire::FrameHeader& header);
   bool taken(std::size_t place) const { return members_[place].taken == members_[place].expected; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/sum_receiver.cc: chunks are added in order, a few at a time.
+// collectives/exchange/sum_receiver.cc: adds chunks in order, a few at a time.
 #include "collectives/exchange/sum_receiver.h"
 
 #include <cstring>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/sum_receiver.h: members' terms of a sum: kept until all of a chunk are here,
-// then added by a worker, in rank order.
+// collectives/exchange/sum_receiver.h: receives members' terms of a sum. It keeps them until all
+// terms of a chunk are there; then a worker adds them in rank order.
 #pragma once
 
 #include <functional>
@@ -15,10 +15,10 @@ namespace ziggurat {
 
 class SumReceiver final : public CallReceiver {
  public:
-  /// Hears of each chunk of the sum when it is made, in any order.
+  /// Called for each chunk of the sum when it is made, in any order.
   using Made = std::function<void(const wire::FrameHeader& chunk)>;
 
-  /// `term` is this rank's own. With `made`, chunks of the sum are marked to be sent.
+  /// `term` is this rank's own. With `made`, chunks of the sum are marked for sending.
   SumReceiver(ExchangeCall& call, const SumPlan& plan, std::span<const std::byte> term, Made made);
 
   void begin() override { add_ready(); }

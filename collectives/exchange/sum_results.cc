@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/sum_results.cc: sums out in order, sums in, and the word that they are
+// collectives/exchange/sum_results.cc: sends sums in order, receives sums, and tells when they are
 // final.
 #include "collectives/exchange/sum_results.h"
 
@@ -43,7 +43,7 @@ void SumResults::ready(std::size_t place, const wire::FrameHeader& header) {
   const std::size_t landed = receiver_.landed(place);
   if (!call_.reads_from(place) || header.offset != landed || header.offset >= total) {
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("lends results at offset {} of {}, which expects {} more of {}",
+                fmt::format("lends results at offset {} of {}, which still expects {} of {} bytes",
                             header.offset, call_.describe(), total - landed, total));
   }
   call_.moved();

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/sum_results.h: the second half of an all_reduce: each rank's slice of the
-// sum goes to all, as its chunks are made. It is part 1 of the call.
+// collectives/exchange/sum_results.h: the second half of an all_reduce, which is part 1 of the
+// call: each rank's slice of the sum goes to all ranks while its chunks are made.
 //
-// A sum is final, for whoever got it by whatever way, when the rank that made it says so: it has
-// heard from the lenders of all its terms that they were still lent when they were read.
+// A sum is final, for every rank that got it in whatever way, when the rank that made it says so.
+// That rank has then heard from the lenders of all terms that they were still lent when they were
+// read.
 #pragma once
 
 #include <cstddef>
@@ -17,22 +18,24 @@ namespace ziggurat {
 
 class SumResults {
  public:
-  /// `sum` is this rank's slice; `results` has everybody's, by place.
+  /// `sum` is this rank's slice; `results` has the slices of all ranks, by place.
   SumResults(ExchangeCall& call, std::span<const std::byte> sum,
              const std::vector<std::span<std::byte>>& results);
 
-  /// A chunk of this rank's slice is made, and marked.
+  /// Sends a chunk of this rank's slice that is made and marked.
   void made(const wire::FrameHeader& chunk);
-  /// Where other ranks' slices come in.
+  /// Returns the receiver of other ranks' slices.
   PlaceReceiver& receiver() noexcept { return receiver_; }
 
-  /// `place` lends the chunk that `header` names. Errors: kUnavailable if it is not the next.
+  /// Reads the chunk that `header` names, which `place` lends. Errors: kUnavailable if it is not
+  /// the next.
   void ready(std::size_t place, const wire::FrameHeader& header);
-  /// `place` has read this rank's slice. Errors: kUnavailable if it was lent nothing.
+  /// Notes that `place` has read this rank's slice. Errors: kUnavailable if it was not lent.
   void was_read(std::size_t place);
-  /// The slice of `place` is final.
+  /// Notes that the slice of `place` is final.
   void was_final(std::size_t place) { members_[place].final_came = true; }
-  /// Tells whom it may that this rank's slice is final: all of it is made, of terms that were kept.
+  /// Tells the members that this rank's slice is final, once all of it is made of terms that were
+  /// kept.
   void send_finals();
 
   bool lacks(std::size_t place) const;

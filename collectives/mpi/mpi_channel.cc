@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/mpi/mpi_channel.cc: frames to messages and back, between the reactor and the link.
+// collectives/mpi/mpi_channel.cc: converts frames to messages and back, between the reactor and the
+// link.
 #include "collectives/mpi/mpi_channel.h"
 
 #include <fmt/format.h>
@@ -14,7 +15,7 @@
 
 namespace ziggurat {
 
-/// The session as the link's thread knows it: until the session ends, then nobody.
+/// What the link's thread knows of the session. After the session has ended it reaches nobody.
 class MpiSession::Listener final : public MpiListener {
  public:
   Listener(Reactor& reactor, std::weak_ptr<MpiSession> session)
@@ -42,7 +43,7 @@ class MpiSession::Listener final : public MpiListener {
   }
 
  private:
-  std::mutex mutex_;  // the reactor outlives whoever posts to it
+  std::mutex mutex_;  // held while posting, so that the reactor outlives the post
   Reactor* reactor_;
   std::weak_ptr<MpiSession> session_;
 };
@@ -87,7 +88,8 @@ void MpiSession::pump(MpiChannel& channel) {
     std::ranges::copy(payload, message.bytes.get() + sizeof(frame.header));
     bulk_sends_ += channel.bulk_ ? 1 : 0;
     ++channel.in_flight_;
-    // Neither session nor channel: the link would end on its own thread with the last of them.
+    // The callback holds neither session nor channel: otherwise the link would be destroyed on its
+    // own thread with the last of them.
     link_->send(channel.peer_, control_tag_ + (channel.bulk_ ? 1 : 0), std::move(message),
                 [listener = listener_, peer = channel.peer_, bulk = channel.bulk_,
                  written = frame.written]() {
@@ -151,15 +153,15 @@ void MpiChannel::deliver(std::span<const std::byte> message) {
   try {
     wire::FrameHeader header;
     if (message.size() < sizeof(header)) {
-      throw Error(ErrorCode::kUnavailable, "sent less than a frame");
+      throw Error(ErrorCode::kUnavailable, "sent a message that is shorter than a frame");
     }
     std::memcpy(&header, message.data(), sizeof(header));
     const auto payload = message.subspan(sizeof(header));
     seal_.check(header);
     if (payload.size() != header.length) {
       throw Error(ErrorCode::kUnavailable,
-                  fmt::format("sent {} bytes in a frame that has room for {}", payload.size(),
-                              header.length));
+                  fmt::format("sent {} bytes of payload in a frame whose header says {}",
+                              payload.size(), header.length));
     }
     const std::span<std::byte> place = events_->landing(peer_, header);
     std::ranges::copy(payload, place.begin());
@@ -176,7 +178,7 @@ namespace {
 
 constexpr std::size_t kHostBytes = 240;
 
-/// What each rank tells all others when they meet.
+/// The first message of each rank to all others.
 struct Greeting {
   std::uint64_t epoch = 0;
   std::array<char, kHostBytes> host{};

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/mpi/mpi_channel.h: channels over a cluster's MPI: a frame is a message, control and
-// bulk are two tags.
+// collectives/mpi/mpi_channel.h: channels over a cluster's MPI: a frame is a message, and control
+// and bulk are two tags.
 //
-// MPI keeps its hands on a message's bytes until it is done with it, whatever becomes of the call
-// they belong to. So every frame is copied on its way out and in, here, as the kernel does it for
-// sockets; bulk frames on their way out are bounded in number, the rest waits in its channel.
+// MPI uses a message's bytes until it is done with them, even if their call has ended. So every
+// frame is copied on its way out and in, as the kernel does for sockets. The number of bulk frames
+// on their way out is limited; the rest wait in their channel.
 //
-// What MPI adds to the promises of collectives/communicator.h is nothing: a rank that died is its
-// launcher's business, which by default ends the others; a rank that stands still is found by our
-// timeout; one that left says so itself.
+// MPI adds nothing to the promises of collectives/communicator.h. The launcher handles a rank that
+// died, and by default ends the others. Our timeout finds a rank that stands still. A rank that
+// leaves says so itself.
 #pragma once
 
 #include <cstdint>
@@ -27,20 +27,21 @@ namespace ziggurat {
 
 class MpiChannel;
 
-/// One connection of all ranks over a link. Reactor's thread.
+/// The connection of this rank to all ranks over a link. Reactor's thread.
 class MpiSession : public std::enable_shared_from_this<MpiSession> {
  public:
-  static constexpr std::size_t kBulkSends = 16;  ///< at MPI, of this rank
+  static constexpr std::size_t kBulkSends = 16;  ///< the most bulk sends of this rank that MPI has
+                                                 ///< at once
 
   MpiSession(Reactor& reactor, std::shared_ptr<MpiLink> link, int control_tag);
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
 
-  /// Once; what came before is waiting.
+  /// Begins to receive; called once. Messages that came before are kept for it.
   void listen();
   std::shared_ptr<MpiChannel> add_channel(int peer, bool bulk, std::uint64_t epoch);
-  /// Sends what `channel` has waiting, as far as it may.
+  /// Sends the frames that wait in `channel`, as far as the limit allows.
   void pump(MpiChannel& channel);
   void in_trouble() noexcept { link_->in_trouble(); }
 
@@ -57,8 +58,8 @@ class MpiSession : public std::enable_shared_from_this<MpiSession> {
   std::shared_ptr<MpiLink> link_;
   int control_tag_;
   std::shared_ptr<Listener> listener_;
-  std::vector<std::weak_ptr<MpiChannel>> channels_;  // by peer: control, bulk
-  std::deque<std::weak_ptr<MpiChannel>> waiting_;    // for a bulk send to end
+  std::vector<std::weak_ptr<MpiChannel>> channels_;  // by peer; first control, then bulk
+  std::deque<std::weak_ptr<MpiChannel>> waiting_;    // channels that wait for a bulk send to end
   std::size_t bulk_sends_ = 0;
 };
 
@@ -80,13 +81,13 @@ class MpiChannel final : public Channel, public std::enable_shared_from_this<Mpi
   int peer_;
   bool bulk_;
   wire::HeaderSeal seal_;
-  Events* events_ = nullptr;  // none: closed, or finishing
+  Events* events_ = nullptr;  // null if closed or finishing
   std::deque<Outgoing> queue_;
   std::size_t in_flight_ = 0;
 };
 
-/// Channels to all ranks of the job that `link` joins. Blocks until all have come. Errors:
-/// kInvalidArgument where MPI and `options` disagree about ranks; kDeadlineExceeded.
+/// Makes channels to all ranks of the job that `link` joins. Blocks until all have come. Errors:
+/// kInvalidArgument if MPI and `options` disagree about ranks; kDeadlineExceeded.
 ExchangeOptions over_mpi(Reactor& reactor, const std::shared_ptr<MpiLink>& link,
                          const RankOptions& options);
 

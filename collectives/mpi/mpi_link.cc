@@ -16,13 +16,14 @@
 namespace ziggurat {
 namespace {
 
-constexpr int kEagerRounds = 200;  // without a nap
-constexpr int kShortNaps = 2'000;  // before they get longer
+constexpr int kEagerRounds = 200;  // rounds before the first nap
+constexpr int kShortNaps = 2'000;  // naps before they get longer
 constexpr Nanoseconds kShortNap = std::chrono::microseconds(100);
 constexpr Nanoseconds kLongNap = std::chrono::milliseconds(1);
 constexpr std::array kPlaces{"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
 
-/// Started otherwise, an MPI takes itself for a job of one rank, or ends the process.
+/// Throws unless MPI's launcher started this process: otherwise an MPI makes a job of one rank, or
+/// ends the process.
 void require_launcher() {
   if (std::ranges::any_of(kPlaces,
                           [](const char* name) { return process_environment(name).has_value(); })) {
@@ -36,7 +37,7 @@ void require_launcher() {
 SharedLibrary open_library() {
   return SharedLibrary::open(own_library_names("libziggurat_mpi.so"),
                              "build ziggurat where an MPI is installed (Debian: libopenmpi-dev), "
-                             "and keep that MPI at run time; or use `collectives=auto`");
+                             "and keep that MPI installed; or use `collectives=auto`");
 }
 
 }  // namespace
@@ -50,7 +51,7 @@ std::string mpi_inventory() {
 }
 
 std::shared_ptr<MpiLink> MpiLink::open() {
-  // A process has one MPI, once: that is its own global state, not ours.
+  // A process can have only one MPI, and start it only once. This global state is MPI's.
   static std::mutex one_at_a_time;
   static std::weak_ptr<MpiLink> living;
   static bool was_open = false;
@@ -66,8 +67,9 @@ std::shared_ptr<MpiLink> MpiLink::open() {
                     library.path(), functions.version, MpiFunctions::kVersion));
   }
   if (std::exchange(was_open, true)) {
-    throw Error(ErrorCode::kUnavailable,
-                "MPI was started in this process before, and cannot be started again");
+    throw Error(
+        ErrorCode::kUnavailable,
+        "MPI was already started and ended in this process, and it cannot be started twice");
   }
   std::shared_ptr<MpiLink> link(new MpiLink(functions));
   link->start(library.path());
@@ -103,8 +105,8 @@ MpiLink::~MpiLink() {
   try {
     gather(std::as_bytes(std::span("end", 1)), in_trouble_ ? kPatienceInTrouble : kPatience);
   } catch (const Error& error) {
-    // MPI_Finalize waits for everybody, for ever.
-    log().info("MPI could not be shut down in order: {}", error.what());
+    // MPI_Finalize would wait for all ranks for ever.
+    log().info("MPI could not be shut down cleanly: {}", error.what());
     all_here = false;
   }
   post([this, all_here] {
@@ -162,10 +164,11 @@ std::vector<std::byte> MpiLink::gather(std::span<const std::byte> input, Nanosec
           "MPI_Iallgather");
   });
   if (all_here.wait_for(patience) != std::future_status::ready) {
-    throw Error(ErrorCode::kDeadlineExceeded,
-                fmt::format("rank {} of {}: not all ranks joined through MPI within {} s", rank_,
-                            world_size_,
-                            std::chrono::duration_cast<std::chrono::seconds>(patience).count()));
+    throw Error(
+        ErrorCode::kDeadlineExceeded,
+        fmt::format("rank {} of {} waited in vain: not all ranks joined through MPI within {} s",
+                    rank_, world_size_,
+                    std::chrono::duration_cast<std::chrono::seconds>(patience).count()));
   }
   all_here.get();
   return gathering->output;
@@ -180,7 +183,7 @@ void MpiLink::fail(const std::string& why) {
   gathers_.clear();
 }
 
-/// Until told to stop. After an error of MPI it only waits for that.
+/// Runs until told to stop. After an error of MPI it only waits for that.
 void MpiLink::run() {
   int idle_rounds = 0;
   while (!stopping_) {
@@ -188,7 +191,7 @@ void MpiLink::run() {
     try {
       busy = do_wishes();
       if (!failure_) {
-        // Every one of them, each round.
+        // Each of these functions runs in every round.
         busy = take_in() || busy;
         busy = finish_receives() || busy;
         busy = finish_sends() || busy;
@@ -262,7 +265,7 @@ bool MpiLink::take_in(const Listening& from, bool bulk) {
   return true;
 }
 
-/// In the order of their coming, for each sender and tag.
+/// Delivers messages in the order in which they came, for each sender and tag.
 bool MpiLink::finish_receives() {
   bool progress = false;
   for (auto it = receives_.begin(); it != receives_.end();) {
@@ -288,7 +291,7 @@ bool MpiLink::finish_receives() {
 
 void MpiLink::deliver(Receiving& received) {
   const auto to = std::ranges::find(listening_, received.control_tag, &Listening::control_tag);
-  if (to == listening_.end()) return;  // it has closed since
+  if (to == listening_.end()) return;  // the listener has stopped since
   to->listener->arrived(received.from, received.bulk, std::move(received.message));
 }
 

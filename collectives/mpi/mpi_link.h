@@ -2,9 +2,9 @@
 // collectives/mpi/mpi_link.h: a cluster's MPI as a carrier of messages, and the one thread that
 // calls it.
 //
-// MPI has no way to wait for a message and for this process's own wishes at once, so the thread
-// looks at both in turn: it yields while there is something to do, and naps for 0.1 ms, or 1 ms
-// once nothing has come for some time. It touches buffers of its own only, never a caller's.
+// MPI cannot wait for a message and for this process's own requests at once, so the thread looks at
+// both in turn. It yields while there is something to do, and naps for 0.1 ms, or 1 ms once nothing
+// has come for some time. It touches only its own buffers, never a caller's.
 #pragma once
 
 #include <atomic>
@@ -28,56 +28,59 @@
 
 namespace ziggurat {
 
-/// Where libziggurat_mpi.so is, or why it is not; for `ziggurat doctor`. Starts nothing.
+/// Says where libziggurat_mpi.so is, or why there is none; for `ziggurat doctor`. Starts nothing.
 std::string mpi_inventory();
 
-/// Bytes of a message, shared between threads that hold it one after the other.
+/// The bytes of a message. Threads that hold it one after the other share them.
 struct MpiMessage {
   std::shared_ptr<std::byte[]> bytes;
   std::size_t size = 0;
 };
 
-/// Hears what comes under its two tags. Called on the link's thread.
+/// Receives the messages that come under its two tags. Called on the link's thread.
 class MpiListener {
  public:
   virtual ~MpiListener() = default;
   virtual void arrived(int from, bool bulk, MpiMessage message) = 0;
-  /// MPI itself failed: nothing comes any more.
+  /// Called when MPI itself failed: nothing comes any more.
   virtual void failed(const std::string& why) = 0;
 };
 
 class MpiLink {
  public:
-  /// Bulk messages received and not yet let go of: more are left with MPI.
+  /// The most bulk messages that are received and still held; more are left with MPI.
   static constexpr std::size_t kBulkMax = 16;
 
-  /// Opens libziggurat_mpi.so and starts MPI; the same link to all who ask while it lives. After
-  /// that never again in this process: MPI cannot be started twice.
-  /// Errors: kUnavailable if there is no such library, no MPI behind it, or no launcher of MPI's.
+  /// Opens libziggurat_mpi.so and starts MPI. All callers get the same link while it lives. After
+  /// that it cannot be opened again in this process, because MPI cannot be started twice. Errors:
+  /// kUnavailable if there is no such library, no MPI behind it, or MPI's launcher did not start
+  /// this process.
   static std::shared_ptr<MpiLink> open();
-  /// Ends MPI when all ranks have come to do so; waits for them no longer than kPatience, or
-  /// kPatienceInTrouble, and leaves it to the launcher then.
+  /// Ends MPI when all ranks have come to this point. Waits for them at most kPatience, or
+  /// kPatienceInTrouble, and then leaves the end to the launcher.
   ~MpiLink();
   MpiLink(const MpiLink&) = delete;
   MpiLink& operator=(const MpiLink&) = delete;
 
   int rank() const noexcept { return rank_; }
   int world_size() const noexcept { return world_size_; }
-  /// What MPI calls itself, and where the library is that led to it.
+  /// Returns MPI's name for itself and the path of the library.
   const std::string& description() const noexcept { return description_; }
 
   // Any thread.
 
-  /// `sent` runs on the link's thread when `message` is on its way.
+  /// Sends `message`. `sent` runs on the link's thread when MPI no longer needs the bytes.
   void send(int to, int tag, MpiMessage message, std::function<void()> sent);
-  /// What comes under `control_tag` and the tag after it (bulk) goes to `listener` from now on.
+  /// Gives messages under `control_tag` and the tag after it (bulk) to `listener` from now on.
   void listen(int control_tag, std::shared_ptr<MpiListener> listener);
   void stop_listening(int control_tag);
-  /// `input` of every rank, in their order. Blocks. Errors: kDeadlineExceeded; kUnavailable.
+  /// Returns the `input` of every rank, in their order. Blocks. Errors: kDeadlineExceeded;
+  /// kUnavailable.
   std::vector<std::byte> gather(std::span<const std::byte> input, Nanoseconds patience);
-  /// The first tag of a pair that no listener has had; the same on all ranks that ask as often.
+  /// Returns the first tag of a pair that no listener has had. Ranks that ask equally often get
+  /// equal tags.
   int next_tags() { return next_tag_.fetch_add(2); }
-  /// Something went wrong on this rank: others may never come to the end.
+  /// Notes that something went wrong on this rank: other ranks may never come to the end.
   void in_trouble() noexcept { in_trouble_ = true; }
 
  private:
@@ -129,11 +132,11 @@ class MpiLink {
   std::atomic<int> next_tag_{0};
   std::atomic<bool> in_trouble_{false};
 
-  std::mutex mutex_;  // of the wishes
+  std::mutex mutex_;  // guards the wishes
   std::condition_variable woken_;
   std::deque<std::function<void()>> wishes_;
 
-  // The link's thread's own.
+  // Used by the link's thread only.
   std::list<Sending> sends_;
   std::list<Receiving> receives_;
   std::list<std::shared_ptr<Gathering>> gathers_;

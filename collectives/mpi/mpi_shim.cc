@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/mpi/mpi_shim.cc: libziggurat_mpi.so: the functions of mpi_functions.h by the MPI
-// whose <mpi.h> this is compiled against. Links nothing of ours.
+// collectives/mpi/mpi_shim.cc: libziggurat_mpi.so: implements mpi_functions.h with the MPI whose
+// <mpi.h> this is compiled against. Links no other code of ours.
 #include <mpi.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using ziggurat::MpiHandle;
 
 static_assert(sizeof(MPI_Request) <= sizeof(MpiHandle) && sizeof(MPI_Message) <= sizeof(MpiHandle));
 
-MPI_Comm ranks = MPI_COMM_NULL;  // ours, so that no tag of anybody else's is seen
+MPI_Comm ranks = MPI_COMM_NULL;  // a duplicate, so that messages of other code are not seen
 
 template <class Native>
 MpiHandle stored(Native native) {
@@ -46,7 +46,7 @@ int begin(int* rank, int* world_size, char* library, std::size_t library_bytes) 
   if (const int error = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided)) {
     return error;
   }
-  // Errors are answers from here on: the default is to end the job.
+  // Makes MPI return errors from now on, because by default it ends the job.
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   if (provided < MPI_THREAD_FUNNELED) return MPI_ERR_OTHER;
   if (const int error = MPI_Comm_dup(MPI_COMM_WORLD, &ranks)) return error;

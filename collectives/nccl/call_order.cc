@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/nccl/call_order.cc: questions to rank 0, and its answers.
+// collectives/nccl/call_order.cc: sends questions to rank 0, and its answers.
 #include "collectives/nccl/call_order.h"
 
 #include <array>
@@ -31,7 +31,7 @@ void CallOrder::listen() {
   });
 }
 
-/// A failure ends the transport, and reaches who waits by fail().
+/// Starts a task. If it fails, the transport fails too, and fail() reaches everything that waits.
 void CallOrder::spawn(Task<> task) {
   reactor_.spawn(std::move(task), [](const std::exception_ptr&) {});
 }
@@ -45,7 +45,8 @@ void CallOrder::expect(const Key& key) {
   expected_.emplace(key, Signal(reactor_));
   if (failure_) return expected_.at(key).fail(failure_);
   if (control_->rank() == 0) return;
-  // One receive at a time, so that turns come in; and one always, so that rank 0 is missed.
+  // There is one receive at a time, so that turns come in order, and always one, so that a missing
+  // rank 0 is noticed.
   ++turns_to_come_;
   if (!std::exchange(reading_, true)) spawn(read_turns(shared_from_this()));
 }
@@ -84,7 +85,7 @@ Task<> CallOrder::read_asks(std::shared_ptr<CallOrder> self, int from) {
   }
 }
 
-/// Rank 0. All members hear of turns in the order in which this is called.
+/// Gives a turn; on rank 0 only. All members hear of turns in the order of these calls.
 void CallOrder::give(const Key& key, std::span<const std::uint64_t> members) {
   const auto words = std::make_shared<std::vector<std::uint64_t>>(
       std::vector<std::uint64_t>{key.communicator, key.sequence});

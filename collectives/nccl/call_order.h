@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // collectives/nccl/call_order.h: one order for the calls of all NCCL communicators of all ranks.
 //
-// A GPU has one lane, so what waits there for another rank keeps back all that comes after it. If
-// two ranks have two calls in different orders, both wait for ever. So the first member of a call
-// asks rank 0 for a turn when all members have announced the call; rank 0 gives turns one after the
-// other, and tells the members of each. Every rank sees a part of one order, of calls that nothing
-// keeps from ending. It costs two small frames in a row for a call, one where the first member is
-// rank 0.
-// Rejected: agreeing by numbers alone, without rank 0. A call would have to wait for earlier ones
-// that another rank has not made yet, and may not make before this one ends.
+// A GPU runs NCCL's calls one after the other, so a call that waits for another rank delays all
+// that come after it. If two ranks have two calls in different orders, both wait for ever. So the
+// first member of a call asks rank 0 for a turn when all members have announced the call. Rank 0
+// gives turns one after the other, and tells the members of each. Every rank sees a part of one
+// order, in which every call can end. The cost is two small frames in a row per call, or one if the
+// first member is rank 0. Rejected: to agree by numbers alone, without rank 0. A call would have to
+// wait for earlier ones that another rank has not made yet, and may not make before this one ends.
 //
 // Reactor's thread.
 #pragma once
@@ -26,11 +25,12 @@
 
 namespace ziggurat {
 
-/// Counts bytes that announce calls, apart from those of the calls.
+/// Counts the bytes that announce calls, apart from those of the calls themselves.
 class AnnouncedBytes {
  public:
   explicit AnnouncedBytes(const ExchangeTransport& transport) : transport_(&transport) {}
-  /// Counts what `issue()` sends: so little that all is on its way when it returns.
+  /// Counts what `issue()` sends. It sends so little that all of it is counted when `issue()`
+  /// returns.
   template <class Issue>
   Task<> of(const Issue& issue) {
     const Traffic before = transport_->traffic();
@@ -57,21 +57,22 @@ class CallOrder : public std::enable_shared_from_this<CallOrder> {
   };
 
   /// `control` has all ranks, is used for nothing else, and outlasts goodbyes: rank 0 gives turns
-  /// until nobody calls any more.
+  /// until no rank makes calls any more.
   CallOrder(Reactor& reactor, std::unique_ptr<ExchangeCommunicator> control,
             std::shared_ptr<AnnouncedBytes> announced);
-  /// Before anything else.
+  /// Begins to receive. Called before every other function.
   void listen();
   std::uint64_t communicator() const noexcept { return control_->id(); }
 
-  /// This rank makes the call, and waits for its turn from now on.
+  /// Notes that this rank makes the call and waits for its turn from now on.
   void expect(const Key& key);
-  /// Once, by the first member, when all have announced it. `members` are ranks of `control`.
+  /// Asks for a turn. The call's first member does this once, when all have announced the call.
+  /// `members` are ranks of `control`.
   void ask(const Key& key, std::span<const int> members);
-  /// The turn has come. Whoever has it calls taken(), or all others wait.
+  /// Waits for the turn. The caller must then call taken(), because all other calls wait for that.
   Task<> turn(const Key& key);
   void taken(const Key& key);
-  /// No turn comes any more.
+  /// Fails everything that waits: no turn comes any more.
   void fail(const std::exception_ptr& error);
 
  private:
@@ -88,10 +89,10 @@ class CallOrder : public std::enable_shared_from_this<CallOrder> {
   std::unique_ptr<ExchangeCommunicator> control_;
   std::shared_ptr<AnnouncedBytes> announced_;
   std::map<Key, Signal> expected_;
-  std::deque<Key> turns_;             // given and not taken, in order
-  std::size_t turns_to_come_ = 0;     // from rank 0
-  bool reading_ = false;              // turns
-  std::vector<std::size_t> asks_of_;  // rank 0: by rank, heard of and not read
+  std::deque<Key> turns_;             // given and not taken yet, in order
+  std::size_t turns_to_come_ = 0;     // turns that rank 0 is still to give
+  bool reading_ = false;              // whether turns are being read
+  std::vector<std::size_t> asks_of_;  // on rank 0: questions heard of and not read, by rank
   std::exception_ptr failure_;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/nccl/nccl_communicator.cc: which calls go through NCCL, and what they cost.
+// collectives/nccl/nccl_communicator.cc: decides which calls go through NCCL, and counts what they
+// cost.
 #include "collectives/nccl/nccl_communicator.h"
 
 #include <fmt/format.h>
@@ -18,7 +19,8 @@ class NcclCommunicator final : public CheckedCommunicator {
                    Reduce reduce)
       : ranks_(std::move(ranks)), caller_(ranks_->caller(std::move(sockets))), reduce_(reduce) {}
   ~NcclCommunicator() override {
-    // Other ranks must not wait for calls that this communicator leaves under way.
+    // Fails the transport, so that other ranks do not wait for calls that this communicator leaves
+    // under way.
     if (caller_->under_way == 0) return;
     ranks_->transport().fail(ErrorCode::kCancelled,
                              "a communicator was closed while its calls were under way");
@@ -58,14 +60,14 @@ class NcclCommunicator final : public CheckedCommunicator {
   }
   void abort(const std::string& reason) override { sockets().abort(reason); }
 
-  /// Until the members have joined.
+  /// Waits until the members have joined.
   Task<> joined() { return caller_->group->joined.wait(); }
 
  private:
   Task<> refuse(const Error& error) override {
     ExchangeTransport& transport = ranks_->transport();
-    transport.fail(error.code(), fmt::format("rank {} made a call that is not valid: {}",
-                                             transport.rank(), error.what()));
+    transport.fail(error.code(),
+                   fmt::format("rank {} made an invalid call: {}", transport.rank(), error.what()));
     return failing(std::make_exception_ptr(error));
   }
   Task<> make(const Call& call, std::size_t sent) { return ranks_->make(caller_, call, sent); }
@@ -92,7 +94,7 @@ std::unique_ptr<Communicator> over_nccl(std::shared_ptr<ExchangeTransport> trans
                                         const NcclOptions& options) {
   Reactor& reactor = transport->reactor();
   auto sockets = std::make_shared<ExchangeCommunicator>(transport);
-  // Held here too, so that a failure parts the ranks on this thread.
+  // This thread holds the ranks too, so that after a failure they are destroyed on it.
   const auto ranks = NcclRanks::create(std::move(transport), *sockets, std::move(device), options);
   std::unique_ptr<NcclCommunicator> made;
   reactor.block_on(open(ranks, std::move(sockets), options.reduce, &made));

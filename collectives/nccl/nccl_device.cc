@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/nccl/nccl_device.cc: calls as operations of NCCL on a stream of a GPU.
+// collectives/nccl/nccl_device.cc: makes calls as operations of NCCL on a stream of a GPU.
 //
-// NCCL wants memory of the device. What all members have there goes as it is; else everybody's
-// bytes go through the stage, piece by piece, cut alike on all ranks.
+// NCCL needs device memory. If the bytes of all members lie there, they are used where they are.
+// Otherwise the bytes of all members go through the stage, in pieces that are cut alike on all
+// ranks.
 #include "collectives/nccl/nccl_device.h"
 
 #include <fmt/format.h>
@@ -19,7 +20,7 @@
 namespace ziggurat {
 namespace {
 
-constexpr std::size_t kAlignment = 16;  // of pieces: whole elements
+constexpr std::size_t kAlignment = 16;  // alignment of pieces, so that they have whole elements
 
 ncclDataType_t type_of(DType dtype) {
   switch (dtype) {
@@ -30,7 +31,7 @@ ncclDataType_t type_of(DType dtype) {
   return ncclFloat32;
 }
 
-/// `n` bytes in pieces of at most `most`.
+/// Calls `piece` for `n` bytes, in pieces of at most `most`.
 template <class Piece>
 void in_pieces(std::size_t n, std::size_t most, const Piece& piece) {
   const std::size_t step = most / kAlignment * kAlignment;
@@ -63,8 +64,9 @@ class GpuDevice final : public NcclDevice {
   const std::string& gpu() const override { return gpu_; }
   bool holds(std::span<const std::byte> bytes) const override {
     if (bytes.empty()) return true;
-    // A thread that chose no device makes a context on number 0, another rank's. It is not chosen
-    // back: that would make the context too.
+    // Without this, a thread that has not chosen a device would make a context on device 0, which
+    // is another rank's. The old device is not chosen again, because that would make the context
+    // too.
     int current = -1;
     check_cuda(cudaGetDevice(&current), "cudaGetDevice");
     if (current != index_) check_cuda(cudaSetDevice(index_), "cudaSetDevice");
@@ -115,7 +117,7 @@ class GpuDevice final : public NcclDevice {
         group, nccl_->ncclAllGather_(from, to, length, ncclUint8, group.handle, lane_.stream()),
         "ncclAllGather");
   }
-  /// out(r) to rank r, and what it sends into in(r).
+  /// Sends out(r) to rank r, and receives what rank r sends into in(r).
   template <class Out, class In>
   void exchange(const NcclGroup& group, const Out& out, const In& in) {
     lane_.grouped(group, "ncclGroupEnd of ncclSend and ncclRecv", [&] {
@@ -136,7 +138,7 @@ class GpuDevice final : public NcclDevice {
       }
     });
   }
-  /// Row r of the stage from `from` + r * stride.
+  /// Copies row r, at `from` + r * stride, to the stage.
   void stage_rows(const NcclGroup& group, const std::byte* from, std::size_t stride,
                   std::size_t length) {
     for (std::size_t r = 0; r < group.world; ++r) {
@@ -162,7 +164,7 @@ class GpuDevice final : public NcclDevice {
     });
   }
 
-  /// Each rank's contribution to this one's slice comes here, and is added here.
+  /// Receives each rank's contribution to this rank's slice, and adds them.
   void reduce_scatter(const NcclGroup& group, const Call& call, bool direct) {
     const std::size_t n = call.output.size();
     const DType dtype = dtype_of(call.spec.element);
@@ -185,8 +187,8 @@ class GpuDevice final : public NcclDevice {
     });
   }
 
-  /// A piece is cut into a slice for each rank; the last may be short. Slices are summed by their
-  /// owners, then gathered: the bits of reduce_scatter.
+  /// Sums pieces. A piece is cut into a slice per rank, of which the last may be short. Owners sum
+  /// their slices, which are then gathered, so the bits are those of reduce_scatter.
   void all_reduce(const NcclGroup& group, const Call& call, bool direct) {
     const DType dtype = dtype_of(call.spec.element);
     const std::size_t slice_most = NcclStream::kStageBytes / group.world / kAlignment * kAlignment;
@@ -301,16 +303,18 @@ class GpuDevice final : public NcclDevice {
   NcclStream lane_;
 };
 
-/// Launchers that bind GPUs to tasks (srun with gpus-per-task=1) show each rank its own, as number
-/// 0. Whether two ranks were shown the same one comes out when they meet.
+/// Returns this rank's GPU. Launchers that bind GPUs to tasks (srun with gpus-per-task=1) show each
+/// rank only its own, as number 0. If two ranks have the same one, that is found out when they
+/// meet.
 int gpu_of(const LocalRank& local, int visible) {
   if (visible == 1) return 0;
   if (local.count > static_cast<std::size_t>(visible)) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("{} ranks are on this host ({}), but {} GPUs are visible: NCCL needs a "
-                            "GPU for each rank; start fewer ranks, show each its own "
-                            "(CUDA_VISIBLE_DEVICES), or use `collectives=auto`",
-                            local.count, local.source, visible));
+    throw Error(
+        ErrorCode::kUnavailable,
+        fmt::format("{} ranks are on this host ({}), but {} GPUs are visible, and NCCL needs a "
+                    "GPU for each rank; start fewer ranks, show each rank its own GPU "
+                    "(CUDA_VISIBLE_DEVICES), or use `collectives=auto`",
+                    local.count, local.source, visible));
   }
   return static_cast<int>(local.rank);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/nccl/nccl_lane.cc: a queue, and the thread behind it.
+// collectives/nccl/nccl_lane.cc: a queue, and the thread that serves it.
 #include "collectives/nccl/nccl_lane.h"
 
 #include <utility>
@@ -56,7 +56,7 @@ void NcclLane::loop() {
     }
     work(std::move(item));
   }
-  // The thread that made all this, with its device current.
+  // Done on this thread, because it made the groups and has their device current.
   device_->abort();
   device_->release();
 }
@@ -72,13 +72,14 @@ void NcclLane::work(std::shared_ptr<Item> item) {
   }
   if (fault && !failure_) {
     failure_ = fault;
-    device_->abort();  // before anybody hears: buffers are given back with the news
+    device_->abort();  // before anything hears of the failure, because buffers are given back with
+                       // it
   }
   tell(std::move(item), fault);
 }
 
 void NcclLane::tell(std::shared_ptr<Item> item, const std::optional<Error>& fault) {
-  // The reactor may be ending; once ~NcclLane has begun nobody waits any more.
+  // The reactor may be ending, and once ~NcclLane has begun nothing waits for the item any more.
   const std::lock_guard lock(mutex_);
   if (silent_) {
     untold_ = std::move(item);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // collectives/nccl/nccl_lane.h: the thread that makes every call of NCCL and of its stream.
 //
-// One after the other: a job returns when its bytes are there. After the first that fails, all
-// groups are aborted, and every later job fails as that one did.
+// Jobs run one after the other, and each returns when its bytes are there. After the first job that
+// fails, all groups are aborted, and every later job fails with the same error.
 #pragma once
 
 #include <condition_variable>
@@ -24,17 +24,17 @@ class NcclLane {
   using Job = std::function<void(NcclDevice&)>;
 
   NcclLane(Reactor& reactor, std::unique_ptr<NcclDevice> device);
-  /// As end(), and what is left tells nobody.
+  /// Ends the lane as end() does; jobs that are left tell nobody.
   ~NcclLane();
   NcclLane(const NcclLane&) = delete;
   NcclLane& operator=(const NcclLane&) = delete;
 
-  /// Queued now; the Task ends with it. `job` owns nothing that must end elsewhere. Reactor's
-  /// thread.
+  /// Queues `job`; the Task ends when the job ends. `job` must own nothing that has to be destroyed
+  /// on another thread. Reactor's thread.
   Task<> run(Job job);
   void give_up() noexcept { device_->give_up(); }
-  /// Gives up what is left, which fails, and ends the thread, with an abort of what is not
-  /// finished. Nothing is posted to the reactor afterwards.
+  /// Makes the jobs that are left fail, aborts what is not finished, and ends the thread. Nothing
+  /// is posted to the reactor afterwards.
   void end();
   const NcclDevice& device() const noexcept { return *device_; }
 
@@ -51,11 +51,11 @@ class NcclLane {
 
   Reactor& reactor_;
   std::unique_ptr<NcclDevice> device_;
-  std::optional<Error> failure_;  // the thread's
+  std::optional<Error> failure_;  // used by the lane's thread only
   std::mutex mutex_;
   std::condition_variable woken_;
   std::deque<std::shared_ptr<Item>> queue_;
-  std::shared_ptr<Item> untold_;  // ends with the lane, not on its thread
+  std::shared_ptr<Item> untold_;  // destroyed with the lane, not on its thread
   bool stopping_ = false;
   bool silent_ = false;
   std::thread thread_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/nccl/nccl_library.cc: where NCCL is looked for, and what it said.
+// collectives/nccl/nccl_library.cc: where NCCL is looked for, and the errors of its calls.
 #include "collectives/nccl/nccl_library.h"
 
 #include <fmt/format.h>
@@ -12,7 +12,7 @@ namespace ziggurat {
 std::shared_ptr<const NcclLibrary> NcclLibrary::open() {
   return std::shared_ptr<const NcclLibrary>(new NcclLibrary{SharedLibrary::open(
       own_library_names("libnccl.so.2"),
-      "install NCCL 2 for this CUDA (the Python wheel nvidia-nccl-cu13 has it: put its "
+      "install NCCL 2 for this CUDA (the Python wheel nvidia-nccl-cu13 has it; put its "
       "nvidia/nccl/lib into LD_LIBRARY_PATH), or use `collectives=auto`")});
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/nccl/nccl_library.h: libnccl.so.2, opened at run time, and its answers as errors.
+// collectives/nccl/nccl_library.h: opens libnccl.so.2 at run time and turns its answers into
+// errors.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -33,15 +34,16 @@ struct NcclLibrary {
   ZIGGURAT_NCCL(ncclGroupEnd);
 #undef ZIGGURAT_NCCL
 
-  /// Errors: kUnavailable, saying where to get it.
+  /// Opens the library. Errors: kUnavailable, saying where to get it.
   static std::shared_ptr<const NcclLibrary> open();
   /// "2.32.3".
   std::string version() const;
-  /// Errors: kUnavailable, naming `what`, for all but ncclSuccess and ncclInProgress.
+  /// Throws unless the result is ncclSuccess or ncclInProgress. Errors: kUnavailable, naming
+  /// `what`.
   void check(ncclResult_t result, const char* what) const;
 };
 
-/// Errors: kUnavailable, naming `what`.
+/// Throws unless `error` is cudaSuccess. Errors: kUnavailable, naming `what`.
 void check_cuda(cudaError_t error, const char* what);
 
 }  // namespace ziggurat

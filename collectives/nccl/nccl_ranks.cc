@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/nccl/nccl_ranks.cc: a call from its announcement to its end, and groups likewise.
+// collectives/nccl/nccl_ranks.cc: carries calls and groups from their announcement to their end.
 #include "collectives/nccl/nccl_ranks.h"
 
 #include <fmt/format.h>
@@ -15,13 +15,13 @@
 namespace ziggurat {
 namespace {
 
-/// For sockets to tell of a rank that NCCL misses.
+/// How long sockets may take to report a rank that NCCL misses.
 constexpr Nanoseconds kNewsMost = std::chrono::seconds(1);
 
-/// What members tell each other of a call before NCCL hears of it.
+/// What members tell each other of a call before it is given to NCCL.
 struct Announcement {
   CallSpec spec;
-  bool direct = false;  // its bytes are on its GPU
+  bool direct = false;  // the bytes of the rank lie on its GPU
 
   bool operator==(const Announcement&) const = default;
 };
@@ -80,12 +80,13 @@ NcclRanks::NcclRanks(std::shared_ptr<ExchangeTransport> transport, ExchangeCommu
           std::make_shared<CallOrder>(transport_->reactor(), all.part(all.members()), announced_)),
       lane_(transport_->reactor(), std::move(device)) {}
 
-/// The barrier is the goodbye of all: a rank that still calls this one hears that it has left.
+/// Parts from the other ranks. The transport's part() is the goodbye of all: a rank that still
+/// calls this one learns that it has left.
 Task<> NcclRanks::part(std::shared_ptr<NcclRanks> self) {
   for (const auto& [members, group] : self->groups_) {
     try {
       co_await group->joined.wait();
-    } catch (const Error&) {  // told to whoever called
+    } catch (const Error&) {  // the callers were told
     }
   }
   Task<bool> parted = ExchangeTransport::part(self->transport_, self->options_.timeout);
@@ -101,7 +102,8 @@ Task<> NcclRanks::part(std::shared_ptr<NcclRanks> self) {
   try {
     co_await std::move(ended);
   } catch (const Error& error) {
-    log().info("rank {}: NCCL did not end in order: {}", self->transport_->rank(), error.what());
+    log().info("rank {}: NCCL was not shut down cleanly: {}", self->transport_->rank(),
+               error.what());
   }
 }
 
@@ -115,8 +117,8 @@ void NcclRanks::Group::fail(const std::exception_ptr& error) {
   if (!joined.is_set()) joined.fail(error);
 }
 
-/// NCCL may fail for a rank that is gone before sockets tell of it, and does not say whose fault it
-/// was: a moment for their news.
+/// Waits a moment for the sockets' report. NCCL may fail because of a rank that is gone before
+/// sockets report that rank, and NCCL does not say which rank it was.
 Task<> NcclRanks::wait_for_news(std::shared_ptr<NcclRanks> self, ErrorCode code) {
   if (code != ErrorCode::kUnavailable) co_return;
   Clock& clock = self->transport_->reactor().clock();
@@ -128,8 +130,8 @@ Task<> NcclRanks::wait_for_news(std::shared_ptr<NcclRanks> self, ErrorCode code)
   }
 }
 
-/// Ends the calls of all ranks. If another's failure has ended them before, its reason is the
-/// better one, and `what` is what it ended here.
+/// Fails the calls of all ranks. If another rank's failure came first, its reason is the better
+/// one, and `what` says what that failure ended on this rank.
 void NcclRanks::fail(const Error& error, const std::string& what) {
   const int rank = transport_->rank();
   transport_->fail(error.code(), fmt::format("rank {}: {}: {}", rank, what, error.what()));
@@ -144,7 +146,8 @@ std::shared_ptr<NcclRanks::Caller> NcclRanks::caller(
   auto its = std::make_shared<Caller>();
   std::shared_ptr<Group>& group = groups_[sockets->members()];
   if (!group) {
-    // Made from all ranks, not from `sockets`: ranks may split two communicators in two orders.
+    // Split off from all ranks, not from `sockets`: ranks may split two communicators in two
+    // orders.
     group = std::make_shared<Group>(transport_->reactor(), all_->part(sockets->members()));
     order_->expect({group->sockets->id(), 0});
     transport_->reactor().spawn(join(shared_from_this(), group),
@@ -209,21 +212,23 @@ void NcclRanks::require_compatible(const Group& group, const std::vector<Introdu
   const auto refuse = [](const std::string& why) { throw Error(ErrorCode::kInvalidArgument, why); };
   for (std::size_t a = 0; a < all.size(); ++a) {
     if (all[a].reduce != all.front().reduce) {
-      refuse(fmt::format("rank {} has ZIGGURAT_REDUCE={}, rank {} has {}: give all ranks the same",
-                         members.front(), to_string(all.front().reduce), members[a],
-                         to_string(all[a].reduce)));
+      refuse(fmt::format(
+          "rank {} has ZIGGURAT_REDUCE={}, but rank {} has {}; give all ranks the same value",
+          members.front(), to_string(all.front().reduce), members[a], to_string(all[a].reduce)));
     }
     if (all[a].version != all.front().version) {
-      refuse(fmt::format("rank {} has NCCL {}, rank {} {}: install one version for all ranks",
-                         members.front(), all.front().version, members[a], all[a].version));
+      refuse(fmt::format(
+          "rank {} has NCCL {}, but rank {} has {}; install the same version for all ranks",
+          members.front(), all.front().version, members[a], all[a].version));
     }
     for (std::size_t b = 0; b < a; ++b) {
       const bool one_host =
           transport_->on_this_host(members[a]) && transport_->on_this_host(members[b]);
       if (!one_host || all[a].gpu != all[b].gpu) continue;
       refuse(fmt::format(
-          "rank {} and rank {} both use GPU {} of one host: give each rank a GPU of its own "
-          "(Slurm's gpus-per-task=1, or other CUDA_VISIBLE_DEVICES), or use `collectives=auto`",
+          "rank {} and rank {} both use GPU {} of one host; give each rank a GPU of its own "
+          "(with Slurm's gpus-per-task=1, or another CUDA_VISIBLE_DEVICES), or use "
+          "`collectives=auto`",
           members[b], members[a], all[a].gpu.data()));
     }
   }
@@ -239,7 +244,7 @@ Task<> NcclRanks::make(const std::shared_ptr<Caller>& caller, const Call& call, 
   ++caller->under_way;
   through_nccl_ += sent;
   order_->expect(issued->key);
-  // Numbered now, whenever it is waited for.
+  // The call is numbered now, no matter when it is awaited.
   Task<> told = announced_->of([&] {
     return caller->sockets->all_gather(std::as_bytes(std::span(&issued->own, 1)),
                                        bytes_of(issued->all));
@@ -274,7 +279,8 @@ Task<> NcclRanks::run(std::shared_ptr<NcclRanks> self, std::shared_ptr<Issued> c
     if (sockets.rank() == 0) self->order_->ask(call->key, sockets.members());
     Task<> turn = self->order_->turn(call->key);
     co_await std::move(turn);
-    // How it is cut depends on where all have their bytes, so all cut it alike.
+    // How the call is cut into pieces depends on where all ranks have their bytes, so all cut it
+    // alike.
     const bool direct = std::ranges::all_of(call->all, &Announcement::direct);
     NcclLane::Job job = [group, call, direct](NcclDevice& device) {
       device.make(group->number, call->call, direct);
@@ -290,13 +296,14 @@ Task<> NcclRanks::run(std::shared_ptr<NcclRanks> self, std::shared_ptr<Issued> c
   self->fail(*failed, describe(call->call.spec) + " through NCCL");
 }
 
-/// Every member sees the same list, and refuses for itself.
+/// Checks that all members made the same call. Every member sees the same list, and throws by
+/// itself.
 void NcclRanks::require_agreement(const Issued& call) const {
   for (std::size_t place = 0; place < call.all.size(); ++place) {
     if (call.all[place].spec == call.own.spec) continue;
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("ranks made different calls: rank {} {}, rank {} {}; every rank must make the "
+        fmt::format("ranks made different calls: rank {} {}, rank {} {}; let every rank make the "
                     "same calls in the same order",
                     call.caller->sockets->rank(), describe(call.own.spec), place,
                     describe(call.all[place].spec)));

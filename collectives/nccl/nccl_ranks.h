@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // collectives/nccl/nccl_ranks.h: what the communicators of a rank share: its lane, the order of
-// calls, and a group of NCCL's for each list of members.
+// calls, and an NCCL group for each list of members.
 //
 // Reactor's thread.
 #pragma once
@@ -18,18 +18,19 @@ namespace ziggurat {
 
 class NcclRanks : public std::enable_shared_from_this<NcclRanks> {
  public:
-  /// What all communicators of the same members use at NCCL.
+  /// The NCCL group that all communicators of the same members use.
   struct Group {
     Group(Reactor& reactor, std::unique_ptr<ExchangeCommunicator> its_sockets)
         : sockets(std::move(its_sockets)), queued(reactor), joined(reactor) {}
     void fail(const std::exception_ptr& error);
 
-    std::unique_ptr<ExchangeCommunicator> sockets;  // for its introduction
-    NcclDevice::Group number = 0;                   // the lane's
-    Signal queued;                                  // what is queued now comes after its joining
+    std::unique_ptr<ExchangeCommunicator> sockets;  // used to introduce the members
+    NcclDevice::Group number = 0;                   // number of the group in the lane
+    Signal queued;                                  // set once jobs that are queued now come after
+                                                    // the group's joining
     Signal joined;
   };
-  /// A communicator's side of its calls, which outlive it while they are under way.
+  /// A communicator's part in its calls. Calls under way keep it after the communicator is gone.
   struct Caller {
     std::shared_ptr<ExchangeCommunicator> sockets;
     std::shared_ptr<Group> group;
@@ -37,8 +38,8 @@ class NcclRanks : public std::enable_shared_from_this<NcclRanks> {
     std::size_t under_way = 0;
   };
 
-  /// Communicators hold the handle: when the last is gone the ranks part. On the reactor's thread,
-  /// where nobody can be waited for, NCCL is aborted instead.
+  /// Makes the object that communicators share: when the last of them is gone, the ranks part. If
+  /// that happens on the reactor's thread, which must not wait, NCCL is aborted instead.
   static std::shared_ptr<NcclRanks> create(std::shared_ptr<ExchangeTransport> transport,
                                            ExchangeCommunicator& all,
                                            std::unique_ptr<NcclDevice> device,
@@ -47,14 +48,15 @@ class NcclRanks : public std::enable_shared_from_this<NcclRanks> {
             std::unique_ptr<NcclDevice> device, const NcclOptions& options);
 
   ExchangeTransport& transport() noexcept { return *transport_; }
-  /// For a new communicator, whose members begin to join if they are new.
+  /// Returns the caller of a new communicator. Its members begin to join if they are a new list.
   std::shared_ptr<Caller> caller(std::shared_ptr<ExchangeCommunicator> sockets);
-  /// Begins now; the Task ends with it. `sent` bytes are what the operation must send; the way
-  /// there is NCCL's choice.
+  /// Begins a call; the Task ends when the call ends. The operation must send `sent` bytes; NCCL
+  /// chooses the way.
   Task<> make(const std::shared_ptr<Caller>& caller, const Call& call, std::size_t sent);
-  /// "NCCL 2.32.3 on cuda0".
+  /// Describes library and GPU: "NCCL 2.32.3 on cuda0".
   std::string description() const;
-  /// What the transport says, with what goes through NCCL, and announcements as frames.
+  /// Returns the transport's traffic, with the bytes through NCCL, and announcements counted as
+  /// frames.
   Traffic traffic() const;
 
  private:
@@ -78,11 +80,13 @@ class NcclRanks : public std::enable_shared_from_this<NcclRanks> {
   std::shared_ptr<ExchangeTransport> transport_;
   NcclOptions options_;
   std::shared_ptr<AnnouncedBytes> announced_;
-  std::unique_ptr<ExchangeCommunicator> all_;  // for groups, each once
+  std::unique_ptr<ExchangeCommunicator> all_;  // all ranks, from which groups are split off, each
+                                               // once
   std::shared_ptr<CallOrder> order_;
   std::map<std::vector<int>, std::shared_ptr<Group>> groups_;
   std::uint64_t through_nccl_ = 0;  // bytes
-  NcclLane lane_;                   // last: its thread is joined before what its jobs use is gone
+  NcclLane lane_;                   // last, so that its thread is joined before the members that
+                                    // its jobs use are destroyed
 };
 
 }  // namespace ziggurat

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/nccl/nccl_stream.cc: NCCL's states, asked for until they change.
+// collectives/nccl/nccl_stream.cc: asks NCCL for its state until that changes.
 #include "collectives/nccl/nccl_stream.h"
 
 #include <fmt/format.h>
@@ -15,12 +15,13 @@
 namespace ziggurat {
 namespace {
 
-/// Few, so that a kernel of NCCL's leaves room for those of the trainer.
+/// Few blocks, so that a kernel of NCCL's leaves room for those of the trainer.
 constexpr int kBlocksMax = 8;
 constexpr auto kAskAgain = std::chrono::microseconds(20);
-/// For a group to end when all ranks have come to end it: nothing is under way any more.
+/// How long a group may take to end when all ranks have come to end it: nothing is under way any
+/// more.
 constexpr Nanoseconds kFinishMost = std::chrono::seconds(10);
-/// For the GPU to stop what an abort has ended.
+/// How long the GPU may take to stop what was aborted.
 constexpr Nanoseconds kDrainMost = std::chrono::seconds(10);
 
 double seconds(Nanoseconds time) { return std::chrono::duration<double>(time).count(); }
@@ -29,7 +30,7 @@ double seconds(Nanoseconds time) { return std::chrono::duration<double>(time).co
 
 void NcclStream::open() {
   if (given_up_)
-    throw Error(ErrorCode::kUnavailable, "the stream was given up, because a rank failed");
+    throw Error(ErrorCode::kUnavailable, "the NCCL stream was given up, because a rank failed");
   check_cuda(cudaSetDevice(gpu_), "cudaSetDevice");
   if (stream_ == nullptr) {
     check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
@@ -59,7 +60,7 @@ NcclDevice::Group NcclStream::join(const NcclDevice::Id& id, NcclDevice::Place p
   return groups_.size() - 1;
 }
 
-/// Until NCCL has taken the call in.
+/// Waits until NCCL has accepted the call.
 void NcclStream::settle(ncclComm_t handle, ncclResult_t result, const char* what,
                         Nanoseconds most) {
   const Nanoseconds begin = monotonic_now();
@@ -77,7 +78,7 @@ void NcclStream::finish_call(const NcclGroup& group, ncclResult_t result, const 
   for (;;) {
     const cudaError_t state = cudaStreamQuery(stream_);
     if (state != cudaErrorNotReady) check_cuda(state, what);
-    // A stream that is done after an error has wrong bytes.
+    // After an error, a stream that is done has wrong bytes.
     ncclResult_t health = ncclSuccess;
     nccl_->check(nccl_->ncclCommGetAsyncError_(group.handle, &health), what);
     nccl_->check(health, what);
@@ -92,7 +93,7 @@ void NcclStream::grouped(const NcclGroup& group, const char* what,
   try {
     body();
   } catch (...) {
-    nccl_->ncclGroupEnd_();  // or the thread's next calls would be part of it
+    nccl_->ncclGroupEnd_();  // otherwise the thread's next calls would belong to the group
     throw;
   }
   finish_call(group, nccl_->ncclGroupEnd_(), what);
@@ -103,16 +104,17 @@ void NcclStream::copy(std::byte* to, const std::byte* from, std::size_t length) 
   check_cuda(cudaMemcpyAsync(to, from, length, cudaMemcpyDefault, stream_), "cudaMemcpyAsync");
 }
 
-/// Blocks no longer than copies take: no operation of NCCL's is on the stream.
+/// Waits for the copies, and for nothing else: no operation of NCCL's is on the stream.
 void NcclStream::copied() { check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
 
 void NcclStream::pause(Nanoseconds since, const char* what, Nanoseconds most) const {
   if (given_up_) {
-    throw Error(ErrorCode::kUnavailable, fmt::format("{} was given up, since a rank failed", what));
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("{} was given up, because a rank failed", what));
   }
   if (monotonic_now() - since > most) {
     throw Error(ErrorCode::kDeadlineExceeded,
-                fmt::format("{} stood still for the {:.1f} s that ranks are given "
+                fmt::format("{} stood still for the {:.1f} s that ranks may take "
                             "(ZIGGURAT_RANK_TIMEOUT); NCCL_DEBUG=INFO shows what it waits for",
                             what, seconds(most)));
   }
@@ -137,13 +139,13 @@ void NcclStream::abort() noexcept {
       log().warn("ncclCommAbort: {}", nccl_->ncclGetErrorString_(result));
     }
   }
-  // Copies into callers' memory may be behind what was aborted.
+  // The stream may still have copies into callers' memory behind what was aborted.
   const Nanoseconds begin = monotonic_now();
   while (stream_ != nullptr && cudaStreamQuery(stream_) == cudaErrorNotReady) {
     if (monotonic_now() - begin > kDrainMost) {
       log().warn(
           "cuda{} has not stopped {:.0f} s after ncclCommAbort: it may still write to the "
-          "buffers of the call that failed; end this process",
+          "buffers of the call that failed, so end this process",
           gpu_, seconds(kDrainMost));
       return;
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/nccl/nccl_stream.h: the stream of a GPU's lane, the stage beside it, and waiting for
-// NCCL so that it can be told to stop.
+// collectives/nccl/nccl_stream.h: the stream of a GPU's lane, the stage beside it, and waits for
+// NCCL that can be ended.
 //
-// Nothing here blocks in the driver while NCCL waits for another rank: the thread asks again and
-// again. The lane's thread, but for give_up().
+// No function blocks in the driver while NCCL waits for another rank: the thread asks again and
+// again. Used by the lane's thread only, except for give_up().
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@
 
 namespace ziggurat {
 
-/// A communicator of NCCL's.
+/// A communicator of NCCL.
 struct NcclGroup {
   ncclComm_t handle = nullptr;
   std::size_t rank = 0;
@@ -26,27 +26,28 @@ struct NcclGroup {
 
 class NcclStream {
  public:
-  static constexpr std::size_t kStageBytes = kNcclStageBytes / 2;  // each way
+  static constexpr std::size_t kStageBytes = kNcclStageBytes / 2;  // size of each of the two
+                                                                   // stages, in and out
 
   NcclStream(std::shared_ptr<const NcclLibrary> nccl, int gpu, Nanoseconds timeout)
       : nccl_(std::move(nccl)), gpu_(gpu), timeout_(timeout) {}
 
-  /// Makes the stream and the stage, the first time.
+  /// Makes the stream and the stage at the first call.
   void open();
   void give_up() noexcept { given_up_ = true; }
   NcclDevice::Group join(const NcclDevice::Id& id, NcclDevice::Place place);
   const NcclGroup& group(NcclDevice::Group number) const { return groups_.at(number); }
 
-  /// `result` is what `what` returned. Until its bytes are there.
+  /// Waits until the call's bytes are there. `result` is what the call `what` returned.
   void finish_call(const NcclGroup& group, ncclResult_t result, const char* what);
-  /// Runs `body` between ncclGroupStart and ncclGroupEnd, which comes even if `body` throws; then
-  /// until the bytes are there.
+  /// Runs `body` between ncclGroupStart and ncclGroupEnd, which is called even if `body` throws.
+  /// Then waits until the bytes are there.
   void grouped(const NcclGroup& group, const char* what, const std::function<void()>& body);
-  /// Queued; done after copied().
+  /// Queues a copy, which is done after copied().
   void copy(std::byte* to, const std::byte* from, std::size_t length);
   void copied();
 
-  /// Ends all groups in the order in which they were joined, which is that of all ranks.
+  /// Ends all groups in the order in which they were joined, which is the same on all ranks.
   void finish();
   void abort() noexcept;
   void release() noexcept;
@@ -63,7 +64,7 @@ class NcclStream {
   std::shared_ptr<const NcclLibrary> nccl_;
   int gpu_;
   Nanoseconds timeout_;
-  std::vector<NcclGroup> groups_;  // handles of ended ones are null
+  std::vector<NcclGroup> groups_;  // handles of groups that have ended are null
   cudaStream_t stream_ = nullptr;
   std::byte* stage_in_ = nullptr;
   std::byte* stage_out_ = nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // collectives/quantize/quantize.cc: the specification of 8- and 4-bit blocks, one element after the
-// other, and the walk over blocks.
+// other, and the loop over blocks.
 #include "collectives/quantize/quantize.h"
 
 #include <algorithm>
@@ -64,7 +64,8 @@ void add_blocks(QuantizedBits bits, const std::byte* blocks, std::size_t count, 
 
 namespace {
 
-/// `visit(first element, elements, bytes of blocks before it)`: all whole blocks, then the rest.
+/// Calls `visit(first element, elements, bytes of blocks before it)` for all whole blocks, then for
+/// the rest.
 template <class Visit>
 void each_part(QuantizedBits bits, std::size_t count, const Visit& visit) noexcept {
   const std::size_t whole = count / kQuantizedBlock * kQuantizedBlock;

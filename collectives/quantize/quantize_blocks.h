@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/quantize/quantize_blocks.h: the seam between quantize.cc's walk over blocks and the
-// instructions that do a block.
+// collectives/quantize/quantize_blocks.h: the functions for single blocks, which quantize.cc's loop
+// over blocks calls for each instruction set.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,8 @@
 namespace ziggurat::internal {
 
 namespace scalar {
-/// One block, `count` elements of it; then `count` whole blocks, one behind the other.
+/// The specification: functions for one block of `count` elements, then for `count` whole blocks,
+/// one behind the other.
 void quantize_block(QuantizedBits bits, DType dtype, const std::byte* values, std::size_t count,
                     std::byte* block);
 void dequantize_block(QuantizedBits bits, const std::byte* block, std::size_t count, DType dtype,
@@ -24,7 +25,7 @@ void dequantize_blocks(QuantizedBits bits, const std::byte* blocks, std::size_t 
 void add_blocks(QuantizedBits bits, const std::byte* blocks, std::size_t count, float* sums);
 }  // namespace scalar
 
-/// `count` whole blocks.
+/// The functions with SIMD, for `count` whole blocks.
 void quantize_blocks(QuantizedBits bits, DType dtype, const std::byte* values, std::size_t count,
                      std::byte* blocks);
 void dequantize_blocks(QuantizedBits bits, const std::byte* blocks, std::size_t count, DType dtype,

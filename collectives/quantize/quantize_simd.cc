@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/quantize/quantize_simd.cc: the blocks of quantize.cc for every target that Highway
-// compiles.
+// collectives/quantize/quantize_simd.cc: the blocks of quantize.cc, for every target for which
+// Highway compiles.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "collectives/quantize/quantize_simd.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep; includes this file once for each target
@@ -61,7 +61,7 @@ HWY_INLINE std::uint32_t largest_bits(const std::byte* values) {
   return hn::GetLane(hn::MaxOfLanes(d, hn::Max(low, high)));
 }
 
-/// x / L * q, nearest.
+/// Returns the codes x / L * q, rounded to nearest.
 HWY_INLINE SignedWord code_of(F value, F inverse, F most) {
   const SignedWords d;
   const F scaled = hn::Mul(hn::Mul(value, inverse), most);
@@ -83,7 +83,7 @@ HWY_INLINE void encode_8(const std::byte* values, F inverse, std::byte* codes) {
   }
 }
 
-/// The lower half of each byte from `lower`, the upper from `upper`.
+/// Stores bytes whose lower halves are `lower` and whose upper halves are `upper`.
 HWY_INLINE void store_nibbles(SignedWord lower, SignedWord upper, std::byte* to) {
   const SignedWords d;
   const SignedWord bias = hn::Set(d, 8);
@@ -124,7 +124,7 @@ HWY_INLINE void quantize_typed(QuantizedBits bits, const std::byte* values, std:
   }
 }
 
-/// What turns a code into a value.
+/// The factors that turn a code into a value.
 struct Scale {
   F part, scale;
 };
@@ -143,7 +143,7 @@ HWY_INLINE F decoded_nibble(SignedWord nibble, Scale scale) {
   return decoded(hn::Sub(nibble, hn::Set(SignedWords(), 8)), scale);
 }
 
-/// `take(i, pair)` for elements i .. i + kPair - 1 of a block.
+/// Calls `take(i, pair)` with elements i .. i + kPair - 1 of a block.
 template <class Take>
 HWY_INLINE void decode_pairs(QuantizedBits bits, const std::byte* block, const Take& take) {
   const Scale scale{hn::Set(Floats(), quantized_part(bits)), hn::Set(Floats(), load_scale(block))};
@@ -172,7 +172,7 @@ HWY_INLINE void dequantize_typed(QuantizedBits bits, const std::byte* blocks, st
     std::byte* to = values + b * kQuantizedBlock * size_bytes(kType);
     const std::byte* block = blocks + b * block_bytes;
     const float scale = load_scale(block);
-    if (!(scale - scale == 0.0f)) {  // a finite one makes no NaN
+    if (!(scale - scale == 0.0f)) {  // a finite scale makes no NaN
       scalar::dequantize_block(bits, block, kQuantizedBlock, kType, to);
       continue;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/quantize/quantized_block.h: how large the blocks of quantize.h are.
+// collectives/quantize/quantized_block.h: the sizes of the blocks of quantize.h.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ enum class QuantizedBits : std::uint8_t { k4 = 4, k8 = 8 };
 
 inline constexpr std::size_t kQuantizedBlock = 256;
 
-/// Bytes of `count` elements: 1.016 an element in 8 bits, 0.516 in 4.
+/// Returns the encoded bytes of `count` elements: 1.016 per element in 8 bits, 0.516 in 4.
 constexpr std::uint64_t quantized_bytes(QuantizedBits bits, std::uint64_t count) noexcept {
   const std::uint64_t rest = count % kQuantizedBlock;
   const auto codes = [bits](std::uint64_t elements) {
@@ -21,8 +21,8 @@ constexpr std::uint64_t quantized_bytes(QuantizedBits bits, std::uint64_t count)
          (rest == 0 ? 0 : sizeof(float) + codes(rest));
 }
 
-/// The largest error of an element, as a share of its block's largest magnitude. The rounding to
-/// the type of the values comes on top.
+/// Returns the largest error of an element, as a share of its block's largest magnitude. The
+/// rounding to the type of the values adds to it.
 constexpr double quantization_error(QuantizedBits bits) noexcept {
   return (0.5 + 0x1p-12) / (bits == QuantizedBits::k8 ? 127 : 7);
 }

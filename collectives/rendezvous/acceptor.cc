@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rendezvous/acceptor.cc: one coroutine that accepts, one for each handshake.
+// collectives/rendezvous/acceptor.cc: one coroutine accepts connections, and one per connection
+// does the handshake.
 #include "collectives/rendezvous/acceptor.h"
 
 #include <fmt/format.h>
@@ -28,7 +29,7 @@ std::shared_ptr<void> close_after(Reactor& reactor, const std::shared_ptr<Accept
                                    socket = std::weak_ptr<Acceptor::Socket>(socket)] {
     const auto held = socket.lock();
     if (weak.expired() || !held) return;
-    error_code ignored;  // the socket is released whatever close() says
+    error_code ignored;  // the socket is released whatever close() returns
     held->close(ignored);
   });
   return alive;
@@ -51,8 +52,8 @@ Acceptor::Acceptor(Reactor& reactor, const Endpoint& at, std::string secret)
     if (!error) return;
     std::ostringstream where;
     where << at;
-    throw system_error(error.value(),
-                       fmt::format("{} failed at {}, where ranks join", what, where.str()));
+    throw system_error(error.value(), fmt::format("{} failed at {}, the address where ranks join",
+                                                  what, where.str()));
   };
   error_code error;
   acceptor_.open(at.protocol(), error);
@@ -78,7 +79,7 @@ void Acceptor::open(OnAccepted on_accepted, std::function<void(const Error&)> fa
 }
 
 void Acceptor::close() {
-  error_code ignored;  // the socket is released whatever close() says
+  error_code ignored;  // the socket is released whatever close() returns
   acceptor_.close(ignored);
   on_accepted_ = {};
   failed_ = {};
@@ -96,7 +97,7 @@ Task<> Acceptor::accept(std::shared_ptr<Acceptor> self) {
         self->failed_(descriptor_error(error.value(), "cannot accept the connection of a rank"));
       co_return;
     }
-    if (error) {  // a caller that is gone already, or the kernel is short of memory
+    if (error) {  // the caller is gone already, or the kernel is short of memory
       const auto pause = std::make_shared<Signal>(self->reactor_);
       self->reactor_.clock().after(std::chrono::milliseconds(100), [pause] { pause->set(); });
       co_await pause->wait();
@@ -114,13 +115,14 @@ Task<> Acceptor::greet(std::shared_ptr<Acceptor> self, std::shared_ptr<Socket> s
     std::shared_ptr<void> patience = close_after(self->reactor_, socket, kHandshakeTime);
     Accepted accepted = co_await accept_handshake(*socket, self->secret_);
     if (self->on_accepted_) {
-      const OnAccepted on_accepted = self->on_accepted_;  // close() may be called meanwhile
+      const OnAccepted on_accepted = self->on_accepted_;  // a copy, because close() may be called
+                                                          // meanwhile
       Task<> handling = on_accepted(socket, accepted);
       patience.reset();
       co_await std::move(handling);
     }
   } catch (const std::exception& error) {
-    log().debug("turned away: {}", error.what());
+    log().debug("a connection was refused: {}", error.what());
   }
   --self->handshakes_;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rendezvous/acceptor.h: a listening socket that hands on the connections of those who
-// know the secret. Whatever else comes costs a bounded number of sockets, 5 s each, and nothing of
-// the job's.
+// collectives/rendezvous/acceptor.h: a listening socket that accepts only connections from
+// processes that know the secret. Other connections cost a limited number of sockets for 5 s each,
+// and do not disturb the job.
 #pragma once
 
 #include <boost/asio/ip/tcp.hpp>
@@ -19,20 +19,21 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
  public:
   using Socket = boost::asio::ip::tcp::socket;
   using Endpoint = boost::asio::ip::tcp::endpoint;
-  /// What to do with a connection; an Error it throws ends that connection only.
+  /// Called for each accepted connection; an Error that it throws ends that connection only.
   using OnAccepted = std::function<Task<>(std::shared_ptr<Socket>, Accepted)>;
 
-  static constexpr std::size_t kHandshakesMax = 256;  // at a time
+  static constexpr std::size_t kHandshakesMax = 256;  // at one time
   static constexpr Nanoseconds kHandshakeTime = std::chrono::seconds(5);
 
-  /// Listens at `at` (port 0: any). Errors: errno's of the address.
+  /// Listens at `at`; port 0 means any port. Errors: errno's of the address.
   Acceptor(Reactor& reactor, const Endpoint& at, std::string secret);
-  /// Every address of this machine, IPv4 and, where there is any, IPv6.
+  /// Returns the endpoint for every address of this machine: IPv4 and, if there is any, IPv6.
   static Endpoint every_address(std::uint16_t port);
 
-  /// `failed` hears of what the acceptor does not survive: this process has no descriptor left.
+  /// Begins to accept. `failed` is called for an error after which the acceptor cannot go on: this
+  /// process has no descriptor left.
   void open(OnAccepted on_accepted, std::function<void(const Error&)> failed);
-  /// Nobody listens any more; handshakes under way lead nowhere.
+  /// Stops listening. Handshakes under way have no effect any more.
   void close();
   Endpoint address() const { return address_; }
 
@@ -49,7 +50,7 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
   std::size_t handshakes_ = 0;
 };
 
-/// Closes `socket` after `patience`, unless what it returns is gone by then.
+/// Closes `socket` after `patience`, unless the returned object was destroyed before.
 std::shared_ptr<void> close_after(Reactor& reactor, const std::shared_ptr<Acceptor::Socket>& socket,
                                   Nanoseconds patience);
 

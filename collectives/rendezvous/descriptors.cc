@@ -13,10 +13,11 @@
 namespace ziggurat {
 namespace {
 
-constexpr std::size_t kSpare = 512;  // files, rings and pipes of the process that are still to come
+constexpr std::size_t kSpare = 512;  // for files, rings and pipes that the process will still open
 
 constexpr const char* kFix =
-    "raise it where the ranks are started (ulimit -n, LimitNOFILE=, docker --ulimit nofile=)";
+    "raise that limit where the ranks are started (ulimit -n, LimitNOFILE=, docker --ulimit "
+    "nofile=)";
 
 std::size_t open_now() {
   std::error_code error;
@@ -50,11 +51,12 @@ void require_descriptors(int rank, int world_size) {
   if (now.rlim_max < needed) {
     throw Error(
         ErrorCode::kResourceExhausted,
-        fmt::format("rank {} of {} needs {} descriptors, among them two sockets to each other "
-                    "rank, but the hard limit of this process is {} (RLIMIT_NOFILE): {}",
+        fmt::format("rank {} of {} needs {} file descriptors, among them two sockets to each other "
+                    "rank, but the hard limit of this process is {} (RLIMIT_NOFILE); {}",
                     rank, world_size, needed, now.rlim_max, kFix));
   }
-  // No further: some programs that this one may start close every number below the limit.
+  // The limit is not raised further, because some programs that this one may start close every
+  // number below it.
   now.rlim_cur = needed;
   if (::setrlimit(RLIMIT_NOFILE, &now) != 0)
     throw system_error(errno, fmt::format("setrlimit(RLIMIT_NOFILE, {})", needed));
@@ -67,10 +69,12 @@ bool out_of_descriptors(int error_number) noexcept {
 Error descriptor_error(int error_number, const std::string& what_failed) {
   const std::string whose =
       error_number == EMFILE
-          ? fmt::format("this process may have {} (RLIMIT_NOFILE): {}", limit().rlim_cur, kFix)
+          ? fmt::format("this process may have {} file descriptors (RLIMIT_NOFILE); {}",
+                        limit().rlim_cur, kFix)
           : std::string(
-                "the whole machine has no more (fs.file-max): end what holds them, or "
-                "raise it with sysctl");
+                "the whole machine has no file descriptors left (fs.file-max); end processes that "
+                "hold many, or "
+                "raise fs.file-max with sysctl");
   return {ErrorCode::kResourceExhausted,
           fmt::format("{}: {}; {}", what_failed, errno_text(error_number), whose), error_number};
 }

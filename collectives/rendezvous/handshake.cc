@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rendezvous/handshake.cc: proofs and keys are HMAC-SHA256 of what they are for, the
+// collectives/rendezvous/handshake.cc: proofs and keys are the HMAC-SHA256 of their purpose, the
 // hello and the acceptor's nonce.
 #include "collectives/rendezvous/handshake.h"
 
@@ -26,7 +26,7 @@ namespace {
 namespace asio = boost::asio;
 using Socket = asio::ip::tcp::socket;
 
-/// As it is on the wire.
+/// The first message, as it is on the wire.
 struct Hello {
   std::array<char, 8> magic{'z', 'i', 'g', '-', 'r', 'a', 'n', 'k'};
   std::uint32_t version = 2;
@@ -51,7 +51,7 @@ Digest hmac(std::span<const std::byte> key, std::span<const std::byte> bytes) {
   return digest;
 }
 
-/// What is derived from the secret for this handshake alone; each `use` has its own.
+/// Derives a value from the secret for this handshake alone. Each `use` gives another value.
 Digest derive(const std::string& secret, std::string_view use, const Hello& hello,
               const Digest& nonce) {
   std::vector<std::byte> text;
@@ -111,7 +111,7 @@ Digest signature(Session::Direction& direction, const std::string& text) {
 
 constexpr std::string_view kProofOfCaller = "caller";
 constexpr std::string_view kProofOfAcceptor = "acceptor";
-constexpr Digest kRefusal{};  // where a proof is expected
+constexpr Digest kRefusal{};  // sent in place of a proof
 
 }  // namespace
 
@@ -130,9 +130,10 @@ Task<Session> call_handshake(Socket& socket, const std::string& secret, const Ca
   Digest theirs;
   co_await read_exactly(socket, theirs);
   if (!same(theirs, derive(secret, kProofOfAcceptor, hello, nonce))) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "whoever listens there does not know this job's secret: it is another job's "
-                "rendezvous, or the secret (ZIGGURAT_SECRET) differs between ranks");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "the process that listens there does not know this job's secret: it is another job's "
+        "rendezvous, or the secret (ZIGGURAT_SECRET) differs between ranks");
   }
   co_return session_of(secret, hello, nonce, /*caller=*/true);
 }
@@ -152,7 +153,7 @@ Task<Accepted> accept_handshake(Socket& socket, const std::string& secret) {
   co_await read_exactly(socket, proof);
   if (!same(proof, derive(secret, kProofOfCaller, hello, nonce))) {
     co_await write_exactly(socket, kRefusal);
-    refuse(fmt::format("a caller that says it is rank {} does not know the secret", hello.rank));
+    refuse(fmt::format("a caller that claims to be rank {} does not know the secret", hello.rank));
   }
   const Digest own = derive(secret, kProofOfAcceptor, hello, nonce);
   co_await write_exactly(socket, own);
@@ -174,13 +175,12 @@ Task<std::string> read_message(Socket& socket, Session& session, std::size_t mos
   std::uint32_t length = 0;
   co_await read_exactly(socket, place_of(length));
   if (length > most_bytes)
-    refuse(fmt::format("a message of {} bytes came, but the limit is {}", length, most_bytes));
+    refuse(fmt::format("a message has {} bytes, but the limit is {}", length, most_bytes));
   std::string text(length, '\0');
   co_await read_exactly(socket, std::as_writable_bytes(std::span(text)));
   Digest digest;
   co_await read_exactly(socket, digest);
-  if (!same(digest, signature(session.received, text)))
-    refuse("a message came whose signature is wrong");
+  if (!same(digest, signature(session.received, text))) refuse("a message has a wrong signature");
   co_return text;
 }
 

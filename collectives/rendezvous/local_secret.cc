@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rendezvous/local_secret.cc: SO_PEERCRED on both sides of a Unix socket.
+// collectives/rendezvous/local_secret.cc: uses SO_PEERCRED on both sides of a Unix socket.
 #include "collectives/rendezvous/local_secret.h"
 
 #include <fmt/format.h>
@@ -33,13 +33,13 @@ Local::endpoint name_of(std::uint16_t port) {
   return Local::endpoint(std::string(1, '\0') + fmt::format("ziggurat-rendezvous-{}", port));
 }
 
-/// Which user the other side is.
+/// Returns the user of the other side.
 uid_t user_of(Local::socket& socket) {
   ucred credentials{};
   socklen_t size = sizeof(credentials);
   if (::getsockopt(socket.native_handle(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0)
     throw system_error(errno,
-                       "cannot find out the user of a process that joins: getsockopt(SO_PEERCRED)");
+                       "cannot get the user of a process that joins: getsockopt(SO_PEERCRED)");
   return credentials.uid;
 }
 
@@ -52,11 +52,12 @@ LocalSecret::LocalSecret(Reactor& reactor, std::uint16_t port, std::string secre
   if (!error) acceptor_.bind(name_of(port), error);
   if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
   if (error) {
-    throw system_error(error.value(),
-                       fmt::format("another job, or another user, has the Unix socket by which the "
-                                   "ranks of this host get their secret for port {}: choose "
-                                   "another port (ZIGGURAT_RENDEZVOUS), or set ZIGGURAT_SECRET",
-                                   port));
+    throw system_error(
+        error.value(),
+        fmt::format("another job or another user already has the Unix socket from which the "
+                    "ranks of this host get their secret for port {}; choose "
+                    "another port (ZIGGURAT_RENDEZVOUS), or set ZIGGURAT_SECRET",
+                    port));
   }
 }
 
@@ -65,7 +66,7 @@ void LocalSecret::open() {
 }
 
 void LocalSecret::close() {
-  error_code ignored;  // the socket is released whatever close() says
+  error_code ignored;  // the socket is released whatever close() returns
   acceptor_.close(ignored);
 }
 
@@ -75,7 +76,7 @@ Task<> LocalSecret::serve(std::shared_ptr<LocalSecret> self) {
     error_code error;
     co_await self->acceptor_.async_accept(socket, asio::redirect_error(asio::use_awaitable, error));
     if (!self->acceptor_.is_open()) co_return;
-    if (error) {  // the acceptor of TCP reports a lack of descriptors
+    if (error) {  // the TCP acceptor reports a lack of descriptors
       const auto pause = std::make_shared<Signal>(self->reactor_);
       self->reactor_.clock().after(kPause, [pause] { pause->set(); });
       co_await pause->wait();
@@ -92,7 +93,7 @@ Task<> LocalSecret::serve(std::shared_ptr<LocalSecret> self) {
       log().warn("user {} asked for the secret of this user's job and was refused", user);
       continue;
     }
-    // So few bytes fit into the socket's buffer at once, however slowly the other side reads.
+    // So few bytes fit into the socket's buffer at once, no matter how slowly the other side reads.
     co_await asio::async_write(socket, asio::buffer(self->secret_),
                                asio::redirect_error(asio::use_awaitable, error));
   }
@@ -106,7 +107,7 @@ Task<std::string> local_secret(Reactor& reactor, std::uint16_t port) {
   if (const uid_t user = user_of(socket); user != ::geteuid()) {
     throw Error(ErrorCode::kUnavailable,
                 fmt::format("user {} hands out secrets for the ranks that meet at port {} of this "
-                            "host, and this is user {}: choose another port "
+                            "host, but this process runs as user {}; choose another port "
                             "(ZIGGURAT_RENDEZVOUS), or set ZIGGURAT_SECRET",
                             user, port, ::geteuid()));
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rendezvous/local_secret.h: a secret for ranks that share a host and were given none:
-// rank 0 makes it, and hands it to processes of its own user, and to nobody else.
+// collectives/rendezvous/local_secret.h: a secret for ranks of one host that were given none. Rank
+// 0 makes it, and gives it only to processes of its own user.
 //
-// Over a Unix socket in the abstract namespace, named after the rendezvous' port: the kernel tells
-// each side which user the other is (SO_PEERCRED), so another user can neither have the secret nor
-// hand out one of theirs; and nothing is left behind on a disk.
+// It is sent over a Unix socket in the abstract namespace, named after the port of the rendezvous.
+// The kernel tells each side which user the other is (SO_PEERCRED), so another user can neither get
+// the secret nor give out a false one. Nothing is left on a disk.
 #pragma once
 
 #include <boost/asio/local/stream_protocol.hpp>
@@ -16,10 +16,10 @@
 
 namespace ziggurat {
 
-/// Rank 0's side: hands it out until it is closed.
+/// Rank 0's side: gives the secret out until it is closed.
 class LocalSecret : public std::enable_shared_from_this<LocalSecret> {
  public:
-  /// Errors: kUnavailable where somebody has the name already.
+  /// Errors: kUnavailable if the name is taken already.
   LocalSecret(Reactor& reactor, std::uint16_t port, std::string secret);
   void open();
   void close();
@@ -32,8 +32,8 @@ class LocalSecret : public std::enable_shared_from_this<LocalSecret> {
   std::string secret_;
 };
 
-/// The others' side. Empty: nobody hands one out there, or not yet. Errors: kUnavailable where it
-/// is another user who does, naming them.
+/// Gets the secret; for all ranks but 0. Empty if nobody gives one out at that port, or not yet.
+/// Errors: kUnavailable, naming the user, if another user gives one out.
 Task<std::string> local_secret(Reactor& reactor, std::uint16_t port);
 
 }  // namespace ziggurat

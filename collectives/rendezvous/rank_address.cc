@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rendezvous/rank_address.cc: an address as a row of JSON.
+// collectives/rendezvous/rank_address.cc: converts an address to a row of JSON and back.
 #include "collectives/rendezvous/rank_address.h"
 
 namespace ziggurat {

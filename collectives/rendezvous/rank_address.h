@@ -10,17 +10,17 @@
 
 namespace ziggurat {
 
-/// Where a rank listens, and what it shares a host with.
+/// Where a rank listens, and what ranks of its host need.
 struct RankAddress {
-  /// As rank 0 sees it. Empty where that would be a loopback address, of use on rank 0's host only:
-  /// the rank is where each of the others finds rank 0.
+  /// The rank's address as rank 0 sees it. Empty if that is a loopback address, which is of use on
+  /// rank 0's host only: the rank can then be reached wherever another rank reaches rank 0.
   std::string address;
   std::uint16_t port = 0;
   std::string host;
-  MemoryProbe memory;  ///< none: ranks of a host use sockets too
+  MemoryProbe memory;  ///< if none, ranks of this host use sockets too
 
   nlohmann::json to_json() const;
-  /// Errors: nlohmann's, where `row` is not one.
+  /// Reads a row. Errors: nlohmann's, if `row` is not an address.
   static RankAddress from_json(const nlohmann::json& row);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rendezvous/rendezvous.cc: the ranks connect, and the back-end for what came of it.
+// collectives/rendezvous/rendezvous.cc: connects the ranks and makes the back-end.
 #include "collectives/rendezvous/rendezvous.h"
 
 #include <fmt/format.h>
@@ -35,12 +35,12 @@ std::unique_ptr<Communicator> connect_ranks(Reactor& reactor, WorkerPool& worker
   if (options.world_size == 1) {
     if (options.collectives != Collectives::kAuto) {
       note_degraded("collectives",
-                    fmt::format("collectives {} changes nothing, because the job has one rank",
+                    fmt::format("collectives={} has no effect, because the job has one rank",
                                 to_string(options.collectives)));
     }
     return std::make_unique<SelfCommunicator>();
   }
-  // Before anybody waits for this rank.
+  // NCCL is opened before any rank waits for this one.
   const NcclOptions nccl{.timeout = options.call_timeout, .reduce = options.reduce};
   auto gpu =
       options.collectives == Collectives::kNccl ? open_nccl(nccl) : std::unique_ptr<NcclDevice>();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rendezvous/rendezvous.h: ranks find each other, once; after it nothing listens.
+// collectives/rendezvous/rendezvous.h: lets ranks meet once; afterwards nothing listens any more.
 //
-// Rank 0 listens at RankOptions::rendezvous. Every rank calls it, proves the secret, and says where
-// it listens itself; when all are there each gets the list, and ranks connect to those below them.
+// Rank 0 listens at RankOptions::rendezvous. Every rank calls it, proves that it knows the secret,
+// and says where it listens itself. When all are there, each gets the list, and each connects to
+// the ranks below it.
 #pragma once
 
 #include <memory>
@@ -14,12 +15,12 @@
 
 namespace ziggurat {
 
-/// The sockets to all other ranks. Errors: kDeadlineExceeded, naming who did not come;
-/// kInvalidArgument for addresses (none, where ranks are on several hosts), a missing secret, ranks
-/// that contradict each other.
+/// Connects sockets to all other ranks. Errors: kDeadlineExceeded, naming the ranks that did not
+/// come; kInvalidArgument if there is no address although ranks are on several hosts, if a secret
+/// is missing, or if ranks contradict each other.
 Task<TcpOptions> meet_ranks(Reactor& reactor, RankOptions options);
 
-/// A communicator of all ranks of the job; of this one alone where there is one. Blocks.
+/// Makes a communicator of all ranks of the job, perhaps of one. Blocks.
 std::unique_ptr<Communicator> connect_ranks(Reactor& reactor, WorkerPool& workers,
                                             const RankOptions& options);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rendezvous/rendezvous_connect.cc: where rank 0 is and who may join; a pair of sockets
-// between any two ranks.
+// collectives/rendezvous/rendezvous_connect.cc: finds rank 0, decides who may join, and connects a
+// pair of sockets between any two ranks.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -23,12 +23,12 @@ using boost::system::error_code;
 void RendezvousProtocol::parse() {
   const std::string& text = options_.rendezvous;
   if (text.empty()) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format(
-            "rank {} of {} ({}): the ranks are on several hosts, so set "
-            "ZIGGURAT_RENDEZVOUS=HOST:PORT to an address of rank 0's machine that the others reach",
-            options_.rank, options_.world_size, options_.source));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("rank {} of {} ({}) does not know where rank 0 is, because the ranks "
+                            "are on several hosts; set "
+                            "ZIGGURAT_RENDEZVOUS=HOST:PORT to an address of rank 0's machine that "
+                            "the other ranks can reach",
+                            options_.rank, options_.world_size, options_.source));
   }
   const std::size_t colon = text.rfind(':');
   const char* const end = text.data() + text.size();
@@ -43,8 +43,8 @@ void RendezvousProtocol::parse() {
   if (host_.front() == '[' && host_.back() == ']') host_ = host_.substr(1, host_.size() - 2);
 }
 
-/// True if the launcher says so, or if the address means "this machine" everywhere. What a name
-/// resolves to here proves nothing.
+/// Returns whether all ranks are on this host: the launcher says so, or the address means "this
+/// machine" everywhere. What a name resolves to on this machine proves nothing.
 bool RendezvousProtocol::on_this_host_only() const {
   if (options_.one_host || host_ == "localhost") return true;
   error_code error;
@@ -64,7 +64,7 @@ void RendezvousProtocol::require_secret() const {
           options_.rendezvous));
 }
 
-/// Ranks of one host that have no secret get one that other users of the host cannot get.
+/// Gets a secret that other users of the host cannot get, for ranks of one host that have none.
 Task<> RendezvousProtocol::find_secret() {
   if (!options_.secret.empty() || options_.without_secret) co_return;
   if (own() == 0) {
@@ -77,9 +77,10 @@ Task<> RendezvousProtocol::find_secret() {
     options_.secret = co_await local_secret(reactor_, port_);
     if (!options_.secret.empty()) co_return;
     if (reactor_.clock().now() >= give_up_) {
-      throw Error(ErrorCode::kDeadlineExceeded,
-                  fmt::format("rank {} of {}: rank 0 did not come to {} of this host",
-                              options_.rank, options_.world_size, options_.rendezvous));
+      throw Error(
+          ErrorCode::kDeadlineExceeded,
+          fmt::format("rank {} of {} waited in vain: rank 0 did not come to {} of this host",
+                      options_.rank, options_.world_size, options_.rendezvous));
     }
     co_await pause();
   }
@@ -97,7 +98,7 @@ void RendezvousProtocol::listen() {
   acceptor_ = std::make_shared<Acceptor>(reactor_, listen_at(0), options_.secret);
 }
 
-/// Everywhere that rank 0 may be.
+/// Returns every address at which rank 0 may be.
 Task<std::vector<RendezvousProtocol::Endpoint>> RendezvousProtocol::resolve() {
   std::vector<Endpoint> places;
   if (on_this_host_only()) {
@@ -144,7 +145,7 @@ Task<bool> RendezvousProtocol::call_once(SocketPtr socket, Endpoint at, Caller c
   co_return false;
 }
 
-/// Tries every place in turn, and again while nobody listens there yet.
+/// Tries every place in turn, again and again while nobody listens there yet.
 Task<RendezvousProtocol::SocketPtr> RendezvousProtocol::call(std::vector<Endpoint> places,
                                                              Caller caller, Session* session) {
   std::vector<std::string> why_not(places.size());
@@ -157,7 +158,7 @@ Task<RendezvousProtocol::SocketPtr> RendezvousProtocol::call(std::vector<Endpoin
       try {
         through = co_await call_once(socket, places[i], caller, session, &why_not[i]);
       } catch (const Error& error) {
-        // The right rendezvous may be at another of these places.
+        // The right rendezvous may be at another of these addresses.
         if (error.code() != ErrorCode::kInvalidArgument) throw;
         stranger = std::current_exception();
       }
@@ -218,7 +219,7 @@ Task<> RendezvousProtocol::connect_all() {
     for (std::size_t r = own() + 1; r < world(); ++r) {
       if (!connections_[r][0].socket || !connections_[r][1].socket) ranks.push_back(r);
     }
-    return fmt::format("rank{} {} joined rank 0 but did not connect here",
+    return fmt::format("rank{} {} joined rank 0 but did not connect to this rank",
                        ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
   };
   co_await wait_for(all_here_, missing);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rendezvous/rendezvous_protocol.cc: joining, waiting for the others, and parting.
+// collectives/rendezvous/rendezvous_protocol.cc: joins, waits for the other ranks, and parts.
 #include "collectives/rendezvous/rendezvous_protocol.h"
 
 #include <fmt/format.h>
@@ -22,16 +22,18 @@ using nlohmann::json;
 
 namespace {
 
-constexpr std::size_t kMessageBytes = 512;  // and of all ranks, as many for each
+constexpr std::size_t kMessageBytes = 512;  // for one rank; a list of all ranks may have as many
+                                            // for each
 constexpr Nanoseconds kRetry = std::chrono::milliseconds(20);
-constexpr Nanoseconds kVerdict = std::chrono::seconds(1);  // for rank 0 to say who did not come
+constexpr Nanoseconds kVerdict = std::chrono::seconds(1);  // for rank 0 to name the ranks that did
+                                                           // not come
 
-/// "ranks 2, 3".
+/// Formats a list: "ranks 2, 3".
 std::string ranks_text(const std::vector<std::size_t>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-/// As the other ranks may use it; empty for a loopback address.
+/// Returns an address that the other ranks can use; empty for a loopback address.
 std::string reachable(const asio::ip::address& seen) {
   const asio::ip::address plain =
       seen.is_v6() && seen.to_v6().is_v4_mapped()
@@ -106,7 +108,7 @@ Task<> RendezvousProtocol::wait_for_all_to_join() {
   co_await wait_for(all_here_, missing);
 }
 
-/// Rank 0 lets everybody join, then sends everybody the addresses of all.
+/// Does rank 0's part: lets all ranks join, then sends each the addresses of all.
 Task<> RendezvousProtocol::lead() {
   members_.resize(world());
   to_come_ = world() - 1;
@@ -137,17 +139,18 @@ Task<> RendezvousProtocol::lead() {
   }
 }
 
-/// Why `caller` may not join; empty: it may.
+/// Returns why `caller` may not join; empty if it may.
 std::string RendezvousProtocol::refusal(const Caller& caller) const {
   if (caller.purpose != ConnectionKind::kJoin || caller.world_size != options_.world_size) {
     return fmt::format(
-        "rank {} says that there are {} ranks, but rank 0 says {}: start all ranks with the same "
+        "rank {} says that there are {} ranks, but rank 0 says {}; start all ranks with the same "
         "count",
         caller.rank, caller.world_size, options_.world_size);
   }
   if (caller.rank == 0 || members_[static_cast<std::size_t>(caller.rank)]) {
-    return fmt::format("there is a rank {} already: every process needs a number of its own",
-                       caller.rank);
+    return fmt::format(
+        "a process with rank {} has joined already; give every process a number of its own",
+        caller.rank);
   }
   return {};
 }
@@ -173,8 +176,9 @@ Task<> RendezvousProtocol::joined(std::shared_ptr<RendezvousProtocol> self, Sock
   if (--self->to_come_ == 0) self->all_here_.set();
 }
 
-/// A member's next message says that it is connected to all; rank 0's says that all are. A socket
-/// that closes instead is a rank that ended, and nobody needs to wait for it.
+/// Waits for a member's next message, which says that it is connected to all ranks; rank 0's says
+/// that all are. If the socket closes instead, that rank has ended, and nobody needs to wait for
+/// it.
 Task<> RendezvousProtocol::watch(std::shared_ptr<RendezvousProtocol> self, MemberPtr member) {
   try {
     const std::string text = co_await read_message(*member->socket, member->session, kMessageBytes);
@@ -220,8 +224,7 @@ Task<> RendezvousProtocol::join() {
   asio::co_spawn(reactor_.context(), watch(shared_from_this(), leader), asio::detached);
 }
 
-/// Nobody goes on before all are connected: until then a rank that ends is missed by rank 0, and
-/// through it by all.
+/// Waits until all ranks are connected. Until then, rank 0 notices a rank that ends, and tells all.
 Task<> RendezvousProtocol::part() {
   const std::string connected = json({{"connected", true}}).dump();
   if (own() != 0) co_await write_message(*members_[0]->socket, members_[0]->session, connected);
@@ -240,7 +243,7 @@ Task<> RendezvousProtocol::part() {
   }
 }
 
-/// Tells whom it can: rank 0 tells everybody, and whoever loses rank 0 knows by that.
+/// Tells the failure: rank 0 tells all ranks, and the others close their connection to rank 0.
 Task<> RendezvousProtocol::end_for_all(const std::exception_ptr& failure) {
   std::string why = lost_;
   try {
@@ -255,9 +258,9 @@ Task<> RendezvousProtocol::end_for_all(const std::exception_ptr& failure) {
       const std::string text = json({{"lost", why.substr(0, kMessageBytes / 2)}}).dump();
       if (failure && own() == 0) co_await write_message(*member->socket, member->session, text);
     } catch (const Error&) {
-      // This member is the one that went away, or it will notice.
+      // This member is the one that has gone, or it will notice the closed connection.
     }
-    error_code ignored;  // the socket is released whatever close() says
+    error_code ignored;  // the socket is released whatever close() returns
     member->socket->close(ignored);
   }
 }

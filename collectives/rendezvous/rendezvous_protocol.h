@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rendezvous/rendezvous_protocol.h: how ranks find each other: all join rank 0, which
-// tells everybody of all; then each connects to those below it; then they part. Private to
+// collectives/rendezvous/rendezvous_protocol.h: how ranks meet: all join rank 0, which sends each
+// the list of all; then each connects to the ranks below it; then they part. Private to
 // collectives.
 //
 //   rank r > 0                      rank 0
@@ -8,14 +8,14 @@
 //                              <-   all addresses, and the epoch
 //   two sockets to each rank below, two from each above
 //   connected                  ->   waits for all
-//                              <-   connected: nobody waits for anybody any more
+//                              <-   connected: no rank waits any more
 //
-// Until the end each watches its connection to rank 0, and rank 0 all of them: a rank that ends is
-// missed by everybody at once, as it is once they are connected.
+// Until the end each rank watches its connection to rank 0, and rank 0 watches all of them. So all
+// ranks notice at once a rank that ends, as they do later when they are connected.
 //
-// Ranks of one host use loopback. Otherwise everybody listens on every address of its machine:
-// what a host's own name resolves to there (127.0.1.1 on Debian) says nothing of how others reach
-// it.
+// Ranks of one host use loopback. Otherwise each rank listens on every address of its machine,
+// because the address that a host finds for its own name (127.0.1.1 on Debian) does not say how
+// others reach it.
 #pragma once
 
 #include <array>
@@ -36,7 +36,7 @@
 
 namespace ziggurat {
 
-/// One rank's part in it, once.
+/// One rank's part in one meeting.
 class RendezvousProtocol : public std::enable_shared_from_this<RendezvousProtocol> {
  public:
   RendezvousProtocol(Reactor& reactor, RankOptions options);
@@ -47,12 +47,12 @@ class RendezvousProtocol : public std::enable_shared_from_this<RendezvousProtoco
   using SocketPtr = std::shared_ptr<boost::asio::ip::tcp::socket>;
   using Endpoint = boost::asio::ip::tcp::endpoint;
 
-  /// The connection to rank 0, or from rank 0 to another, until all ranks are connected.
+  /// The connection to rank 0, or from rank 0 to another rank, until all ranks are connected.
   struct Member {
     std::size_t rank;
     SocketPtr socket;
     Session session;
-    bool connected = false;  ///< to every other rank, it says
+    bool connected = false;  ///< the member says that it is connected to every other rank
   };
   using MemberPtr = std::shared_ptr<Member>;
   struct Connection {
@@ -78,7 +78,8 @@ class RendezvousProtocol : public std::enable_shared_from_this<RendezvousProtoco
 
   Task<> lead();
   Task<> wait_for_all_to_join();
-  // By shared pointer: a handshake that is under way when the rendezvous ends holds on to it.
+  // These functions take a shared pointer, because a handshake that is under way when the
+  // rendezvous ends still uses the object.
   static Task<> joined(std::shared_ptr<RendezvousProtocol> self, SocketPtr socket,
                        Accepted accepted);
   std::string refusal(const Caller& caller) const;
@@ -103,18 +104,18 @@ class RendezvousProtocol : public std::enable_shared_from_this<RendezvousProtoco
 
   Reactor& reactor_;
   RankOptions options_;
-  std::string host_;  // of the rendezvous
+  std::string host_;  // host of the rendezvous
   std::uint16_t port_ = 0;
   std::vector<RankAddress> addresses_;
   std::vector<std::array<Connection, 2>> connections_;  // control, bulk
-  std::vector<MemberPtr> members_;  // at rank 0: the others; at the others: rank 0
+  std::vector<MemberPtr> members_;  // on rank 0: all other ranks; on other ranks: rank 0
   std::size_t to_come_ = 0;
   Signal all_here_{reactor_};
   Signal all_connected_{reactor_};
-  std::string lost_;            // who went away, and how that is known
-  std::optional<Error> fatal_;  // what this rank does not survive
+  std::string lost_;            // which rank went away, and how that was noticed
+  std::optional<Error> fatal_;  // an error after which this rank cannot go on
   bool over_ = false;
-  std::shared_ptr<Acceptor> acceptor_;  // of connections between ranks
+  std::shared_ptr<Acceptor> acceptor_;  // accepts connections between ranks
   std::shared_ptr<LocalSecret> local_secret_;
   std::shared_ptr<const void> readable_;
   std::uint64_t epoch_ = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // collectives/simulated/simulated_call.cc: what each kind of call does to buffers, and the messages
-// it is made of.
+// of which it consists.
 #include "collectives/simulated/simulated_call.h"
 
 #include <fmt/format.h>
@@ -14,11 +14,11 @@ namespace ziggurat {
 namespace {
 
 void copy(std::span<const std::byte> from, std::span<std::byte> to) {
-  // Buffers may be the same one.
+  // Buffers may be the same buffer.
   if (!from.empty() && from.data() != to.data()) std::memmove(to.data(), from.data(), from.size());
 }
 
-/// How many of `count` elements `rank` adds up, of `ranks` in all.
+/// Returns how many of `count` elements `rank` of `ranks` adds up.
 std::uint64_t owned(std::uint64_t count, std::size_t ranks, std::size_t rank) noexcept {
   return count * (rank + 1) / ranks - count * rank / ranks;
 }

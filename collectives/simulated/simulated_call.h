@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/simulated/simulated_call.h: one call of simulated ranks: who has come with what, what
-// becomes of their buffers, and when. Private to simulated_communicator.cc.
+// collectives/simulated/simulated_call.h: one call of simulated ranks: which ranks have come with
+// which buffers, and what happens to the bytes, and when. Private to simulated_communicator.cc.
 #pragma once
 
 #include <cstddef>
@@ -29,13 +29,14 @@ struct SimulatedCall {
 
   SimulatedCall(Reactor& reactor, std::vector<int> its_members);
 
-  /// Every part has the same call, or a send its recv. Else the text of the error: both calls.
+  /// Returns an error text with two calls that differ; empty if every part has the same call, or a
+  /// send and its recv meet.
   std::string mismatch() const;
   /// Moves and adds the bytes of all parts, in rank order.
   void move_bytes();
-  /// When each part is done, if all come at `now`.
+  /// Returns when each part is done if all come at `now`.
   std::vector<Nanoseconds> times(SimulatedNetwork& network, Nanoseconds now) const;
-  /// Wakes everyone who has come, and everyone who will.
+  /// Fails every part that has come, and every part that will.
   void fail(const std::exception_ptr& error);
 
   std::vector<int> members;  ///< ranks of the network

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/simulated/simulated_communicator.cc: calls find each other by number; the last to
-// come starts the bytes.
+// collectives/simulated/simulated_communicator.cc: calls of ranks meet by their number; the last to
+// come moves the bytes.
 #include "collectives/simulated/simulated_communicator.h"
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@
 
 namespace ziggurat {
 
-/// Calls under way and the fate of all ranks.
+/// The calls under way and the state that all ranks share.
 class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
  public:
   using CallPtr = std::shared_ptr<SimulatedCall>;
@@ -23,7 +23,7 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
   SimulatedWorld(Reactor& reactor, const NetworkShape& shape)
       : reactor_(reactor), network_(shape) {}
 
-  /// Nothing else can happen: whoever is missing never comes.
+  /// Fails calls at a stall: then nothing else can happen, so a missing rank never comes.
   void watch_for_stalls() {
     reactor_.on_stall([weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->fail_stalled();
@@ -32,7 +32,8 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
 
   const Traffic& traffic(int rank) const { return network_.traffic(rank); }
 
-  /// Whom rank `to` of a communicator, by its place there, hears of; nothing: nobody.
+  /// Sets `hear` for sends to rank `to` of a communicator (its place in it). An empty `hear` ends
+  /// this.
   void on_send(std::uint64_t communicator, int to, int world_size,
                const std::function<void(int from)>& hear) {
     hear_sends_[{communicator, to}] = hear;
@@ -48,7 +49,7 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
     if (waiting_sends(communicator, from, to, world_size) > 0) hears->second(from);
   }
 
-  /// The call of that number, and its part for `place`.
+  /// Adds rank `place`'s part to the call of that number, and returns the call.
   CallPtr join(const wire::CallKey& key, const std::vector<int>& members, std::size_t place,
                const Call& made) {
     CallPtr call = find(key, members);
@@ -72,14 +73,14 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
     calls_.clear();
   }
 
-  /// One number for each communicator, the same on all its members.
+  /// Returns a number for each communicator, equal on all its members.
   std::uint64_t id_of_split(std::uint64_t parent, const std::vector<int>& members,
                             std::uint64_t time) {
     return splits_.try_emplace({parent, members, time}, splits_.size() + 1).first->second;
   }
 
  private:
-  /// Those that no recv() has met.
+  /// Returns how many sends wait for their recv().
   std::size_t waiting_sends(std::uint64_t communicator, int from, int to, int world_size) const {
     return static_cast<std::size_t>(std::ranges::count_if(calls_, [&](const auto& entry) {
       const auto& [key, call] = entry;
@@ -127,9 +128,10 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
           missing.push_back(call->members[i]);
       }
       if (missing.empty() || waiting == nullptr) continue;
-      return fail_all(Error(ErrorCode::kDeadlineExceeded,
-                            fmt::format("{}: rank {} did not come, and nothing else is under way",
-                                        describe(waiting->spec), fmt::join(missing, ", "))));
+      return fail_all(Error(
+          ErrorCode::kDeadlineExceeded,
+          fmt::format("{} waits for rank {}, which did not come, and nothing else is under way",
+                      describe(waiting->spec), fmt::join(missing, ", "))));
     }
   }
 
@@ -143,7 +145,7 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
 
 namespace {
 
-/// Keeps the call, whose signals are waited on.
+/// Waits for a part; keeps the call, because it has the signal.
 Task<> wait_for(std::shared_ptr<SimulatedCall> call, std::size_t place) {
   co_await call->parts[place].done.wait();
 }
@@ -170,7 +172,7 @@ SimulatedCommunicator::SimulatedCommunicator(std::shared_ptr<SimulatedWorld> wor
 
 Task<> SimulatedCommunicator::refuse(const Error& error) {
   world_->fail_all(Error(error.code(),
-                         fmt::format("rank {} made a call that is not valid: {}",
+                         fmt::format("rank {} made an invalid call: {}",
                                      (*members_)[static_cast<std::size_t>(place_)], error.what())));
   return failing(std::make_exception_ptr(error));
 }
@@ -186,7 +188,7 @@ Task<> SimulatedCommunicator::begin(const Call& call, std::uint64_t lane,
   return wait_for(world_->join(key, members, place, call), place);
 }
 
-/// A send and its recv are a call of two: the sender is first.
+/// Issues a call. A send and its recv are one call of two members, the sender first.
 Task<> SimulatedCommunicator::issue(const Call& call) {
   if (call.peer < 0) return begin(call, 0, *members_, static_cast<std::size_t>(place_));
   const bool sends = call.spec.kind == CallKind::kSend;
@@ -217,7 +219,8 @@ Traffic SimulatedCommunicator::traffic() const {
 }
 
 void SimulatedCommunicator::abort(const std::string& reason) {
-  world_->fail_all(Error(ErrorCode::kUnavailable, "the ranks were told to stop: " + reason));
+  world_->fail_all(
+      Error(ErrorCode::kUnavailable, "the calls of all ranks were aborted: " + reason));
 }
 
 }  // namespace ziggurat

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/simulated/simulated_communicator.h: ranks that talk over a simulated network, all of
-// them on one reactor: the bits of every other back-end, in as much (virtual) time as the links
-// would take.
+// collectives/simulated/simulated_communicator.h: ranks that exchange bytes over a simulated
+// network, all on one reactor: with the bits of every other back-end, and in as much (virtual) time
+// as the links would take.
 //
-// A call's bytes move when its last rank has come, which is when receivers have their buffers; each
-// rank's Task ends when its own messages have come and gone. By direct exchange, as over TCP. A
-// rank that never comes is found when nothing else is left to do. Reactor's thread only.
+// A call's bytes move when its last rank has come, because only then do all receivers have their
+// buffers. Each rank's Task ends when its own messages have come and gone. Ranks exchange directly,
+// as over TCP. A rank that never comes is noticed when nothing else is left to do. Reactor's thread
+// only.
 #pragma once
 
 #include <map>
@@ -19,11 +20,11 @@
 
 namespace ziggurat {
 
-class SimulatedWorld;  // what the ranks share
+class SimulatedWorld;  // the state that the ranks share
 
 class SimulatedCommunicator final : public CheckedCommunicator {
  public:
-  /// One for each rank.
+  /// Makes one communicator per rank.
   static std::vector<std::unique_ptr<Communicator>> create(Reactor& reactor,
                                                            const NetworkShape& shape);
 
@@ -52,7 +53,8 @@ class SimulatedCommunicator final : public CheckedCommunicator {
   int place_;
   std::uint64_t id_;
   std::map<std::uint64_t, std::uint64_t> next_sequence_;  // by lane
-  std::map<std::vector<int>, std::uint64_t> splits_;      // how often, by members
+  std::map<std::vector<int>, std::uint64_t> splits_;      // how often each list of members was
+                                                          // split off
 };
 
 }  // namespace ziggurat

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/simulated/simulated_network.cc: ports and the time they are taken.
+// collectives/simulated/simulated_network.cc: the ports, and when they are in use.
 #include "collectives/simulated/simulated_network.h"
 
 #include <fmt/format.h>
@@ -13,11 +13,12 @@ namespace ziggurat {
 SimulatedNetwork::SimulatedNetwork(const NetworkShape& shape) : shape_(shape) {
   if (shape.ranks < 1 || shape.ranks_per_node < 1 || !(shape.within_node.bytes_per_s > 0) ||
       !(shape.between_nodes.bytes_per_s > 0)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("a network cannot have {} ranks, {} on a node, and links of {:g} and "
-                            "{:g} bytes/s: each must be above 0",
-                            shape.ranks, shape.ranks_per_node, shape.within_node.bytes_per_s,
-                            shape.between_nodes.bytes_per_s));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("a network cannot have {} ranks, {} ranks per node, and links of {:g} and "
+                    "{:g} bytes/s; each number must be above 0",
+                    shape.ranks, shape.ranks_per_node, shape.within_node.bytes_per_s,
+                    shape.between_nodes.bytes_per_s));
   }
   const auto ranks = static_cast<std::size_t>(shape.ranks);
   rank_ports_.resize(ranks);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/simulated/simulated_network.h: when messages between ranks arrive: nodes of ranks,
-// links with bandwidth and latency, the reactor's (virtual) time.
+// collectives/simulated/simulated_network.h: computes when messages between ranks arrive: nodes of
+// ranks, links with bandwidth and latency, and the reactor's (virtual) time.
 //
-// Each rank has a port within its node, each node one to the others, shared by its ranks; a port
-// sends one message and receives one at a time. A message takes both its ports for bytes /
-// bandwidth, as soon as both are free, and has come a latency later. Messages of a phase are sent
-// by all ranks in turns, first to the next rank, then to the one after: so nobody is everybody's
-// first. Work grows with the messages, N^2 a collective. Reactor's thread only.
+// Each rank has a port within its node. Each node has a port to the other nodes, which its ranks
+// share. A port sends one message and receives one at a time. A message occupies both its ports for
+// bytes / bandwidth, as soon as both are free, and arrives a latency later. In a phase each rank
+// sends first to the next rank, then to the one after, and so on, so that no rank gets all first
+// messages. Work grows with the messages, N^2 per collective. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -27,22 +27,22 @@ struct SimulatedLink {
 struct NetworkShape {
   int ranks = 1;
   int ranks_per_node = 1;
-  SimulatedLink within_node{};    ///< of each rank
-  SimulatedLink between_nodes{};  ///< of each node
+  SimulatedLink within_node{};    ///< a link of each rank
+  SimulatedLink between_nodes{};  ///< a link of each node
 };
 
 class SimulatedNetwork {
  public:
-  /// Errors: kInvalidArgument for less than a rank, or a bandwidth of nothing.
+  /// Errors: kInvalidArgument for less than one rank, or a bandwidth that is not above 0.
   explicit SimulatedNetwork(const NetworkShape& shape);
 
   int ranks() const noexcept { return shape_.ranks; }
 
-  /// Bytes from one member to another, by their places in `members`; 0 is a message too, negative
-  /// is none.
+  /// Returns the bytes from one member to another, by their places in `members`. 0 is a message
+  /// too; a negative number means that there is none.
   using Message = std::function<std::int64_t(std::size_t from, std::size_t to)>;
-  /// Sends every message of a phase; member i begins at ready[i]. Returns when each has received
-  /// all of its own and sent all of its own.
+  /// Sends every message of a phase; member i begins at ready[i]. Returns when each member has
+  /// received and sent all of its messages.
   std::vector<Nanoseconds> exchange(std::span<const int> members, const Message& bytes,
                                     std::span<const Nanoseconds> ready);
 

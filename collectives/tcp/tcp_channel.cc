@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/tcp/tcp_channel.cc: a coroutine that reads, and one that writes while there is
-// something.
+// collectives/tcp/tcp_channel.cc: one coroutine reads, and one writes while there are frames to
+// send.
 #include "collectives/tcp/tcp_channel.h"
 
 #include <fmt/format.h>
@@ -25,17 +25,19 @@ namespace {
 namespace asio = boost::asio;
 using boost::system::error_code;
 
-// A spanning tree that converges again or a bond that changes its link takes a few seconds.
+// Several probes, because a spanning tree that converges again, or a bond that changes its link,
+// takes a few seconds.
 constexpr int kProbes = 5;
 constexpr int kProbeSeconds = static_cast<int>(kPeerGone.count()) / (kProbes + 1);
 
 void set_option(TcpSocket& socket, int level, int option, int value, const char* name) {
   if (::setsockopt(socket.native_handle(), level, option, &value, sizeof(value)) != 0) {
-    throw system_error(errno, fmt::format("setsockopt({}) of a connection between ranks", name));
+    throw system_error(
+        errno, fmt::format("cannot set {} on a connection between ranks (setsockopt)", name));
   }
 }
 
-/// Idle or not, a peer that does not answer the kernel is noticed after kPeerGone.
+/// Makes the kernel notice a peer that does not answer after kPeerGone, idle or not.
 void keep_alive(TcpSocket& socket) {
   constexpr int kPeerGoneMs = static_cast<int>(std::chrono::milliseconds(kPeerGone).count());
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE");
@@ -45,7 +47,8 @@ void keep_alive(TcpSocket& socket) {
   set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kPeerGoneMs, "TCP_USER_TIMEOUT");
 }
 
-/// Asio's own condition stops at 64 KiB a system call.
+/// Reads as much as is asked for at once, because Asio's own condition stops at 64 KiB per system
+/// call.
 std::size_t whole(const error_code& error, std::size_t) {
   return error ? 0 : wire::kChunkBytes + sizeof(wire::FrameHeader);
 }
@@ -88,7 +91,7 @@ void TcpChannel::shut_sending() noexcept {
 void TcpChannel::close() noexcept {
   events_ = nullptr;
   queue_.clear();
-  error_code ignored;  // the socket is released whatever close() says
+  error_code ignored;  // the socket is released whatever close() returns
   socket_.close(ignored);
 }
 
@@ -140,7 +143,7 @@ Task<> TcpChannel::write_frames(std::shared_ptr<TcpChannel> self) {
     error_code error;
     co_await asio::async_write(self->socket_, both, whole,
                                asio::redirect_error(asio::use_awaitable, error));
-    if (error) {  // whoever reads reports it
+    if (error) {  // the reading coroutine reports it
       self->queue_.clear();
       break;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/tcp/tcp_channel.h: one socket to one rank: frames go out in the order they are given,
-// and come in one after the other, each payload straight to its place. Reactor's thread.
+// collectives/tcp/tcp_channel.h: one socket to one rank. Frames go out in the order in which they
+// are given, and come in one after the other, each payload straight to its place. Reactor's thread.
 #pragma once
 
 #include <boost/asio/ip/tcp.hpp>
@@ -42,19 +42,20 @@ class TcpChannel final : public Channel, public std::enable_shared_from_this<Tcp
   TcpSocket socket_;
   int peer_;
   wire::HeaderSeal seal_;
-  Events* events_ = nullptr;  // none: closed, or finishing
+  Events* events_ = nullptr;  // null if closed or finishing
   std::deque<Outgoing> queue_;
   bool writing_ = false;
   bool finishing_ = false;
 };
 
 /// The two sockets to one rank, connected by collectives/rendezvous/rendezvous.h. The kernel ends
-/// *control* kPeerGone after the peer's machine last answered it; a switch fails over in less.
+/// *control* kPeerGone after the peer's machine last answered; a switch fails over in less time.
 /// *bulk* may stand still as long as a stopped process does.
 struct TcpPeer {
-  std::string host;    ///< of the ranks of one host, the same
-  MemoryProbe memory;  ///< of a rank of this host
-  /// Seals the payloads that it sends, if others could come between; this rank has one too.
+  std::string host;    ///< equal for all ranks of one host
+  MemoryProbe memory;  ///< the memory of a rank of this host
+  /// The key of the payloads that the rank sends, if other machines could interfere. This rank has
+  /// a key too.
   std::optional<wire::SealKey> payload_key;
   std::unique_ptr<TcpSocket> control;
   std::unique_ptr<TcpSocket> bulk;
@@ -65,13 +66,13 @@ inline constexpr std::chrono::seconds kPeerGone{30};
 
 struct TcpOptions {
   int rank = 0;
-  std::uint64_t epoch = 0;     ///< of this connection of the ranks, the same on all
-  std::vector<TcpPeer> peers;  ///< by rank; this rank's own has its host and key
+  std::uint64_t epoch = 0;     ///< of this connection of all ranks, equal on all
+  std::vector<TcpPeer> peers;  ///< by rank; this rank's own entry has its host and key
   Nanoseconds timeout{std::chrono::minutes(10)};  ///< ExchangeOptions::timeout
   std::shared_ptr<const void> readable;           ///< ExchangeOptions::readable
 };
 
-/// Errors: errno's of setsockopt.
+/// Makes channels over the sockets. Errors: errno's of setsockopt.
 ExchangeOptions over_sockets(Reactor& reactor, TcpOptions options);
 
 }  // namespace ziggurat

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/cuda/gradient.cc: what is refused, and in how many launches a gradient is rounded.
+// optimizer/cuda/gradient.cc: checks arguments, and chooses in how many launches a gradient is
+// rounded.
 #include "optimizer/cuda/gradient.h"
 
 #include <fmt/format.h>
@@ -20,8 +21,9 @@ bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
 
 [[noreturn]] void refuse_overlap(const char* call, const void* from, const void* to) {
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{} from {} to {}: they overlap, and blocks run in any order; give it "
-                          "arrays that do not",
+              fmt::format("{} from {} to {} is not possible: the arrays overlap, and blocks run in "
+                          "any order; give it "
+                          "arrays that do not overlap",
                           call, from, to));
 }
 

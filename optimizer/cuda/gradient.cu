@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/cuda/gradient.cu: a gradient's programs as kernels.
+// optimizer/cuda/gradient.cu: runs a gradient's programs as kernels.
 #include "base/numerics/launch_inl.h"
 #include "optimizer/cuda/gradient_programs.h"
 

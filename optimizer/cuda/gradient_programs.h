@@ -14,14 +14,15 @@
 
 namespace ziggurat::cuda {
 
-/// A block's place in a tile of sums: a thread is a virtual lane of one sum block, 16 of a warp's
-/// 32 beside each other, so that lanes are added in the order of their elements without anybody
-/// waiting. 64 threads a tile keep 2,048 of a multiprocessor busy with 32 tiles.
+/// A thread's place in a tile of sums. A thread is a virtual lane of one sum block, and 16 of a
+/// warp's 32 threads belong to the same sum block, so that lanes are added in the order of their
+/// elements without a wait. With 64 threads per tile, 32 tiles keep the 2,048 threads of a
+/// multiprocessor busy.
 struct SumPlace {
   static constexpr std::uint32_t kBlocks = kTileElements / internal::kSumBlock;
   static constexpr std::uint32_t kThreads = kBlocks * internal::kSumLanes;
 
-  std::size_t begin, end;  ///< of its sum block in the array
+  std::size_t begin, end;  ///< of the sum block in the array
   std::uint32_t sum_block, lane;
 
   static constexpr SumPlace of(std::uint64_t tile, std::uint32_t thread, std::size_t count) {
@@ -35,11 +36,11 @@ struct SumPlace {
   }
 };
 
-/// Tiles [first_tile, first_tile + tiles) of `values` rounded into `out`, and the sum of squares of
-/// each tile. 6 bytes an element to 16 bits, 8 to fp32.
+/// Rounds tiles [first_tile, first_tile + tiles) of `values` into `out`, and sums the squares of
+/// each tile. Moves 6 bytes per element to 16 bits, 8 to fp32.
 ///
-/// kStaged: `out` may lie over the very tile that it is made of, which is read as a whole before
-/// anything is written. Otherwise nothing that the launch writes may lie over what it reads, but
+/// With kStaged, `out` may lie over the tile from which it is made, because the tile is read as a
+/// whole before anything is written. Otherwise the launch must not write over what it reads, except
 /// for fp32 in place, where an element lies over itself.
 template <bool kStaged>
 struct RoundTiles {
@@ -54,7 +55,7 @@ struct RoundTiles {
   };
 
   const std::byte* values;  ///< fp32
-  DType dtype;              ///< kStaged: of 16 bits
+  DType dtype;              ///< with kStaged, a type of 16 bits
   std::byte* out;
   std::size_t count;
   std::uint64_t first_tile, tiles;
@@ -86,7 +87,8 @@ struct RoundTiles {
     }
   }
 
-  /// A thread a sum block. Its squares are added again, one after the other, where they overflowed.
+  /// Sums with one thread per sum block. Squares that overflowed are added again, one after the
+  /// other.
   ZIGGURAT_HOST_DEVICE void run(Phase<2>, Shared& shared, Place at) const {
     if (at.thread >= SumPlace::kBlocks) return;
     const auto first = static_cast<std::uint32_t>(at.thread * internal::kSumLanes);
@@ -115,7 +117,7 @@ struct RoundTiles {
   }
 };
 
-/// sums[i] += values[i] * scale. 10 bytes an element from 16 bits, 12 from fp32.
+/// Adds values[i] * scale to sums[i]. Moves 10 bytes per element from 16 bits, 12 from fp32.
 struct Accumulate {
   static constexpr std::uint32_t kThreads = 256;
   static constexpr std::uint32_t kEach = 4;
@@ -143,7 +145,7 @@ struct Accumulate {
   }
 };
 
-/// out[i] = values[i], exactly. 6 bytes an element from 16 bits.
+/// Copies values[i] to out[i], exactly. Moves 6 bytes per element from 16 bits.
 struct Widen {
   static constexpr std::uint32_t kThreads = 256;
   static constexpr std::uint32_t kEach = 4;
@@ -169,8 +171,8 @@ struct Widen {
   }
 };
 
-/// values[i] *= factor, a block a tile, which says whether one of its values is not finite. 4 bytes
-/// an element of 16 bits.
+/// Multiplies values[i] by factor, with one block per tile, and says for each tile whether one of
+/// its values is not finite. Moves 4 bytes per element of 16 bits.
 struct ScaleTiles {
   static constexpr std::uint32_t kThreads = 256;
   static constexpr std::size_t kBatch = 4;
@@ -210,13 +212,13 @@ struct ScaleTiles {
   }
 };
 
-/// Queue a program (gradient.cu).
+/// Queues a program (gradient.cu).
 void launch(const RoundTiles<false>& program, StreamHandle stream);
 void launch(const RoundTiles<true>& program, StreamHandle stream);
 void launch(const Accumulate& program, StreamHandle stream);
 void launch(const Widen& program, StreamHandle stream);
 void launch(const ScaleTiles& program, StreamHandle stream);
-/// Zero bytes, by the driver.
+/// Sets bytes to zero with a call of the driver.
 void launch_clear(void* address, std::size_t size_bytes, StreamHandle stream);
 
 }  // namespace ziggurat::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/cuda/tile_hash.cc: a record's segments, a kernel each.
+// optimizer/cuda/tile_hash.cc: hashes a record's segments with one kernel each.
 #include "optimizer/cuda/tile_hash.h"
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@ void hash_pieces(StreamHandle stream, std::span<const std::byte> bytes, std::siz
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format(
-            "hash_pieces cannot hash pieces of {} bytes: give multiples of {} from {} to {}",
+            "hash_pieces cannot hash pieces of {} bytes; give a multiple of {} from {} to {}",
             piece_bytes, kStripeBytes, 256, kTileBytes));
   }
   ZIGGURAT_CHECK(bytes.size() == hashes.size() * piece_bytes, "{} bytes for {} hashes of {} each",

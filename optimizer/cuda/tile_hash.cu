@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/cuda/tile_hash.cu: the hashes of pieces as a kernel.
+// optimizer/cuda/tile_hash.cu: hashes pieces with a kernel.
 #include "base/numerics/launch_inl.h"
 #include "optimizer/cuda/tile_hash_programs.h"
 

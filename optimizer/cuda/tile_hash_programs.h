@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/cuda/tile_hash_programs.h: XXH3 of a record's pieces as a block program.
+// optimizer/cuda/tile_hash_programs.h: the XXH3 of a record's pieces as a block program.
 //
 // What the stripes of a block (1 KiB) add to the eight lanes depends on the data alone, and
-// integers may be added in any order: so a thread adds one lane of one block, all blocks at once,
-// and only the scrambles between blocks, 63 of them in 64 KiB, go one after the other.
+// integers may be added in any order. So a thread sums one lane of one block, for all blocks at
+// once. Only the scrambles between blocks, 63 in 64 KiB, run one after the other.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace ziggurat::cuda {
 
-/// A block a piece. Reads each byte once: 8 threads beside each other read a stripe.
+/// Hashes one piece per block. Reads each byte once: 8 neighbouring threads read a stripe.
 struct HashPieces {
   static constexpr std::uint32_t kThreads = 128;
   static constexpr int kPhases = 3;
@@ -39,11 +39,12 @@ struct HashPieces {
   ZIGGURAT_HOST_DEVICE void run(Phase<2>, Shared& shared, Place at) const;
 
  private:
-  /// Blocks that end in a scramble: all but the one with the last byte, which may be a whole one.
+  /// Returns the number of blocks that end in a scramble: all but the block with the last byte,
+  /// even if that is a whole block.
   ZIGGURAT_HOST_DEVICE std::size_t scrambled_blocks() const {
     return (piece_bytes - 1) / internal::xxh3::kBlockBytes;
   }
-  /// What lane `lane` of the stripe at word `word` of a piece gets.
+  /// Returns what the stripe at word `word` of a piece adds to lane `lane`.
   ZIGGURAT_HOST_DEVICE static std::uint64_t added(const std::byte* piece, std::size_t word,
                                                   std::uint32_t lane, std::uint64_t key) {
     return internal::xxh3::keyed_product(load_element<std::uint64_t>(piece, word + lane), key) +
@@ -51,8 +52,8 @@ struct HashPieces {
   }
 };
 
-/// The sums of each block's stripes. A lane's word is also the one that its neighbour adds as it
-/// is: it comes from the cache.
+/// Sums each block's stripes. The neighbour of a lane adds the lane's word without a key; it loads
+/// the word from the cache.
 ZIGGURAT_HOST_DEVICE inline void HashPieces::run(Phase<0>, Shared& shared, Place at) const {
   using namespace internal::xxh3;
   constexpr std::size_t kStripeWords = kStripeBytes / 8;
@@ -61,7 +62,7 @@ ZIGGURAT_HOST_DEVICE inline void HashPieces::run(Phase<0>, Shared& shared, Place
   const std::uint32_t lane = at.thread % kLanes;
   for (std::size_t block = at.thread / kLanes; block <= last_block; block += kThreads / kLanes) {
     const std::size_t begin = block * kBlockBytes;
-    // The last stripe of all has a key of its own.
+    // The last stripe of the piece has a key of its own.
     const std::size_t stripes =
         block < last_block ? kStripesPerBlock : (piece_bytes - 1 - begin) / kStripeBytes;
     std::uint64_t sum = 0;
@@ -92,7 +93,7 @@ ZIGGURAT_HOST_DEVICE inline void HashPieces::run(Phase<2>, Shared& shared, Place
   if (at.thread == 0) hashes[at.block] = internal::xxh3::fold(shared.lanes, piece_bytes);
 }
 
-/// Queue a program (tile_hash.cu).
+/// Queues a program (tile_hash.cu).
 void launch(const HashPieces& program, StreamHandle stream);
 
 }  // namespace ziggurat::cuda

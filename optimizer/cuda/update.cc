@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/cuda/update.cc: a record cut into its runs, a kernel each.
+// optimizer/cuda/update.cc: cuts a record into its runs and queues a kernel for each.
 #include "optimizer/cuda/update.h"
 
 #include "base/check.h"
@@ -34,7 +34,8 @@ class Pass {
         scratch_(scratch) {}
 
   void run() {
-    // Read where it is in use, a bf16 parameter need not be brought into the record first.
+    // A bf16 parameter need not be copied into the record first, because it is read where it is in
+    // use.
     const bool fill = view_.param_not_read && !holds_param(view_.format);
     if (fill || view_.masters_from_param) launch(TakeMasters{record_, real_}, stream_);
     if (view_.grad.bytes.empty()) return;
@@ -49,7 +50,7 @@ class Pass {
   }
 
  private:
-  /// The part of `arrays`, which begin at the record's element `first`.
+  /// Returns the part of `arrays`, which begin at the record's element `first`.
   Stretch stretch(const Slice& arrays, std::size_t first, const Runs::Part& part) const {
     Stretch stretch{.step = part.step,
                     .slice = part_of(arrays, part.begin - first, part.end - first),
@@ -62,7 +63,7 @@ class Pass {
     return stretch;
   }
 
-  /// Whole blocks of the next run, or the block in which it begins or ends.
+  /// Updates whole blocks of the next run, or the block in which that run begins or ends.
   void next_codes() {
     Runs ahead = runs_;
     const Runs::Part run = ahead.next(stepped_);

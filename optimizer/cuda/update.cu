@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/cuda/update.cu: an update's programs as kernels.
+// optimizer/cuda/update.cu: runs an update's programs as kernels.
 #include "base/numerics/launch_inl.h"
 #include "optimizer/cuda/update_programs.h"
 

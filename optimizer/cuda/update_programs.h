@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/cuda/update_programs.h: an update's block programs: what update_scalar.cc does one
-// element after the other, a thread an element.
+// optimizer/cuda/update_programs.h: an update's block programs. They do what update_scalar.cc does
+// one element after the other, with one thread per element.
 //
-// Bytes moved are those of the arrays, once each way: 28 an element of AdamW in fp32 with 16-bit
-// gradients. Threads beside each other have elements beside each other, so a warp's loads are whole
-// sectors of 32 bytes; 2,048 threads of a multiprocessor have 28 KiB of loads under way, where an
-// H100's bandwidth times its latency is some 15 KiB (computed, not measured). The choice of
-// optimizer, types and rounding is the same in all threads: a branch that no warp takes both ways.
+// The bytes of each array are moved once each way: 28 per element of AdamW in fp32 with 16-bit
+// gradients. Neighbouring threads have neighbouring elements, so a warp loads whole sectors of 32
+// bytes. The 2,048 threads of a multiprocessor have 28 KiB of loads under way, while an H100's
+// bandwidth times its latency is about 15 KiB (computed, not measured). Optimizer, types and
+// rounding are the same in all threads, so no warp takes both ways of a branch.
 #pragma once
 
 #include <cstddef>
@@ -21,15 +21,17 @@
 
 namespace ziggurat::cuda {
 
-/// A stretch of a record under one step and decay; it may begin and end inside tiles.
+/// A part of a record under one step and decay; it may begin and end inside tiles.
 struct Stretch {
   OptimizerStep step;
-  internal::Slice slice;  ///< its key and place in a tile are not looked at
-  std::uint64_t first;    ///< the slice's first element among the model's: keys the noise,
-  bool by_param;          ///< unless `place` in its parameter does, with
+  internal::Slice slice;  ///< its noise key and place in a tile are not used
+  std::uint64_t first;    ///< number of the slice's first element in the model, which keys the
+                          ///< noise
+  bool by_param;          ///< the noise is keyed by `place` in the parameter instead
   ParamPlace place;
   std::uint64_t key;  ///< param_key()
-  std::size_t real;   ///< elements the trainer has; the slice's others are padding
+  std::size_t real;   ///< elements that the trainer has; the other elements of the slice are
+                      ///< padding
 
   ZIGGURAT_HOST_DEVICE internal::ElementNoise noise(std::size_t i) const {
     const Drawn drawn = drawn_by(slice.format, step.rounding);
@@ -45,10 +47,10 @@ struct Stretch {
   }
 };
 
-/// Any format but k8Bit.
+/// Updates elements in any format but k8Bit.
 struct UpdateElements {
   static constexpr std::uint32_t kThreads = 256;
-  static constexpr std::uint32_t kEach = 4;  // elements of a thread, kThreads apart
+  static constexpr std::uint32_t kEach = 4;  // elements per thread, kThreads apart
   static constexpr int kPhases = 1;
   struct Shared {};
 
@@ -69,8 +71,8 @@ struct UpdateElements {
   }
 };
 
-/// k8Bit, whole blocks: a warp for each, so that nothing but a warp waits between a block's largest
-/// magnitude and its codes. A thread's moments wait in shared memory, 2 KiB a block of codes.
+/// Updates whole blocks of k8Bit, one per warp, so that only one warp has to wait between a block's
+/// largest magnitude and its codes. Moments wait in shared memory, 2 KiB per block of codes.
 struct UpdateCodes {
   static constexpr std::uint32_t kWarp = 32;
   static constexpr std::uint32_t kWarps = 4;
@@ -91,7 +93,7 @@ struct UpdateCodes {
   ZIGGURAT_HOST_DEVICE void run(Phase<1>, Shared& shared, Place at) const;
 
  private:
-  /// Which of the launch's blocks of codes; may be past the last.
+  /// Returns the number of the block of codes in the launch; it may be past the last one.
   static constexpr std::size_t block_of_codes(Place at) {
     return at.block * kWarps + at.thread / kWarp;
   }
@@ -154,7 +156,7 @@ ZIGGURAT_HOST_DEVICE inline void UpdateCodes::run(Phase<1>, Shared& shared, Plac
   }
 }
 
-/// A block of codes that is shared between runs: through fp32, as a whole.
+/// Decodes a whole block of codes that runs share to fp32.
 struct DecodeBlock {
   static constexpr std::uint32_t kThreads = kEightBitBlock;
   static constexpr int kPhases = 1;
@@ -207,14 +209,14 @@ struct EncodeBlock {
   }
 };
 
-/// Masters from parameters; zero where the trainer has none.
+/// Takes masters from parameters; they are zero if the trainer has no such element.
 struct TakeMasters {
   static constexpr std::uint32_t kThreads = 256;
   static constexpr std::uint32_t kEach = 4;
   static constexpr int kPhases = 1;
   struct Shared {};
 
-  internal::Slice slice;  ///< of the whole record
+  internal::Slice slice;  ///< the slice of the whole record
   std::size_t real;
 
   std::uint64_t blocks() const { return blocks_of(slice.count, kThreads * kEach); }
@@ -226,7 +228,7 @@ struct TakeMasters {
   }
 };
 
-/// Queue a program (update.cu).
+/// Queues a program (update.cu).
 void launch(const UpdateElements& program, StreamHandle stream);
 void launch(const UpdateCodes& program, StreamHandle stream);
 void launch(const DecodeBlock& program, StreamHandle stream);

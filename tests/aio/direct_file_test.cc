@@ -133,7 +133,7 @@ TEST_P(DirectFileTest, TheFirstFailureIsTheOneReported) {
   const auto error = failure(file->write(kOffset, memory.span()));
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::kResourceExhausted);
-  EXPECT_THAT(error->what(), HasSubstr("write of 4194304 bytes at offset " +
+  EXPECT_THAT(error->what(), HasSubstr("cannot write 4194304 bytes at offset " +
                                        std::to_string(kOffset + 2 * DirectFile::kBlockBytes) +
                                        " of " + file->path() + ": ENOSPC"));
 }
@@ -228,7 +228,7 @@ class DirectFileFaults : public DirectFileTest {
     } else {
       EXPECT_THAT(error.what(),
                   AllOf(HasSubstr(" bytes at offset "),
-                        HasSubstr(point == FaultPoint::kRead ? "read of" : "write of")));
+                        HasSubstr(point == FaultPoint::kRead ? "cannot read" : "cannot write")));
     }
     EXPECT_EQ(error.native(), fault.native);
     if (fault.native != 0) {

@@ -118,7 +118,7 @@ class ProbeForbiddenTest : public ProbeTest {
   "io_uring: io_uring_setup: (EPERM \\(Operation not permitted\\)|ENOSYS .*); " \
   ".*seccomp filter.*"
 #else
-#define NO_URING "io_uring: not built in.*"
+#define NO_URING "io_uring: this build does not include this engine.*"
 #endif
 
 #ifdef ZIGGURAT_HAVE_LIBAIO
@@ -129,7 +129,7 @@ TEST_F(ProbeForbiddenTest, WhereIoUringIsForbiddenLibaioWritesTheSameBytesAndItI
 }
 #define NO_LIBAIO "libaio: libaio: io_setup: EPERM \\(Operation not permitted\\)"
 #else
-#define NO_LIBAIO "libaio: not built in"
+#define NO_LIBAIO "libaio: this build does not include this engine"
 #endif
 
 TEST_F(ProbeForbiddenTest, WhereLibaioIsForbiddenTooThreadsDo) {

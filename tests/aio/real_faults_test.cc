@@ -73,7 +73,7 @@ TEST_P(RealFaults, AFullDisk) {
   fill(out.span(), 1);
   // Without space reserved: some blocks fit, one comes back short, the rest have no room.
   expect_transfer_error(failure(file->write(0, out.span())),
-                        "write of [0-9]+ bytes at offset [0-9]+", path, ENOSPC);
+                        "cannot write [0-9]+ bytes at offset [0-9]+", path, ENOSPC);
   // Reserved first, which is how we make our files, it is said before anything is written.
   try {
     file->allocate(kSize);
@@ -109,11 +109,11 @@ TEST_P(RealFaults, ADriveThatIsGone) {
   ::close(root);
   if (result != 0) GTEST_SKIP() << "FS_IOC_SHUTDOWN: " << errno_text(error);
 
-  expect_transfer_error(failure(file->write(0, memory.span())), "write of 2097152 bytes at offset",
-                        path, EIO);
-  expect_transfer_error(failure(file->read(0, memory.span())), "read of 2097152 bytes at offset",
-                        path, EIO);
-  expect_transfer_error(failure(file->sync()), "fdatasync of", path, EIO);
+  expect_transfer_error(failure(file->write(0, memory.span())),
+                        "cannot write 2097152 bytes at offset", path, EIO);
+  expect_transfer_error(failure(file->read(0, memory.span())),
+                        "cannot read 2097152 bytes at offset", path, EIO);
+  expect_transfer_error(failure(file->sync()), "cannot sync", path, EIO);
 }
 
 // In a process of its own, where SIGXFSZ does what it does by default: kill.
@@ -145,11 +145,12 @@ TEST_P(RealFaults, AFileSizeLimitIsAnErrorAndNotTheEndOfTheProcess) {
     mine.block_on(file->write(0, out.part(0, kMiB)));  // within the limit all is well
     std::_Exit(0);
   };
-  EXPECT_EXIT(child(), ::testing::ExitedWithCode(0),
-              "allocate: resource exhausted .*data: cannot make a file of 8.0 MiB: EFBIG.*"
-              "at most 3.0 MiB; "
-              "raise RLIMIT_FSIZE(.|\n)*"
-              "write: resource exhausted write of [0-9]+ bytes at offset [0-9]+ of .*data: EFBIG");
+  EXPECT_EXIT(
+      child(), ::testing::ExitedWithCode(0),
+      "allocate: resource exhausted .*data: cannot make a file of 8.0 MiB: EFBIG.*"
+      "at most 3.0 MiB; "
+      "raise RLIMIT_FSIZE(.|\n)*"
+      "write: resource exhausted cannot write [0-9]+ bytes at offset [0-9]+ of .*data: EFBIG");
 }
 
 TEST_P(RealFaults, AFileCutShortUnderneathAReader) {
@@ -174,7 +175,7 @@ TEST_P(RealFaults, AFileCutShortUnderneathAReader) {
     ++ended_early;
     EXPECT_EQ(error->code(), ErrorCode::kDataLoss) << error->what();
     EXPECT_THAT(error->what(), AllOf(HasSubstr(file->path()),
-                                     ContainsRegex("read of [0-9]+ bytes at offset [0-9]+"),
+                                     ContainsRegex("cannot read [0-9]+ bytes at offset [0-9]+"),
                                      HasSubstr(fmt::format("the file ends at {}", length))));
   }
   const auto after = failure(file->read(0, in.span()));  // and surely now

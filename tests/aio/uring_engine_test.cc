@@ -54,7 +54,7 @@ TEST(UringEngineTest, WithoutLockedMemoryTransfersStillWorkAndTheFixIsNamed) {
   const TemporaryDirectory directory;
   std::filesystem::permissions(directory.path(), std::filesystem::perms::all);
   EXPECT_EXIT(write_without_locked_memory(directory.path()), ::testing::ExitedWithCode(0),
-              "not registered with io_uring.*RLIMIT_MEMLOCK is 64.0 KiB.*ulimit -l unlimited");
+              "cannot register .* with io_uring.*RLIMIT_MEMLOCK is 64.0 KiB.*ulimit -l unlimited");
 }
 
 }  // namespace

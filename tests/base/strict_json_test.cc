@@ -73,14 +73,14 @@ TEST(StrictJson, MayHaveManyMembersWithMembers) {
   const json value = parse_strict(text + "}", "here");
   EXPECT_EQ(value.size(), 20'000U);
   EXPECT_EQ(value["tensor 19999"]["shape"], json::array({19'999, 2}));
-  EXPECT_THAT(refusal(text + ",\"tensor 7\":1}"), HasSubstr("the key 'tensor 7' is there twice"));
+  EXPECT_THAT(refusal(text + ",\"tensor 7\":1}"), HasSubstr("the key 'tensor 7' appears twice"));
 }
 
 TEST(StrictJson, RefusesAKeyTwiceInOneObject) {
   EXPECT_EQ(refusal(R"({"a":{"b":1},"b":{"b":2},"c":[{"b":3},{"b":4}]})"), "none");
-  EXPECT_THAT(refusal(R"({"a":1,"b":2,"a":1})"), HasSubstr("the key 'a' is there twice"));
-  EXPECT_THAT(refusal(R"([0,{"x":{"a":1,"a":2}}])"), HasSubstr("the key 'a' is there twice"));
-  EXPECT_THAT(refusal(R"({"a":1,"\u0061":2})"), HasSubstr("the key 'a' is there twice"));
+  EXPECT_THAT(refusal(R"({"a":1,"b":2,"a":1})"), HasSubstr("the key 'a' appears twice"));
+  EXPECT_THAT(refusal(R"([0,{"x":{"a":1,"a":2}}])"), HasSubstr("the key 'a' appears twice"));
+  EXPECT_THAT(refusal(R"({"a":1,"\u0061":2})"), HasSubstr("the key 'a' appears twice"));
 }
 
 TEST(StrictJson, RefusesWhatIsNestedTooDeeply) {

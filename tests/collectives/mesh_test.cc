@@ -98,17 +98,17 @@ TEST(Mesh, WhatIsNotBuiltIsRefusedByNameNotIgnored) {
   const Error pipeline =
       refusal([] { Mesh({.dp = 2, .pp = 2}, {.ranks = 4, .ranks_per_node = 4}); });
   EXPECT_EQ(pipeline.code(), ErrorCode::kUnimplemented);
-  EXPECT_THAT(pipeline.what(), HasSubstr("pipeline parallelism is not built yet; set pp to 1"));
+  EXPECT_THAT(pipeline.what(), HasSubstr("pipeline parallelism is not supported yet; set pp to 1"));
   const Error context =
       refusal([] { Mesh({.dp = 2, .cp = 2}, {.ranks = 4, .ranks_per_node = 4}); });
   EXPECT_EQ(context.code(), ErrorCode::kUnimplemented);
-  EXPECT_THAT(context.what(), HasSubstr("context parallelism is not built yet; set cp to 1"));
+  EXPECT_THAT(context.what(), HasSubstr("context parallelism is not supported yet; set cp to 1"));
 }
 
 TEST(Mesh, DataParallelismIsWhatTheOtherAxesLeave) {
   EXPECT_EQ(with_dp_of_world({.dp = 99, .tp = 4}, 24), (MeshShape{.dp = 6, .tp = 4}));
   EXPECT_THAT(refusal([] { with_dp_of_world({.tp = 4}, 6); }).what(),
-              HasSubstr("tp 4 x pp 1 x cp 1 = 4, which does not divide the 6 ranks"));
+              HasSubstr("tp 4 x pp 1 x cp 1 = 4 does not divide the 6 ranks"));
 }
 
 TEST(Mesh, PartsByNodeAndTheirCounterparts) {

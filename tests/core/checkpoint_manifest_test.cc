@@ -213,7 +213,7 @@ TEST(ManifestText, IsRefusedWhereItIsNotWhatWasWritten) {
   };
   EXPECT_THAT(replaced("\"schema\":1", "\"schema\":2"), HasSubstr("use a newer version"));
   EXPECT_THAT(replaced("\"schema\":1", "\"schema\":-1"), HasSubstr("not a whole number"));
-  EXPECT_THAT(replaced("\"step\":12", "\"step\":12,\"step\":13"), HasSubstr("there twice"));
+  EXPECT_THAT(replaced("\"step\":12", "\"step\":12,\"step\":13"), HasSubstr("appears twice"));
   EXPECT_THAT(replaced("\"step\":12", "\"stop\":12"), HasSubstr("'step' is missing"));
   EXPECT_THAT(replaced("\"step\":12", "\"step\":12,\"more\":1"), HasSubstr("'more' is not known"));
   EXPECT_THAT(replaced("\"step\":12", "\"step\":1.5"), HasSubstr("content.step"));

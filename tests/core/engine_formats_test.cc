@@ -238,12 +238,12 @@ TEST(EngineFormats, AnInitialAccumulatorIsAdagradsAndAFiniteSquare) {
   const ScratchDirectory directory;
   EngineConfig config = small_config(directory.path());
   config.optimizer.initial_accumulator = 0.1F;
-  EXPECT_THAT(refusal(config), HasSubstr("only adagrad has one, and the optimizer is adamw"));
+  EXPECT_THAT(refusal(config), HasSubstr("only adagrad has one and the optimizer is adamw"));
   config.optimizer.state.optimizer = kAdagrad;
   for (const float wrong :
        {-0.1F, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     config.optimizer.initial_accumulator = wrong;
-    EXPECT_THAT(refusal(config), HasSubstr("it is a sum of squares"));
+    EXPECT_THAT(refusal(config), HasSubstr("cannot be a sum of squares"));
   }
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }

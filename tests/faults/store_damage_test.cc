@@ -147,7 +147,7 @@ TEST_F(StoreDamage, BothSuperblocksDamagedIsRefusedAndNamesWhatRemains) {
   }
   EXPECT_THAT(refused(ErrorCode::kDataLoss),
               AllOf(HasSubstr(world_.path(0)), HasSubstr("both superblocks are damaged"),
-                    HasSubstr("What remains")));
+                    HasSubstr("are not touched")));
 }
 
 TEST_F(StoreDamage, ADamagedTableOrBlobTakesItsGenerationWithIt) {
@@ -206,7 +206,7 @@ TEST_F(StoreDamage, AStoreThatIsNotThere) {
   const LaunchResult result = empty.launch({.start = Start::kResume});
   ASSERT_TRUE(result.error);
   EXPECT_EQ(code_of(result.error), ErrorCode::kInvalidArgument);
-  EXPECT_THAT(describe(result), HasSubstr("there is no store here"));
+  EXPECT_THAT(describe(result), HasSubstr("there is no store at"));
 }
 
 TEST_F(StoreDamage, AShortenedFile) {
@@ -227,7 +227,7 @@ TEST_F(StoreDamage, AnotherFormatVersion) {
           world_.path(0), StoreLayout::superblock_offset(parity, copy, layout_.file_bytes), block);
     }
   }
-  EXPECT_THAT(refused(ErrorCode::kInvalidArgument), HasSubstr("format has version 2"));
+  EXPECT_THAT(refused(ErrorCode::kInvalidArgument), HasSubstr("store format version 2"));
 }
 
 TEST_F(StoreDamage, AnotherWorldSize) {
@@ -295,7 +295,7 @@ TEST_F(TwoRankStoreDamage, ARankWhoseFileWentOnByItselfGoesBackToWhereTheHistori
   EXPECT_EQ(describe(result), "finished");
   EXPECT_EQ(result.resumed_at, 3u);
   for (const auto& notes : result.notes) {
-    EXPECT_THAT(notes, Contains(HasSubstr("generation 4 was made in different histories")));
+    EXPECT_THAT(notes, Contains(HasSubstr("generation 4 has different histories")));
     EXPECT_THAT(notes, Contains(HasSubstr("fell back from generation 4 to 3")));
   }
 }
@@ -306,8 +306,8 @@ TEST_F(TwoRankStoreDamage, HistoriesThatPartedTwoGenerationsAgoHaveNothingInComm
   EXPECT_EQ(describe(resume(2)), "finished");
   world_.disk().overwrite(world_.path(1), 0, other.disk().contents(other.path(1)).all());
   EXPECT_THAT(refused(ErrorCode::kDataLoss),
-              AllOf(HasSubstr("generation 5 was made in different histories"),
-                    HasSubstr("generation 4 was made in different histories")));
+              AllOf(HasSubstr("generation 5 has different histories"),
+                    HasSubstr("generation 4 has different histories")));
 }
 
 TEST_F(TwoRankStoreDamage, OneRanksDamageTakesBothRanksBack) {
@@ -414,8 +414,8 @@ TEST_P(EveryRecord, DamagedInBothGenerationsIsRefusedAndNamed) {
   EXPECT_EQ(code_of(result.errors[0]), ErrorCode::kDataLoss);
   EXPECT_THAT(said(0), HasSubstr("no generation is whole"));
   if (GetParam().stripes == 1) {
-    EXPECT_THAT(said(0), HasSubstr("generation 3 is damaged: 1 of 3 records"));
-    EXPECT_THAT(said(last), HasSubstr("generation 2 is damaged: 1 of 3 records"));
+    EXPECT_THAT(said(0), HasSubstr("generation 3 is damaged in 1 of 3 records"));
+    EXPECT_THAT(said(last), HasSubstr("generation 2 is damaged in 1 of 3 records"));
   }
 }
 
@@ -523,9 +523,11 @@ TEST_F(LyingStoreDamage, RecordsOfOneHistoryUnderTheSealOfAnotherAreNoGeneration
     EXPECT_EQ(world.fault(), "");
     EXPECT_EQ(describe(result), "finished");
     EXPECT_EQ(result.resumed_at, 3u);
-    EXPECT_THAT(result.notes[0],
-                Contains(HasSubstr(blob_too ? "generation 4 is damaged: 3 of 3 records"
-                                            : "generation 4: its trainer blob is damaged")));
+    EXPECT_THAT(
+        result.notes[0],
+        Contains(HasSubstr(
+            blob_too ? "generation 4 is damaged in 3 of 3 records"
+                     : "generation 4 cannot be used, because the trainer blob is damaged")));
   }
 }
 
@@ -619,10 +621,10 @@ TEST(StoreOneSlot, ADamagedRecordSaysWhatIsLostAndThatThereIsNoWayBack) {
   const LaunchResult result = world.launch({.start = Start::kResume});
   ASSERT_TRUE(result.error);
   EXPECT_EQ(code_of(result.error), ErrorCode::kDataLoss);
-  EXPECT_THAT(describe(result),
-              AllOf(HasSubstr(place.path), HasSubstr("generation 3 is damaged"),
-                    HasSubstr("chunk 1"), HasSubstr("EIO"), HasSubstr("slots=1"),
-                    HasSubstr("no older one to go back to"), HasSubstr("Nothing was changed")));
+  EXPECT_THAT(describe(result), AllOf(HasSubstr(place.path), HasSubstr("generation 3 is damaged"),
+                                      HasSubstr("chunk 1"), HasSubstr("EIO"), HasSubstr("slots=1"),
+                                      HasSubstr("the store has no older generation"),
+                                      HasSubstr("Nothing was changed")));
   EXPECT_EQ(world.fault(), "");
 }
 

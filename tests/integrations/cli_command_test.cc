@@ -588,7 +588,7 @@ TEST(CliCommand, DoctorSaysOnWhichNodesMemoryCanBeHad) {
   const std::string two = doctor("pack:2 [numa(indexes=0,1000)] core:1 pu:1");
   EXPECT_THAT(two, HasSubstr("2.0 MiB on NUMA node 0"));
   EXPECT_THAT(two, HasSubstr("2.0 MiB on NUMA node 1000 (by first touch: E"));
-  EXPECT_THAT(two, HasSubstr("takes no memory policy for NUMA node"));
+  EXPECT_THAT(two, HasSubstr("does not accept a memory policy for NUMA node"));
 }
 
 TEST(CliCommand, AMachineOfTwoNodesTrainsWithTheSameBitsAndSaysWhereEverythingIs) {

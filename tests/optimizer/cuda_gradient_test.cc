@@ -147,7 +147,7 @@ TEST(CudaRoundGradient, RefusesArraysThatOverlapOtherwise) {
     FAIL() << "nothing was refused";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("they overlap"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("the arrays overlap"));
   }
 }
 

@@ -425,11 +425,11 @@ TEST(CudaDeviceCreate, names_what_is_wrong) {
   cuda_double::reset(1, {.devices = 1, .memory_bytes = 64 * kMiB});
   const Error index = error_of({.index = 1, .capacity_bytes = kMiB});
   EXPECT_EQ(index.code(), ErrorCode::kInvalidArgument);
-  EXPECT_THAT(index.what(), HasSubstr("there are 1"));
+  EXPECT_THAT(index.what(), HasSubstr("this process sees 1"));
   EXPECT_EQ(error_of({.index = 0, .capacity_bytes = 255}).code(), ErrorCode::kInvalidArgument);
   const Error memory = error_of({.index = 0, .capacity_bytes = 128 * kMiB});
   EXPECT_EQ(memory.code(), ErrorCode::kResourceExhausted);
-  EXPECT_THAT(memory.what(), HasSubstr("a budget of 128.0 MiB does not fit: 64.0 MiB of 64.0 MiB"));
+  EXPECT_THAT(memory.what(), HasSubstr("budget of 128.0 MiB does not fit: 64.0 MiB of 64.0 MiB"));
   EXPECT_THAT(cuda_double::report(), testing::IsEmpty());
 }
 

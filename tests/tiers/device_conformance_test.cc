@@ -458,7 +458,7 @@ TEST(CudaDevice, without_a_gpu_says_why) {
     FAIL() << "a device was made";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
-    EXPECT_THAT(error.what(), HasSubstr("no CUDA device: " + inventory.why_none));
+    EXPECT_THAT(error.what(), HasSubstr("no CUDA device can be used: " + inventory.why_none));
   }
 }
 

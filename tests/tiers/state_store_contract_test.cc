@@ -326,7 +326,7 @@ TEST_F(StateStoreDeath, TwoWritesOfOneRecordFollowEachOther) {
     co_await later.wait();
   }(reactor_));
   owner_.store->discard(1);
-  EXPECT_DEATH(owner_.write(0, 1), "written twice at a time");
+  EXPECT_DEATH(owner_.write(0, 1), "a second write of it was begun");
   reactor_.run_until_idle();
   EXPECT_DEATH(owner_.holds(0, 1), "generation 1 asked for") << "it ended after it was discarded";
   owner_.write(0, 1);

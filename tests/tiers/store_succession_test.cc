@@ -207,7 +207,7 @@ TEST_F(StoreSuccessionTest, RefusesANoteThatMakesNoSenseAndFilesThatAreNowhere) 
   make_new(3);
   write(0, "resharded/decided", "ziggurat store succession 1\n../../etc\n");
   EXPECT_THAT(refusal(),
-              HasSubstr("/drive0/resharded/decided: it is not the note of a resharded store"));
+              HasSubstr("/drive0/resharded/decided is not the note of a resharded store"));
   write(0, "resharded/decided", "ziggurat store succession 1\nrank00009.ziggurat\n");
   EXPECT_THAT(refusal(), HasSubstr("its file rank00009.ziggurat is missing"));
   write(1, "resharded/decided", "ziggurat store succession 1\nrank00000.ziggurat\n");

@@ -205,7 +205,7 @@ TEST_F(Drives, SayWhichDirectoryIsMissingOrTooMuch) {
   std::vector<StripePlace> second(both.begin() + 1, both.end());
   places_.swap(second);
   EXPECT_TRUE(StripedStore::exists(places_, 0)) << "or a new store would be made beside it";
-  EXPECT_THAT(error_of_open(), HasSubstr("there is no store here"));
+  EXPECT_THAT(error_of_open(), HasSubstr("there is no store at"));
 
   std::vector<StripePlace> again(both.begin(), both.begin() + 1);
   places_.swap(again);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/quantize/cuda/quantize.cc: sizes and addresses, before anything is queued.
+// collectives/quantize/cuda/quantize.cc: checks sizes and addresses before anything is queued.
 #include "collectives/quantize/cuda/quantize.h"
 
 #include "base/check.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/quantize/cuda/quantize.cu: blocks in 8 and 4 bits as kernels.
+// collectives/quantize/cuda/quantize.cu: runs the programs of 8- and 4-bit blocks as kernels.
 #include "base/numerics/launch_inl.h"
 #include "collectives/quantize/cuda/quantize_programs.h"
 

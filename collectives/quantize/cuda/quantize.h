@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // collectives/quantize/cuda/quantize.h: collectives/quantize/quantize.h on a GPU.
 //
-// The same blocks and the same bits. Every span is memory of the device; values and sums are
-// aligned to their elements, blocks need no alignment. Kernels are queued on the caller's stream
-// and nothing waits; memory must stay until they have run. Errors: kInvalidArgument for an address
-// that is not aligned, kResourceExhausted and kUnavailable from the launch.
+// It makes the same blocks with the same bits. Every span is memory of the device; values and sums
+// are aligned to their elements, blocks need no alignment. Kernels are queued on the caller's
+// stream, and the functions do not wait; memory must stay until the kernels have run. Errors:
+// kInvalidArgument for an address that is not aligned, kResourceExhausted and kUnavailable from the
+// launch.
 #pragma once
 
 #include <cstddef>
@@ -16,15 +17,15 @@
 
 namespace ziggurat::cuda {
 
-/// `values` into blocks; `blocks` is quantized_bytes() long. They do not overlap. 3.02 bytes an
-/// element from 16 bits to 8, 2.52 to 4.
+/// Encodes `values` as blocks; `blocks` is quantized_bytes() long. They do not overlap. Moves 3.02
+/// bytes per element from 16 bits to 8, and 2.52 to 4.
 void quantize(StreamHandle stream, QuantizedBits bits, TypedSpan<const std::byte> values,
               std::span<std::byte> blocks);
-/// The values of `blocks`, rounded to the type of `values` as parameters are. They do not overlap.
+/// Decodes `blocks`, rounded to the type of `values` as parameters are. They do not overlap.
 void dequantize(StreamHandle stream, QuantizedBits bits, std::span<const std::byte> blocks,
                 TypedSpan<std::byte> values);
-/// sums[i] += element i of `blocks`, in fp32: for each rank in turn, so that the order of additions
-/// is that of the ranks. 9.02 bytes an element from 8 bits.
+/// Adds element i of `blocks` to sums[i], in fp32. Called for each rank in turn, so that additions
+/// are in the order of ranks. Moves 9.02 bytes per element from 8 bits.
 void add_dequantized(StreamHandle stream, QuantizedBits bits, std::span<const std::byte> blocks,
                      std::span<float> sums);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/quantize/cuda/quantize_programs.h: quantize.cc's blocks as block programs.
+// collectives/quantize/cuda/quantize_programs.h: the blocks of quantize.cc as block programs.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace ziggurat::cuda {
 
-/// Where a block of codes begins, and how many elements it has.
+/// A block of codes: where it begins, and how many elements it has.
 struct CodedBlock {
   std::uint64_t begin_bytes;
   std::size_t first, count;
@@ -26,8 +26,8 @@ struct CodedBlock {
   }
 };
 
-/// A warp a block. Values are read twice, from memory and, for their codes, from the cache: 3.02
-/// bytes an element from 16 bits to 8, 2.52 to 4.
+/// Encodes one block per warp. Values are read twice: from memory and, for their codes, from the
+/// cache. Moves 3.02 bytes per element from 16 bits to 8, and 2.52 to 4.
 struct QuantizeBlocks {
   static constexpr std::uint32_t kWarp = 32;
   static constexpr std::uint32_t kWarps = 4;
@@ -76,7 +76,8 @@ struct QuantizeBlocks {
   }
 };
 
-/// A block a block, a thread an element: 3.02 bytes an element from 8 bits to 16.
+/// Decodes one block per thread block, with one thread per element. Moves 3.02 bytes per element
+/// from 8 bits to 16.
 struct DequantizeBlocks {
   static constexpr std::uint32_t kThreads = kQuantizedBlock;
   static constexpr int kPhases = 1;
@@ -97,7 +98,7 @@ struct DequantizeBlocks {
   }
 };
 
-/// The same, added: 9.02 bytes an element from 8 bits.
+/// Decodes like DequantizeBlocks and adds to sums. Moves 9.02 bytes per element from 8 bits.
 struct AddDequantized {
   static constexpr std::uint32_t kThreads = kQuantizedBlock;
   static constexpr int kPhases = 1;
@@ -118,7 +119,7 @@ struct AddDequantized {
   }
 };
 
-/// Queue a program (quantize.cu).
+/// Queues a program (quantize.cu).
 void launch(const QuantizeBlocks& program, StreamHandle stream);
 void launch(const DequantizeBlocks& program, StreamHandle stream);
 void launch(const AddDequantized& program, StreamHandle stream);

@@ -68,7 +68,7 @@ TEST(Patience, SoAreThoseWhoWaitForIt) {
 
 TEST(Patience, RanksThatOnlyWaitForEachOtherAreEndedAfterTheTimeout) {
   const Verdict verdict = wait({{}, {}, {}}, 1h);
-  EXPECT_THAT(verdict.text, HasSubstr("none has finished any work for the 600.0 s"));
+  EXPECT_THAT(verdict.text, HasSubstr("none has finished any work in the 600.0 s"));
   EXPECT_GE(verdict.at, kTimeout);
   EXPECT_LE(verdict.at, kTimeout + 2s);
 }

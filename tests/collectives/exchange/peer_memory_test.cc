@@ -17,7 +17,7 @@ TEST(PeerMemory, ANumberThatAnotherProcessHasIsNotTakenForIt) {
   MemoryProbe probe = own_memory_probe();
   ++probe.value;
   EXPECT_THAT(why_not_readable(probe),
-              testing::HasSubstr("another process has its process number here"));
+              testing::HasSubstr("its process number belongs to another process"));
 }
 
 TEST(Permission, IsGivenToTheFirstAndTakenBackAfterTheLast) {

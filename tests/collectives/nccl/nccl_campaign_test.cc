@@ -126,7 +126,7 @@ void expect_told(const Fault& fault, const NcclOutcome& its) {
   if (fault.what == "hang") {
     // The call's own time is over, or that of the ranks that wait behind it.
     EXPECT_THAT(text, AnyOf(HasSubstr("stood still for the 3.0 s"),
-                            HasSubstr("stands still: none has finished any work for the 3.0 s")));
+                            HasSubstr("stands still: none has finished any work in the 3.0 s")));
   } else {
     EXPECT_THAT(text, HasSubstr(fmt::format("rank {}", fault.rank)));
     EXPECT_THAT(text, fault.kills() ? HasSubstr("rank") : HasSubstr("nccl"));

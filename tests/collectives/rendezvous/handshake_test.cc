@@ -175,7 +175,7 @@ TEST_F(Handshake, AMessageSentBackToItsSenderIsRefused) {
   const std::string text = error_of(exchange, [&] {
     connection.write(connection.read(sizeof(std::uint32_t) + told.size() + kDigestBytes));
   });
-  EXPECT_THAT(text, HasSubstr("a message came whose signature is wrong"));
+  EXPECT_THAT(text, HasSubstr("a message has a wrong signature"));
 }
 
 TEST_F(Handshake, AMessageThatComesTwiceIsRefused) {
@@ -199,7 +199,7 @@ TEST_F(Handshake, AMessageThatComesTwiceIsRefused) {
         first.write(bytes);
         first.write(bytes);
       });
-  EXPECT_THAT(text, HasSubstr("a message came whose signature is wrong"));
+  EXPECT_THAT(text, HasSubstr("a message has a wrong signature"));
 }
 
 }  // namespace

@@ -217,9 +217,9 @@ TEST(Rendezvous, OneRankIsToldThatItsBackEndChangesNothing) {
   RankOptions options;
   options.collectives = Collectives::kNccl;
   EXPECT_EQ(connect_ranks(reactor, workers, options)->world_size(), 1);
-  EXPECT_THAT(degraded_modes(),
-              testing::Contains(
-                  HasSubstr("collectives nccl changes nothing, because the job has one rank")));
+  EXPECT_THAT(
+      degraded_modes(),
+      testing::Contains(HasSubstr("collectives=nccl has no effect, because the job has one rank")));
 }
 
 TEST(Rendezvous, ARankThatDoesNotComeIsNamed) {
@@ -278,7 +278,8 @@ TEST(Rendezvous, ANumberIsOneProcesss) {
   ranks[0].connect_timeout = std::chrono::milliseconds(500);
   ranks[1].connect_timeout = ranks[2].connect_timeout = std::chrono::milliseconds(500);
   const Outcome outcome = meet(ranks);
-  EXPECT_THAT(outcome.errors[1] + outcome.errors[2], HasSubstr("there is a rank 1 already"));
+  EXPECT_THAT(outcome.errors[1] + outcome.errors[2],
+              HasSubstr("a process with rank 1 has joined already"));
 }
 
 TEST(Rendezvous, RanksMustAgreeHowManyTheyAre) {
@@ -359,7 +360,7 @@ TEST(LocalSecret, IsForProcessesOfTheSameUserAndNobodyElse) {
   const std::string strangers = as_another_user(kStranger, asked);
   EXPECT_THAT(strangers, testing::Not(HasSubstr(secret)));
 #ifndef ZIGGURAT_SANITIZES_THREADS  // it ends a forked child that starts one
-  EXPECT_THAT(strangers, testing::AnyOf("got ", HasSubstr("and this is user 65534")));
+  EXPECT_THAT(strangers, testing::AnyOf("got ", HasSubstr("but this process runs as user 65534")));
 #endif
   const auto close = [&]() -> Task<> {
     giver->close();

@@ -367,7 +367,7 @@ TEST_F(ForgedFrames, WithChecksumsOnlyAreRefused) {
 TEST_F(ForgedFrames, WithAnotherPayloadAreRefused) {
   Script script = script_of(sent_, right());
   script.bulk.back() ^= std::byte{1};
-  EXPECT_THAT(receive(script).text, HasSubstr("fails its checksum"));
+  EXPECT_THAT(receive(script).text, HasSubstr("fail their checksum"));
 }
 
 TEST_F(ForgedFrames, ThatComeTwiceAreRefused) {
