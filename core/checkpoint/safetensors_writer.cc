@@ -166,9 +166,12 @@ void SafetensorsWriter::append_bits(std::span<const std::byte> bytes) {
                                   : tensors_[tensor_].size_bytes() -
                                         element_ * ziggurat::size_bytes(tensors_[tensor_].type);
   if (bytes.size() > left) {
+    const std::string after =
+        last ? "the last tensor"
+             : fmt::format("'{}', which has room for {}", tensors_[tensor_].name, left);
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {} bytes were given for '{}', which has room for {}", path_,
-                            bytes.size(), last ? "no tensor" : tensors_[tensor_].name, left));
+                fmt::format("{}: {} bytes were given {} {}", path_, bytes.size(),
+                            last ? "after" : "for", after));
   }
   if (bytes.empty()) return;
   const std::size_t size = ziggurat::size_bytes(tensors_[tensor_].type);

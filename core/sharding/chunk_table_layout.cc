@@ -238,6 +238,10 @@ ModelSpec model_in(const nlohmann::json& layout) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
       if (text == param_text(dtype)) its.dtype = dtype;
     }
+    if (!its.dtype) {
+      unit.refuse(
+          fmt::format("its parameters have the type '{}', which this program does not know", text));
+    }
   }
   return model;
 }

@@ -47,7 +47,9 @@ const LineOfCheckpoints* chosen(const LineHistory& history, const CkptCommand& c
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("ckpt prune {}: {} lines of history {}; choose one with --line: {}",
                           folder, fit.size(),
-                          command.line.empty() ? "could be meant" : "begin with " + command.line,
+                          command.line.empty()     ? "could be meant"
+                          : command.line == "none" ? "have no name"
+                                                   : "begin with " + command.line,
                           all_lines(all)));
 }
 

@@ -77,6 +77,11 @@ TEST_F(Layout, WithNumbersThatMakeNoSenseIsRefused) {
   EXPECT_NE(refused(with(layout_, "/units/0/params/0/decay", "yes")), "taken");
 }
 
+TEST_F(Layout, WithAUnitOfATypeThatNobodyKnowsIsRefused) {
+  EXPECT_EQ(refused(with(layout_, "/units/0/param", "fp32")), "taken");
+  EXPECT_THAT(refused(with(layout_, "/units/0/param", "fp8")), HasSubstr("'fp8'"));
+}
+
 TEST_F(Layout, ThatIsNestedDeeplyOrSaysAKeyTwiceIsRefused) {
   EXPECT_THAT(refused(std::string(100'000, '[')), HasSubstr("nested too deeply"));
   std::string twice = layout_;

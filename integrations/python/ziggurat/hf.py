@@ -317,7 +317,7 @@ def newest_step(trainer: Trainer) -> str | None:
     kept = torch.load(io.BytesIO(blob), weights_only=True)
     if kept.get("format") != _FORMAT or "trainer" not in kept:
         raise InvalidArgument(
-            "the store has no state that ziggurat.hf can read (format {_FORMAT}): resume from "
+            f"the store has no state that ziggurat.hf can read (format {_FORMAT}): resume from "
             "Trainer's newest checkpoint"
         )
     state = TrainerState(**json.loads(kept["trainer"]))
