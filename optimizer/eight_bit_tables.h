@@ -51,7 +51,7 @@ struct EightBitTables {
 /// checked when the tables are made).
 inline constexpr float kRankMargin = 0x1.8p-15f;
 
-/// The section of a value, or the one before: subtract kSectionFirst from the upper half of its
+/// The section of a value, or the previous one: subtract kSectionFirst from the upper half of its
 /// bits, saturated, multiply by kSectionFactor, and shift right by 16. A decade has 425 upper
 /// halves; the steps are at 5e-6, 5e-5, .., 0.5.
 inline constexpr std::uint32_t kSectionFirst = 13566;

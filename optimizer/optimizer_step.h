@@ -69,7 +69,7 @@ struct OptimizerStep {
   /// the momentum begins as the first gradient, undamped, and 1 without momentum.
   float gradient_weight;
   bool nesterov;  ///< for SGD: the update is gradient + beta1 * momentum instead of the momentum
-  /// Says that a trainer has written the parameters since the step before
+  /// Says that a trainer has written the parameters since the previous step
   /// (RecordView::masters_from_param).
   bool params_written = false;
 

@@ -57,7 +57,7 @@ class CudaBlock {
     context_->call({"cudaStreamSynchronize"},
                    [&] { return cudaStreamSynchronize(queue_.handle()); });
   }
-  /// Gives the memory back. Each step is done only if the one before it was: what cannot be given
+  /// Gives the memory back. Each step is done only if the previous one was: what cannot be given
   /// back stays with the process.
   void release() noexcept {
     if (base_ != nullptr) {

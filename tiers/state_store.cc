@@ -146,7 +146,7 @@ StateStore::Expected StateStore::expected(ChunkId chunk, std::uint64_t generatio
   return {record_seed(impl_->newest.uuid, chunk_name(chunk), made_in, entry.attempt), entry.hash};
 }
 
-/// Makes the constant records of the generation before belong to `generation` too.
+/// Makes the constant records of the previous generation belong to `generation` too.
 void StateStore::Impl::carry_constants(std::uint64_t generation) {
   if (generation == 0) return;
   for (ChunkId chunk = 0; chunk < spec.constant.size(); ++chunk) {
@@ -271,7 +271,7 @@ void StateStore::discard(std::uint64_t generation) {
                  "generation {} cannot be discarded, {} is next{}", generation,
                  impl_->next_generation, impl_->committing ? " and is being sealed" : "");
   ZIGGURAT_CHECK(impl_->layout.slots == 2,
-                 "generation {} cannot be discarded: it was written over the one before",
+                 "generation {} cannot be discarded: it was written over the previous one",
                  generation);
   for (SlotEntry& entry : impl_->tables[parity_of(generation)]) {
     if (entry.generation != generation) continue;

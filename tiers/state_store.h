@@ -157,10 +157,11 @@ class StateStore {
   /// the file), with the errno and what is still safe; otherwise DirectFile's.
   Task<> read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
               IoPriority priority = IoPriority::kDemand, std::uint64_t skipped_bytes = 0);
-  /// Writes into the slot of `generation`'s parity. Checks that the generation before is durable on
-  /// every rank, and that no other write to this slot is under way. After an error the record may
-  /// be written again. Errors: DirectFile's; kUnavailable if an earlier sync or superblock write
-  /// has failed, so that it is not known what the drive has kept: then no call writes anything.
+  /// Writes into the slot of `generation`'s parity. Checks that the previous generation is durable
+  /// on every rank, and that no other write to this slot is under way. After an error the record
+  /// may be written again. Errors: DirectFile's; kUnavailable if an earlier sync or superblock
+  /// write has failed, so that it is not known what the drive has kept: then no call writes
+  /// anything.
   Task<> write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
                std::uint64_t hash, IoPriority priority = IoPriority::kDemand);
   /// Writes a damaged record of the accepted generation again; it is durable when this returns.
@@ -179,9 +180,10 @@ class StateStore {
   std::string place_of(ChunkId chunk) const;
 
   /// Makes `generation` durable, with `blob`, after every record of it was written. `before_seal`
-  /// runs just before the superblock is written. An error before that, unless of a sync, leaves the
-  /// generation before unchanged, and this one may be sealed again, with or without writing its
-  /// records again. Any other error ends all writing.
+  /// runs just before the superblock is written. If an error comes until then and is not a sync's,
+  /// the durable generation stays as it was, and `generation` may be committed again, with or
+  /// without writing its records again. Any other error, and any error in a store's first
+  /// generation, ends all writing.
   Task<> commit(std::uint64_t generation, std::span<const std::byte> blob,
                 const std::function<void()>& before_seal);
 

@@ -64,9 +64,10 @@ Task<> StateStore::Impl::write_superblock(const Superblock& superblock) {
   encode_superblock(superblock, superblock_memory);
   for (int copy = 0; copy < kSuperblockCopies; ++copy) {
     co_await write_superblock_copy(parity_of(superblock.generation), copy);
-    // With one slot, a copy that is in progress or sealed must be whole at every instant. Otherwise
-    // the other superblock would be left, whose generation's records are gone. With two slots those
-    // records still exist.
+    // With one slot, at least one copy of this superblock must be whole at every instant, so the
+    // first is durable before the second is overwritten. If both were torn, only the other
+    // superblock would be left, and its generation's records are overwritten. With two slots they
+    // still exist.
     if (layout.slots == 1) co_await sync();
   }
   if (layout.slots == 2) co_await sync();

@@ -310,11 +310,7 @@ void StoreReader::find_homes() {
     for (ChunkId chunk = 0; chunk < spec.record_bytes.size(); ++chunk) {
       const ChunkId name = spec.chunk_name(chunk);
       if (name >= homes.size() || homes[name].file != kNone)
-        throw Error(
-            ErrorCode::kDataLoss,
-            fmt::format("{}: chunk {} of {} is in two stripes or in none, so the stripes do "
-                        "not belong together",
-                        files_[f]->path, name, homes.size()));
+        throw Error(ErrorCode::kDataLoss, foreign_stripe(files_[f]->path, name, homes.size()));
       homes[name] = {.file = f, .chunk = chunk};
     }
   }

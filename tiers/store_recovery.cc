@@ -140,7 +140,7 @@ void StoreRecovery::throw_nothing_left() const {
   }
   const char* one_slot =
       store_.layout.slots == 1
-          ? ". With `slots=1` each generation is written over the one before, so "
+          ? ". With `slots=1` each generation is written over the previous one, so "
             "the store has no older generation"
           : "";
   const std::string message = fmt::format(

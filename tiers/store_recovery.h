@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tiers/store_recovery.h: decides from which generation a store continues. Every rank and stripe
 // says which generations its file has. Together they try the newest one that is whole on all of
-// them, and if one of its records turns out to be damaged, the one before. Private to tiers/.
+// them, and if one of its records turns out to be damaged, the previous one. Private to tiers/.
 //
 // Every decision is made from values that all know (the min and max over all). A rank that fails
 // says so at the next meeting (together()), so that all stop at the same point. Nothing is written

@@ -42,7 +42,7 @@ Task<StoreSurvey::Copy> StoreSurvey::read_copy(unsigned parity, int copy) {
 
 Task<> StoreSurvey::read_superblocks() {
   // A killed process leaves writes that can be read but are still in the drive's cache. A
-  // generation is trusted, and the one before it overwritten, only when its superblock cannot be
+  // generation is trusted, and the previous one overwritten, only when its superblock cannot be
   // lost any more.
   if (!only_looks_) co_await file_->sync();  // nothing is built on a file that is only read
   // If a sync of that process failed, the page cache shows bytes as clean that the drive never got.

@@ -208,11 +208,8 @@ void StripedStore::adopt_homes() {
     for (ChunkId local = 0; local < stripes_[s]->chunk_count(); ++local) {
       const ChunkId chunk = stripes_[s]->chunk_name(local);
       if (chunk >= count || homes_[chunk].stripe != kStripesMax)
-        throw Error(
-            ErrorCode::kDataLoss,
-            fmt::format("{}: chunk {} of {} is in two stripes or in none, so the stripes do "
-                        "not belong together",
-                        environment_.places[s].directory, chunk, count));
+        throw Error(ErrorCode::kDataLoss,
+                    foreign_stripe(environment_.places[s].directory, chunk, count));
       homes_[chunk] = {.stripe = s, .chunk = local};
     }
   }
@@ -320,7 +317,7 @@ Task<> StripedStore::commit(std::uint64_t generation, std::span<const std::byte>
 }
 
 /// Handles a failed commit of `generation`. If a stripe has sealed it nevertheless, the store
-/// cannot go back to the generation before, and only a recovery can continue.
+/// cannot go back to the previous generation, and only a recovery can continue.
 void StripedStore::part_ways(std::uint64_t generation) {
   const auto sealed = std::ranges::find_if(
       stripes_, [&](const auto& stripe) { return stripe->durable_generation() == generation; });

@@ -46,4 +46,13 @@ std::vector<std::uint32_t> assign_stripes(std::span<const std::uint64_t> item_by
   return stripes;
 }
 
+std::string foreign_stripe(const std::string& place, std::size_t chunk, std::size_t chunks) {
+  const std::string why =
+      chunk < chunks ? fmt::format("chunk {} is in another stripe too", chunk)
+                     : fmt::format("it has chunk {}, but all stripes together have only {} chunks",
+                                   chunk, chunks);
+  return fmt::format(
+      "{}: {}, so the stripes are not of one store; give the directories of one store", place, why);
+}
+
 }  // namespace ziggurat

@@ -32,4 +32,8 @@ struct StripePlace {
 std::vector<std::uint32_t> assign_stripes(std::span<const std::uint64_t> item_bytes,
                                           std::span<const StripePlace> places);
 
+/// Says that the stripe in `place` is not of the same store as the stripes read before it: its
+/// chunk `chunk` is in one of them too, or is none of the `chunks` that all of them have together.
+std::string foreign_stripe(const std::string& place, std::size_t chunk, std::size_t chunks);
+
 }  // namespace ziggurat

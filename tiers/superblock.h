@@ -41,7 +41,7 @@ struct Superblock {
   std::uint32_t stripe_index = 0;
   std::uint32_t stripe_count = 1;
   std::uint32_t slots = 2;
-  /// Only with slots = 1: records of `generation` are being written over those of the one before,
+  /// Only with slots = 1: records of `generation` are being written over those of the previous one,
   /// so that no generation is whole.
   bool in_progress = false;
   std::uint64_t file_bytes = 0;
@@ -57,7 +57,7 @@ struct Superblock {
   std::uint64_t optimizer_step = 0;
   std::uint64_t epoch = 0;
   std::uint64_t previous_hash =
-      0;  ///< superblock_hash() of the generation before on this rank; 0 for generation 0
+      0;  ///< superblock_hash() of the previous generation on this rank; 0 for generation 0
   std::uint64_t lineage =
       0;  ///< folds the (generation, attempt) of every generation so far; equal on all ranks
   std::uint64_t table_offset_bytes = 0;

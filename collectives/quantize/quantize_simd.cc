@@ -61,7 +61,7 @@ HWY_INLINE std::uint32_t largest_bits(const std::byte* values) {
   return hn::GetLane(hn::MaxOfLanes(d, hn::Max(low, high)));
 }
 
-/// Returns the codes x / L * q, rounded to nearest.
+/// Returns the codes: `value` * `inverse` * `most`, rounded to nearest (x / L * q in quantize.h).
 HWY_INLINE SignedWord code_of(F value, F inverse, F most) {
   const SignedWords d;
   const F scaled = hn::Mul(hn::Mul(value, inverse), most);

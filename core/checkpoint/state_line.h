@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/checkpoint/state_line.h: the line of history that a state belongs to: steps that were made
-// one after the other, each from the one before it.
+// one after the other, each from the previous one.
 //
 // A line begins with a store and is named by that store's uuid. A store that takes the first one's
 // place and goes on from the line's newest state continues the line. A run that goes on from any

@@ -74,8 +74,8 @@ class BackgroundSave final : public RecordWatch {
   /// goes on as a task of the context; if it fails, only the save ends.
   void begin(Request request);
   bool under_way() const noexcept { return run_ != nullptr; }
-  /// Whether the save under way was given up, on this rank or another, so that no sweep waits for
-  /// it.
+  /// Returns true if this rank or another has given up the save under way, so that no sweep waits
+  /// for it.
   bool given_up() const noexcept;
   void give_up_with_others();
   /// Returns when the save has ended. If its target hangs, gives the save up and returns.

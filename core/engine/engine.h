@@ -226,7 +226,7 @@ class Engine {
 
   /// Ends the step. Every unit's gradient must be finished. Waits for the norm, starts the
   /// optimizer sweep and returns; the sweep goes on during the next forward. If necessary, waits
-  /// until the generation before is durable.
+  /// until the previous generation is durable.
   ///
   /// Errors: kInvalidArgument, at once, naming a unit whose gradient is not finished. After the
   /// following errors the state is as before the step's first gradient, on every rank, and training

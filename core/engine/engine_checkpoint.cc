@@ -122,9 +122,9 @@ void EngineImpl::save_checkpoint(const CheckpointRequest& request) {
     co_await self.sweep_->settled();
     co_await self.saves_->ended();
     if (self.saves_->hangs()) {
-      throw Error(
-          ErrorCode::kDeadlineExceeded,
-          fmt::format("{}: no checkpoint can be saved while the one before hangs", wanted.folder));
+      throw Error(ErrorCode::kDeadlineExceeded,
+                  fmt::format("{}: no checkpoint can be saved while the previous one hangs",
+                              wanted.folder));
     }
     std::vector<SaveOutcome> before = self.saves_->take_outcomes();
     self.begin_save(wanted);

@@ -262,7 +262,7 @@ Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const st
   const std::optional<Error> refusal = lent_refusal(gradients, options);
   const bool checkpoint = co_await agree_on_lent_step(options, refusal);
   at_rest_ = false;
-  // The gradients of the step before are in use until all units are updated.
+  // The gradients of the previous step are in use until all units are updated.
   for (UnitId u = 0; u < table_->unit_count(); ++u) co_await cache_->wait_updated(u);
   co_await checkpoint_ended();
   for (UnitId u = 0; u < table_->unit_count(); ++u) grads_->lend(u, gradients[u]);

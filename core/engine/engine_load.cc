@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/engine/engine_load.cc: makes the state in memory from a store. Every record is read and
 // verified. A damaged record is repaired from another rank's copy. If there is no copy, all ranks
-// go back to the generation before and read that.
+// go back to the previous generation and read that.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ void EngineImpl::read_blob(const StoreState& state) {
 }
 
 /// Loads the newest generation that can be loaded. Each candidate is read again completely,
-/// including its blob, and overwrites what the one before it left in memory.
+/// including its blob, and overwrites what the previous one left in memory.
 Task<> EngineImpl::load_state() {
   StripedStore& store = *storage_->store;
   std::vector<RecordCopies::Repair> repairs;

@@ -104,8 +104,8 @@ class LentEngine : public Engine {
   /// gets a new scale). The next step uses the new values, whether the unit has a gradient or not.
   /// It also makes the unit's parameters from a written master, unless the trainer has written the
   /// parameters since (GroupStep::params_written). Everything that is written between two steps
-  /// becomes durable with the second step, or not at all; until then it takes memory. Errors: those
-  /// of read_state().
+  /// becomes durable with the second step, or not at all; until then it takes memory. It fails as
+  /// read_state() does.
   virtual void write_state(UnitId unit, std::string_view name, std::span<const float> values) = 0;
 
   /// Returns how the state is rounded, if the store records it. Checkpoints record the same.

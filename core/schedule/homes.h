@@ -81,7 +81,7 @@ class ParamHome {
   };
   Task<Fetched> fetch(UnitId unit, Need need, IoPriority priority);
   /// In stages 1 and 2: gathers the slices of `unit` that the other ranks have updated. All ranks
-  /// make these calls in the same order, each after the one before has ended.
+  /// make these calls in the same order, each after the previous one has ended.
   Task<> gather(UnitId unit, Need need);
   /// Raises the priority of a load of `unit` that is under way, because somebody waits for it.
   void hurry(UnitId unit);

@@ -210,7 +210,7 @@ void EmbeddedEngine::sum_gradient(std::size_t param, TypedSpan<const std::byte> 
   const bool own = !gradient.sum.empty() &&
                    gradient.values.bytes.data() == std::as_bytes(std::span(gradient.sum)).data();
   if (!own) {
-    // Wait, because the step before may still read the sum.
+    // Wait, because the previous step may still read the sum.
     engine_->wait_updated(static_cast<UnitId>(param));
     gradient.sum.resize(values.count());
     for (std::size_t i = 0; i < values.count(); ++i) {

@@ -4,7 +4,7 @@
 //
 // The file is valid JSON after every step, and each step is one write, so that the report of a
 // killed run has its figures too. A failed write does not end the run: it is reported once, and the
-// file stays as it was after the step before.
+// file stays as it was after the previous step.
 #pragma once
 
 #include <cstdint>

@@ -168,7 +168,7 @@ std::string link_of(Wait wait, const Placement& placement, bool several_ranks) {
       return fmt::format("device to host{}{}", several_ranks ? ", between ranks" : "",
                          placement.grads == Tier::kNvme ? ", then NVMe" : "");
     case Wait::kRanks: return "other ranks";
-    default: return "NVMe (the generation before)";
+    default: return "NVMe (the previous generation)";
   }
 }
 

@@ -71,7 +71,7 @@ void TrainRun::note_save(bool asked, const StepResult& result, std::uint64_t ste
   if (!result.saves) {
     if (!std::exchange(wait_was_said_, true)) {
       console_.line(
-          fmt::format("the checkpoint due at step {} waits for the one before it, which "
+          fmt::format("the checkpoint due at step {} waits for the previous one, which "
                       "is still being written",
                       step));
     }

@@ -103,7 +103,7 @@ class Counter final : public MpiListener {
   std::size_t left_;
 };
 
-/// Sends `left` messages to `to`, one after the other, each once the one before is on its way.
+/// Sends `left` messages to `to`, one after the other, each once the previous one is on its way.
 void send_messages(MpiLink& link, int to, int tag, const MpiMessage& message, std::size_t left) {
   if (left == 0) return;
   link.send(to, tag, message,

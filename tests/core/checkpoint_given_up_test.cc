@@ -179,7 +179,7 @@ TEST_F(SaveOfStateInMemory, HoldsTheEndOfARunNoLongerThanItsTargetMayBeSilent) {
       ADD_FAILURE() << "saved";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
-      EXPECT_THAT(error.what(), HasSubstr("while the one before hangs"));
+      EXPECT_THAT(error.what(), HasSubstr("while the previous one hangs"));
     }
     target_.come_back();
     rank_->engine().finish_saves();

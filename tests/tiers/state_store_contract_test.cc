@@ -339,7 +339,7 @@ TEST_F(StateStoreDeath, WhatIsSealedOrHasOneSlotCannotBeDiscarded) {
   owner_.spec.slots = 1;
   owner_.create();
   owner_.step(0);
-  EXPECT_DEATH(owner_.store->discard(1), "written over the one before");
+  EXPECT_DEATH(owner_.store->discard(1), "written over the previous one");
 }
 
 TEST_F(StateStoreDeath, AFailedSyncIsNeverTriedAgain) {

@@ -43,7 +43,7 @@ struct Runs {
   }
 };
 
-/// Sums one tile over `addends` ranges, each `stride` after the one before, in their order.
+/// Sums one tile over `addends` ranges, each `stride` after the previous one, in their order.
 void sum_tile(const Runs& runs, std::size_t run, std::size_t stride, int addends,
               std::uint64_t first, Tile& sum) {
   sum.fill(0);

@@ -2,7 +2,7 @@
 // core/schedule/optimizer/device_staging.h: a little device memory for updates on the device if
 // parameters or gradients live elsewhere. A chunk's gradient is copied here before its update, and
 // its new parameters are copied away afterwards. There is room for a few chunks, so that one is
-// updated while the gradient of the next arrives and the parameters of the one before leave.
+// updated while the gradient of the next arrives and the parameters of the previous one leave.
 // Reactor's thread only.
 #pragma once
 

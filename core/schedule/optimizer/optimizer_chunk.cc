@@ -52,7 +52,7 @@ Task<> OptimizerSweep::prepare(Pass& pass, ChunkId id, Item& item, bool whole) {
   }
 }
 
-/// Reads the record of the generation before from where it is. The parameter in the record is not
+/// Reads the record of the previous generation from where it is. The parameter in the record is not
 /// read if it is at home, unless `whole` is set. Returns how many bytes were read from NVMe.
 Task<std::uint64_t> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, bool whole) {
   RecordHome& records = parts_.homes.records;
@@ -146,7 +146,7 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   parts_.writes->forget(id);
 }
 
-/// Puts what a trainer wrote into the record of the generation before. The record is verified
+/// Puts what a trainer wrote into the record of the previous generation. The record is verified
 /// first, because its hash changes.
 Task<> OptimizerSweep::apply_writes(const Pass& pass, ChunkId id, Item& item,
                                     const StateWrites::Arrays& writes) {
@@ -249,7 +249,7 @@ Task<> OptimizerSweep::require_param_untouched(ChunkId id, std::uint64_t stored,
                           context_.table.model().units[unit].name));
 }
 
-/// Makes the parameters at home from the record of the generation before, which the item holds
+/// Makes the parameters at home from the record of the previous generation, which the item holds
 /// because it was read again.
 Task<> OptimizerSweep::restore(Pass& pass, ChunkId id, Item& item) {
   co_await require_record_of(context_, *parts_.store, id, stored_in_[id], item.memory.record);

@@ -19,8 +19,8 @@ constexpr std::size_t kCheckpointAtOnce = 8;
 }  // namespace
 
 /// Makes the written records durable, on every rank before this returns. Only then may a record of
-/// the next generation be written, because it goes into a slot of the generation before. The ranks
-/// make one agreement for each generation, in the order of generations, independent of other
+/// the next generation be written, because it goes into a slot of the previous generation. The
+/// ranks make one agreement for each generation, in the order of generations, independent of other
 /// exchanges.
 Task<> OptimizerSweep::commit(std::uint64_t generation, std::uint64_t stored,
                               std::span<const std::byte> blob) {

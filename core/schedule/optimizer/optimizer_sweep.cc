@@ -44,7 +44,7 @@ void OptimizerSweep::begin(std::uint64_t generation) {
 }
 
 /// Chooses the store's generation for the pass. Between seals the records of one step overwrite
-/// those of the step before.
+/// those of the previous step.
 void OptimizerSweep::give_place(Pass& pass) {
   pass.stored = next_stored_;
   pass.seals = settings_.seal_every > 0 && pass.generation % settings_.seal_every == 0;

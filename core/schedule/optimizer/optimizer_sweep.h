@@ -91,9 +91,9 @@ class OptimizerSweep {
   /// Gives the blob of the newest step that has ended.
   void give_blob(std::vector<std::byte> blob);
   /// Ends a step that is judged bad, instead of end_step(). Its generation is not made. Returns
-  /// when gradients are dropped and all parameters and records are those of the generation before.
-  /// The next gradients make the same generation. Errors: those of reading old records back; then
-  /// the parameters are a mixture of two generations.
+  /// when gradients are dropped and all parameters and records are those of the previous
+  /// generation. The next gradients make the same generation. Errors: those of reading old records
+  /// back; then the parameters are a mixture of two generations.
   Task<> undo_step();
   /// Whether a step has begun (with its first gradient) and has not been judged yet.
   bool step_open() const;
@@ -114,7 +114,7 @@ class OptimizerSweep {
   std::uint64_t stored_in(ChunkId id) const noexcept { return stored_in_[id]; }
   /// Writes those records of `generation` that are only in memory, and seals the generation. Must
   /// be called after settled(). A step may be open: no update of a record in memory starts before
-  /// the verdict, so these records are still those of the generation before. Errors: the drive's;
+  /// the verdict, so these records are still those of the previous generation. Errors: the drive's;
   /// another rank's. After an error the call may be made again when the store can be written to.
   Task<> checkpoint(std::uint64_t generation, std::span<const std::byte> blob);
 

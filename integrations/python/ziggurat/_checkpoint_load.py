@@ -229,8 +229,8 @@ class _Loading:
         return None
 
     def _objects(self, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns those objects of `kept` that the checkpoint has. Errors: those that it does not
-        have."""
+        """Returns those objects of `kept` that the checkpoint has. Errors: InvalidArgument, which
+        names the missing ones, if the load is strict."""
         saved = self._own.get("kept", {})
         if self._strict and (lacking := [name for name in kept if name not in saved]):
             has = ", ".join(saved) or "none"

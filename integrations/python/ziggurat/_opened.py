@@ -275,7 +275,8 @@ class Opened:
             self.engine.wait(index)
 
     def has_gradient(self) -> bool:
-        """Returns whether any parameter has a gradient, on this rank or another."""
+        """Returns whether any parameter has a gradient on this rank, even one of which this rank
+        has no part."""
         return any(param.grad is not None for param in self.members)
 
     def step(self, groups: list[GroupStep], blob_follows: bool = False) -> None:

@@ -78,11 +78,13 @@ def fits_host(needed_bytes: int, path: str | None) -> bool:
         say(f"nvme:{path}", "the directory already has a store")
         return False
     free = free_bytes()
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    whose = f"the state of the {ranks} ranks on this machine" if ranks > 1 else "the state"
     why = (
-        f"the state takes {size_text(needed_bytes)}, and may take up to half of the "
+        f"{whose} takes {size_text(needed_bytes * ranks)}, and may take up to half of the "
         f"{size_text(free)} of free memory"
     )
-    fits = needed_bytes * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= free * _SHARE
+    fits = needed_bytes * ranks <= free * _SHARE
     if not fits and path is None:
         raise InvalidArgument(
             f'placement="auto": {why}. Give "auto:/path" with a directory on a drive, or "host" to '

@@ -119,7 +119,8 @@ class ModuleWaits:
         for."""
         self._wait_at_entries()
         if self._learned is None:
-            # Uses are not noted beside compiled modules.
+            # A model with compiled modules notes no uses: only parameters that were waited for at the
+            # entry of a compiled module are known to be safe.
             seen = self._seen & self._at_entry if self._at_entry else self._seen
             self._learned = seen & set(with_gradient)
         else:
