@@ -153,7 +153,9 @@ int main(int argc, char** argv) {
       throw std::runtime_error(
           "usage: tensors_bench new|open|save|load|foreign PARAMETERS FOLDER [FORMAT]");
     const auto format = parse_state_format(argc > 4 ? argv[4] : "fp32");
-    if (!format) throw std::runtime_error("the state format is not known");
+    if (!format)
+      throw std::runtime_error(fmt::format("the state format '{}' is not known; give one of {}",
+                                           argv[4], fmt::join(state_format_names(), ", ")));
     std::filesystem::create_directories(argv[3]);
     fmt::print("{:.6f}\n", Bench(std::stoul(argv[2]), argv[3], *format).run(argv[1]));
   } catch (const std::exception& error) {

@@ -215,7 +215,7 @@ void PinnedPool::check_possible(const LeaseRequest& request) const {
           format_bytes(options_.budget_bytes), format_bytes(longest)));
 }
 
-/// Takes a lease from the reserve of its class first, which no other class can use, because other
+/// Tries the reserve of the request's class first: no other class can use that, whereas other
 /// requests may be waiting for the general region.
 Lease PinnedPool::carve(const LeaseRequest& request, RegionSet regions) {
   for (std::size_t region = regions_.size(); region-- > 0;) {

@@ -40,7 +40,7 @@ void pin_this_thread(int cpu) {
   CPU_SET(static_cast<unsigned>(cpu), &set);
   if (const int error = ::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set); error != 0) {
     note_degraded("workers",
-                  fmt::format("cannot pin a worker thread to CPU {}: errno {}", cpu, error));
+                  fmt::format("a worker thread cannot be pinned to CPU {}: errno {}", cpu, error));
   }
 }
 

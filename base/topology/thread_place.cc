@@ -19,10 +19,11 @@ ThreadPlace::ThreadPlace(std::span<const int> cpus, const std::string& what) {
   moved_ = ::sched_getaffinity(0, sizeof(before_), &before_) == 0 &&
            ::sched_setaffinity(0, sizeof(wanted), &wanted) == 0;
   if (moved_) return;
-  note_degraded("numa threads",
-                fmt::format("cannot move the thread of {} to the CPUs of its NUMA node: {}; its "
-                            "memory lies on the node where the thread happens to run",
-                            what, errno_text(errno)));
+  note_degraded(
+      "numa threads",
+      fmt::format("the thread of {} cannot be moved to the CPUs of its NUMA node: {}; the "
+                  "memory that it touches first lies on the node where it happens to run",
+                  what, errno_text(errno)));
 }
 
 ThreadPlace::~ThreadPlace() {
@@ -30,7 +31,7 @@ ThreadPlace::~ThreadPlace() {
   note_degraded(
       "numa threads",
       fmt::format(
-          "cannot let a thread use all its CPUs again: {}; the thread stays on one NUMA node",
+          "a thread cannot be given all its CPUs back: {}; the thread stays on one NUMA node",
           errno_text(errno)));
 }
 

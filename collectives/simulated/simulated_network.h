@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/simulated/simulated_network.h: computes when messages between ranks arrive: nodes of
-// ranks, links with bandwidth and latency, and the reactor's (virtual) time.
+// collectives/simulated/simulated_network.h: computes when messages between ranks arrive, from a
+// model of nodes of ranks and links with bandwidth and latency, in the reactor's (virtual) time.
 //
 // Each rank has a port within its node. Each node has a port to the other nodes, which its ranks
 // share. A port sends one message and receives one at a time. A message occupies both its ports for

@@ -86,9 +86,10 @@ void require_contiguous(const std::vector<StoredTensor>& tensors, std::uint64_t 
   std::uint64_t end = 0;
   for (const StoredTensor& tensor : tensors) {
     if (tensor.offset_bytes != end) {
-      throw Error(ErrorCode::kDataLoss,
-                  fmt::format("{}: '{}' begins at {}, but the tensor before it ends at {}", place,
-                              tensor.name, tensor.offset_bytes, end));
+      throw Error(
+          ErrorCode::kDataLoss,
+          fmt::format("{}: '{}' begins at byte {}, but the bytes of earlier tensors end at {}",
+                      place, tensor.name, tensor.offset_bytes, end));
     }
     end += tensor.size_bytes;
   }

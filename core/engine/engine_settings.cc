@@ -180,7 +180,7 @@ SettingOf<EngineConfig> zero_stage() {
             static_cast<int>(require_in(std::get<std::int64_t>(value), {.min = 0, .max = 3}));
       },
       {.values = "0|1|2|3",
-       .help = "what is divided among ranks: 0 nothing, 1 and 2 gradients and optimizer state, 3 "
+       .help = "what is divided among ranks. 0: nothing; 1 or 2: gradients and optimizer state; 3: "
                "parameters too"});
 }
 

@@ -65,7 +65,7 @@ int export_model(const ExportCommand& command) {
                                                   .overwrite = command.force,
                                                   .metadata = metadata_of(content)},
                                                  console);
-    console.line(fmt::format("{}: {} at step {}, {} parameters in {}, {}", command.to,
+    console.line(fmt::format("wrote {}: {} at step {}, {} parameters in {}, {}", command.to,
                              content.model, content.step, written.parameters,
                              to_string(command.dtype), format_bytes(written.size_bytes)));
   });

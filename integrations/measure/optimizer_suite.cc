@@ -222,7 +222,7 @@ OptimizerRow measure(Memory& memory, std::size_t threads, std::uint32_t rounds,
   row.record_bytes = memory.record_bytes_per_param();
   row.moved_bytes = memory.moved_bytes();
   const std::function<void(std::size_t)> kernel = [&](std::size_t i) { memory.update(i); };
-  // The ceiling leaves out the scales, so their bytes are charged at its own speed.
+  // The ceiling leaves out the scales, so their bytes are charged at the ceiling's speed.
   const double charge = memory.moved_bytes() / memory.ceiling_bytes();
   const auto ceiling_seconds = [&] {
     double best = std::numeric_limits<double>::max();

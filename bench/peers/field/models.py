@@ -89,7 +89,7 @@ def check_decayed(value: Tensor) -> None:
     """Checks report 12: ones that lost 1e-4 of themselves 400 times."""
     mean = float(value.float().mean())
     if abs(mean - 0.9999**400) > SPACING:
-        raise Wrong(f"{mean:.4f} where {0.9999**400:.4f} is right")
+        raise Wrong(f"the mean is {mean:.4f}, and {0.9999**400:.4f} is right")
 
 
 def pair(seed: int) -> torch.nn.ParameterDict:
@@ -117,7 +117,7 @@ class Pair(torch.nn.Module):
 
 def check_moments(found: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
     if torch.equal(found["a"], saved["b"]) and torch.equal(found["b"], saved["a"]):
-        raise Wrong("a has the moments of b, and b those of a")
+        raise Wrong("parameter a has the moments of b, and b has those of a")
     if not all(torch.equal(found[name], saved[name]) for name in "ab"):
         raise Wrong("moments are not those that were saved")
 

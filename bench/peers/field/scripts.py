@@ -62,8 +62,8 @@ def every_size(
         # In fp32, the roundings within a step are larger than the rounding of its result.
         if not apart <= (8 if kind == "fp32" else 3):
             raise Wrong(
-                f"{apart:.1f} spacings of {kind} from the right result, in a parameter of "
-                f"{param.numel()} elements"
+                f"a parameter of {param.numel()} elements differs from the right result by "
+                f"{apart:.1f} spacings of {kind}"
             )
 
 

@@ -127,19 +127,21 @@ def _require_shapes(store: str, stored: Sequence[Named], ours: Sequence[Named]) 
 
 
 def _differ(store: str, stored: Sequence[Named], ours: Sequence[Named]) -> InvalidArgument:
-    words = differences([one.name for one in stored], [one.name for one in ours])
+    words = differences(
+        [one.name for one in stored], [one.name for one in ours], "the store", "the program"
+    )
     return InvalidArgument(
-        f"{store} has other parameters than this program trains: {words}; give the optimizer the "
+        f"{store} has other parameters than this program trains ({words}): give the optimizer the "
         "parameters that the store was made with, or another directory"
     )
 
 
-def differences(theirs: Iterable[str], ours: Iterable[str]) -> str:
-    """Lists the names that only one side has."""
+def differences(theirs: Iterable[str], ours: Iterable[str], they: str, we: str) -> str:
+    """Lists the names that only one side has; `they` and `we` name the sides."""
     there, here = dict.fromkeys(theirs), dict.fromkeys(ours)
     lists = {
-        "missing there": [name for name in here if name not in there],
-        "missing here": [name for name in there if name not in here],
+        f"not in {they}": [name for name in here if name not in there],
+        f"not in {we}": [name for name in there if name not in here],
     }
     return "; ".join(listed(what, names) for what, names in lists.items() if names)
 
@@ -164,7 +166,7 @@ def ours_by_number(
     if not shared:
         return None
     raise InvalidArgument(
-        "load_state_dict(): the state dict's parameters and this optimizer's have only some names "
-        f"in common: {differences(theirs.values(), ours)}; give the optimizer the parameters that "
-        "the state dict was saved with"
+        "load_state_dict(): the state dict and this optimizer share only some names "
+        f"({differences(theirs.values(), ours, 'the state dict', 'the optimizer')}): give the "
+        "optimizer the parameters that the state dict was saved with"
     )

@@ -141,7 +141,7 @@ def in_arguments(message: str) -> str:
             rest = iter(words)
             text += between + _QUOTED.sub(lambda _, rest=rest: str(next(rest)), piece)
         elif (verb := _GIVE.match(piece)) and between in (": ", "; ", ". "):
-            text += between + verb[0]  # the next piece is the first advice that is left
+            text += between + verb[0]  # "Give A, or B" becomes "Give B"
     return _mended(text)
 
 

@@ -275,7 +275,7 @@ def test_a_store_of_other_parameters_is_refused_with_what_differs(tmp_path):
     model.layers.append(torch.nn.Linear(8, 8))
     with adamw(model.named_parameters(), placement=place) as optimizer:
         with pytest.raises(
-            ziggurat.InvalidArgument, match=r"missing there: layers\.2\.weight, layers\.2\.bias"
+            ziggurat.InvalidArgument, match=r"not in the store: layers\.2\.weight, layers\.2\.bias"
         ):
             optimizer.open(resume=True)
     model = Blocks()
@@ -313,7 +313,7 @@ def test_order_counts_only_where_a_side_has_made_up_names():
     assert matched("s", stored, [[Named("a", (2,)), Named("b", (3,))]]) == [0, 1]
     with pytest.raises(ziggurat.InvalidArgument, match=r"a is \(3,\) here, but group0\.0 there is \(2,\)"):
         matched("s", stored, [[Named("a", (3,)), Named("b", (2,))]])
-    with pytest.raises(ziggurat.InvalidArgument, match="missing there: a; missing here: c"):
+    with pytest.raises(ziggurat.InvalidArgument, match="not in the store: a; not in the program: c"):
         matched("s", [Named("c", (2,))], [[Named("a", (2,))]])
 
 
@@ -384,7 +384,7 @@ def test_some_names_in_common_are_refused():
         saved = optimizer.state_dict()
     others, _ = pair("ab")
     with adamw([("a", others["a"]), ("c", others["b"])]) as optimizer:
-        with pytest.raises(ziggurat.InvalidArgument, match="missing there: c; missing here: b"):
+        with pytest.raises(ziggurat.InvalidArgument, match="not in the state dict: c; not in the optimizer: b"):
             optimizer.load_state_dict(saved)
 
 

@@ -86,7 +86,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     """Adds ``--deepspeed`` and ``--deepspeed_config`` to the arguments of `parser`."""
     group = parser.add_argument_group("DeepSpeed", "ziggurat.deepspeed's arguments")
     group.add_argument(
-        "--deepspeed", action="store_true", help="a flag for the script; it has no effect here"
+        "--deepspeed", action="store_true", help="a flag for the script; Ziggurat does not read it"
     )
     group.add_argument("--deepspeed_config", type=str, help="path of the JSON configuration")
     return parser

@@ -25,7 +25,10 @@ def configure(mpu_: Any, deepspeed_config: Any = None, **settings: Any) -> None:
     device."""
     given = [name for name, value in settings.items() if value]
     if given:
-        say(f"checkpointing.configure(): {', '.join(given)} have no effect here")
+        say(
+            f"checkpointing.configure() ignores {', '.join(given)}, because PyTorch keeps "
+            "activations on the device"
+        )
     _state["configured"] = True
 
 
