@@ -114,15 +114,15 @@ def _require_shapes(store: str, stored: Sequence[Named], ours: Sequence[Named]) 
             "made with, or another directory"
         )
     other = [
-        f"{here.name} is {here.shape} in this program, but {there.name} is {there.shape} in the "
-        "store"
+        f"{there.name} is {there.shape} in the store and {here.name} is {here.shape} in the program"
         for there, here in zip(stored, ours, strict=True)
         if there.shape != here.shape
     ]
     if other:
         raise InvalidArgument(
-            f"{store} has parameters of {listed('other shapes', other)}: give the optimizer the "
-            "parameters that the store was made with, in that order, or another directory"
+            f"{store} has parameters of other shapes than this program ({shown(other)}): give the "
+            "optimizer the parameters that the store was made with, in that order, or another "
+            "directory"
         )
 
 
@@ -143,12 +143,13 @@ def differences(theirs: Iterable[str], ours: Iterable[str], they: str, we: str) 
         f"not in {they}": [name for name in here if name not in there],
         f"not in {we}": [name for name in there if name not in here],
     }
-    return "; ".join(listed(what, names) for what, names in lists.items() if names)
+    return "; ".join(f"{what}: {shown(names)}" for what, names in lists.items() if names)
 
 
-def listed(what: str, names: Sequence[str]) -> str:
+def shown(names: Sequence[str]) -> str:
+    """Lists the first of `names`, and says how many more there are."""
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{what}: {', '.join(names[:_SHOWN])}{more}"
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def ours_by_number(

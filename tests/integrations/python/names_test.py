@@ -311,7 +311,7 @@ def test_pairs_of_name_and_parameter_are_taken_by_every_pytorch(tmp_path, monkey
 def test_order_counts_only_where_a_side_has_made_up_names():
     stored = [Named("group0.0", (2,)), Named("group0.1", (3,))]
     assert matched("s", stored, [[Named("a", (2,)), Named("b", (3,))]]) == [0, 1]
-    with pytest.raises(ziggurat.InvalidArgument, match=r"a is \(3,\) here, but group0\.0 there is \(2,\)"):
+    with pytest.raises(ziggurat.InvalidArgument, match=r"group0\.0 is \(2,\) in the store and a is \(3,\)"):
         matched("s", stored, [[Named("a", (3,)), Named("b", (2,))]])
     with pytest.raises(ziggurat.InvalidArgument, match="not in the store: a; not in the program: c"):
         matched("s", [Named("c", (2,))], [[Named("a", (2,))]])
