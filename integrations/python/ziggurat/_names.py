@@ -143,7 +143,11 @@ def differences(theirs: Iterable[str], ours: Iterable[str], they: str, we: str) 
         f"not in {they}": [name for name in here if name not in there],
         f"not in {we}": [name for name in there if name not in here],
     }
-    return "; ".join(f"{what}: {shown(names)}" for what, names in lists.items() if names)
+    return "; ".join(listed(what, names) for what, names in lists.items() if names)
+
+
+def listed(what: str, names: Sequence[str]) -> str:
+    return f"{what}: {shown(names)}"
 
 
 def shown(names: Sequence[str]) -> str:
