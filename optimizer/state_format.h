@@ -85,7 +85,7 @@ void read_params(StateFormat format, std::span<const std::byte> record,
 /// The masters of a record of `format`, exactly, and the other way: with moments of zero, which is
 /// how training begins, but for Adagrad's sum, which begins as `initial_accumulator`, rounded to
 /// nearest where sums are bf16; 8 bits hold any but a denormal exactly, which becomes zero.
-/// `masters` has all the record's elements; zero masters make a zero record but for that sum.
+/// `masters` has all the record's elements, padding included.
 void read_masters(StateFormat format, std::span<const std::byte> record, std::span<float> masters);
 void write_record(OptimizerKind kind, StateFormat format, std::span<const float> masters,
                   std::span<std::byte> record, float initial_accumulator = 0);
