@@ -87,8 +87,7 @@ void read_params(StateFormat format, std::span<const std::byte> record,
 /// Reads the masters of a record of `format`, exactly. write_record() makes a record from masters,
 /// with moments of zero, as training begins. Only Adagrad's sum begins as `initial_accumulator`,
 /// rounded to nearest if sums are bf16; 8 bits hold it exactly, except a denormal, which becomes
-/// zero. `masters` has all the record's elements; zero masters make a zero record, except for that
-/// sum.
+/// zero. `masters` has all the record's elements, padding included.
 void read_masters(StateFormat format, std::span<const std::byte> record, std::span<float> masters);
 void write_record(OptimizerKind kind, StateFormat format, std::span<const float> masters,
                   std::span<std::byte> record, float initial_accumulator = 0);

@@ -7,8 +7,10 @@
 #include "base/check.h"
 #include "base/checksum.h"
 #include "optimizer/eight_bit.h"
+#include "optimizer/eight_bit_codes.h"
 #include "optimizer/gradient.h"
 #include "optimizer/rounding.h"
+#include "optimizer/slice.h"
 #include "optimizer/state_format.h"
 #include "optimizer/state_values.h"
 #include "optimizer/update.h"
@@ -33,6 +35,17 @@ void fill_sums(StateFormat format, float value, std::size_t count, const RecordF
     std::fill_n(reinterpret_cast<bf16*>(sums), count, float_to_bf16(value));
   } else {
     std::fill_n(reinterpret_cast<float*>(sums), count, value);
+  }
+}
+
+/// All of a record's codes with a sign, padding's too: what a copy of the state does not fill stays
+/// zero beside whatever scale comes with what it does.
+void fill_signed_codes(OptimizerKind kind, std::size_t count, const RecordFormat& shape,
+                       std::span<std::byte> record) {
+  for (std::size_t k = 0; k < moment_count(kind); ++k) {
+    if (internal::moment_code(kind, k) != EightBitCode::kSigned) continue;
+    std::byte* const codes = record.data() + shape.offset(1 + k, count / kTileElements);
+    std::fill_n(codes, count, std::byte{internal::kSignedZero});
   }
 }
 
@@ -100,6 +113,7 @@ void write_record(OptimizerKind kind, StateFormat format, std::span<const float>
       count % kTileElements == 0 && record.size() == shape.record_bytes(count / kTileElements),
       "{} masters for a record of {} bytes", count, record.size());
   std::memset(record.data(), 0, record.size());
+  if (format == StateFormat::k8Bit) fill_signed_codes(kind, count, shape, record);
   if (initial_accumulator != 0) fill_sums(format, initial_accumulator, count, shape, record);
   if (!holds_param(format)) {
     std::memcpy(record.data(), masters.data(), masters.size_bytes());

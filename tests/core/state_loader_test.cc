@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <tuple>
 
@@ -116,6 +117,37 @@ TEST_F(LoadedNumbers, AreCodesTimesTheScalesOfTheirUnitsBlocks) {
       }
     }
   }
+}
+
+// A scale is of a whole block: what the source does not have of it must be zero under any.
+TEST_F(LoadedNumbers, AsTheCodesThatTheyAreHaveZerosBesideThem) {
+  const ModelSpec model = model_of(2);
+  Numbers source(model);
+  const ChunkTable table(model, 32, kEightBit);
+  StateLoader loader(reactor_, workers_, table, source, {}, 0);
+  for (ChunkId id = 0; id < table.chunks().size(); ++id) {
+    const std::vector<std::byte> record = load(loader, table, id);
+    for (const std::size_t index : {1, 2}) {
+      std::vector<float> values(table.chunk(id).count);
+      read_state_values(kEightBit, index, record, values);
+      const std::size_t real = table.real_count(id);
+      EXPECT_EQ(std::ranges::count(std::span(values).subspan(real), 0.0F), values.size() - real)
+          << state_names(kEightBit.optimizer)[index] << " of chunk " << id;
+    }
+  }
+}
+
+TEST_F(LoadedNumbers, OfAFrozenNeighbourBeginAsZerosUnderTheScaleOfItsBlock) {
+  const ModelSpec model = model_of(1);
+  ModelSpec frozen = model;
+  frozen.units[0].params[1].constant = true;
+  Numbers source(frozen);
+  const ChunkTable table(model, 32, kEightBit);
+  StateLoader loader(reactor_, workers_, table, source, {}, 0);
+  const std::vector<std::byte> record = load(loader, table, 0);
+  std::vector<float> values(kFirst + kSecond);
+  read_state_values(kEightBit, 1, record, values);
+  EXPECT_EQ(std::ranges::count(std::span(values).subspan(kFirst), 0.0F), kSecond);
 }
 
 // Where each parameter walks all others for each of its arrays, no test has the time for this.

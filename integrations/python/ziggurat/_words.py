@@ -63,7 +63,6 @@ ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
     "param_groups": lambda value: "param_groups",
     "param_rounding": _argument("param_rounding"),
     "placement": _place,
-    "reduce": _number("reduce_dtype"),
     "reduce_dtype": _number("reduce_dtype"),
     "resume": _resume,
     "run": lambda value: "names and shapes of the parameters",

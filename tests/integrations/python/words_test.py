@@ -66,6 +66,15 @@ def test_every_setting_of_the_engine_is_known():
     assert set(names) <= ARGUMENTS.keys()
 
 
+def test_c_and_python_know_the_same_settings():
+    source = (ROOT / "integrations/c/c_words.cc").read_text()
+    table = source[source.index("places()") : source.index("std::string json_of")]
+    with_words = re.findall(r'\{"(\w+)", "', table)
+    lists = re.findall(r":\s*\{([^}]*)\}\)", table)  # of keys that keep their names, and of those that C lacks
+    assert len(lists) == 2
+    assert set(with_words + re.findall(r'"(\w+)"', " ".join(lists))) == ARGUMENTS.keys()
+
+
 def test_nothing_is_left_in_quotes_but_commands_and_other_configs_keys():
     for where, message in messages():
         left = [word for word in QUOTED.findall(in_arguments(message)) if is_setting(word)]
