@@ -4,7 +4,8 @@
 //
 //   FOLDER/step-000000010/rank-00000-of-00002-00000.safetensors ..
 //                         manifest.json       appears when every byte of the others is durable
-//   FOLDER/step-000000010-1a2b3c4d/           where another line of history has that name already
+//   FOLDER/step-000000010-1a2b3c4d/           where another line of history has that name already,
+//                                             or the filesystem has no locks
 //   FOLDER/latest                             the directory's name: for people and other tools, a
 //                                             hint that nothing here reads
 //
@@ -18,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +29,7 @@
 #include "core/checkpoint/checkpoint_writer.h"
 #include "core/checkpoint/line_history.h"
 #include "core/checkpoint/manifest.h"
+#include "core/checkpoint/save_ranks.h"
 
 namespace ziggurat {
 
@@ -38,7 +41,8 @@ class CheckpointSave {
     IoEngine& io;
     Communicator& ranks;  ///< of all ranks, and of nothing else while a save is under way
     IoObservers observers{};
-    BlockingCalls calls{};  ///< names on the target: it may hang
+    BlockingCalls calls{};            ///< names on the target: it may hang
+    AwaitedRanks* awaited = nullptr;  ///< whom it waits for, where somebody asks
   };
   struct Request {
     std::string folder;
@@ -68,15 +72,13 @@ class CheckpointSave {
 
  private:
   CheckpointSave(Environment environment, Request request);
-  Task<> agree(std::exception_ptr error);
   Task<> agree_on_directory();
   Task<> make_directory();
   Task<bool> takes(const CheckpointEntry& name);
   void remove_cut_off();
   void say_notes() const;
   std::optional<LineId> line() const;
-  Task<> gather(Manifest& manifest);
-  Task<> publish(const Manifest& manifest);
+  Task<> publish(Manifest manifest, std::span<const std::string> files);
   TextPlace text_place() const noexcept {
     return {environment_.reactor, environment_.io, environment_.observers, environment_.calls};
   }
@@ -92,6 +94,7 @@ class CheckpointSave {
 
   Environment environment_;
   Request request_;
+  SaveRanks ranks_;
   std::string directory_;
   std::vector<std::string> notes_;
   std::unique_ptr<DirectFile> lock_;  // rank 0's; none where the filesystem has no locks
