@@ -5,14 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "tiers/quorum.h"
 
 namespace ziggurat {
 namespace {
@@ -24,62 +22,13 @@ std::string manifest_path(const std::string& directory) {
   return fmt::format("{}/{}", directory, Manifest::kFileName);
 }
 
-int native_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& its) {
-    return its.native();
-  } catch (...) {
-    return 0;
-  }
-}
-
-/// Never empty.
-std::string text_of(const std::exception_ptr& error) {
-  std::string text;
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& what) {
-    text = what.what();
-  }
-  return text.empty() ? "the error has no text" : text;
-}
-
 }  // namespace
 
 CheckpointSave::CheckpointSave(Environment environment, Request request)
     : environment_(environment),
       request_(std::move(request)),
+      ranks_(environment.reactor, environment.ranks, environment.awaited),
       directory_(request_.folder + "/" + checkpoint_name(request_.content.step)) {}
-
-/// Returns if no rank has an error. Otherwise every rank throws: its own error or that of another
-/// rank. A rank whose error only follows from another rank's reports none, so that the cause is
-/// named.
-Task<> CheckpointSave::agree(std::exception_ptr error) {
-  struct Message {
-    std::array<char, 512> text{};  ///< ends with a NUL; empty if nothing is wrong
-    int native = 0;                ///< errno, by which all ranks decide alike what to do next
-  };
-  Message own;
-  const bool follows = followed_from_another(error);
-  if (error && !follows) {
-    const std::string why = text_of(error);
-    std::copy_n(why.begin(), std::min(why.size(), own.text.size() - 1), own.text.begin());
-    own.native = native_of(error);
-  }
-  std::vector<Message> all(static_cast<std::size_t>(environment_.ranks.world_size()));
-  co_await environment_.ranks.all_gather(std::as_bytes(std::span(&own, 1)),
-                                         std::as_writable_bytes(std::span(all)));
-  if (error && !follows) std::rethrow_exception(error);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].text[0] == 0) continue;
-    throw PeerFailed(ErrorCode::kUnavailable,
-                     fmt::format("{}: rank {} could not save its part: {}", directory_, rank,
-                                 all[rank].text.data()),
-                     all[rank].native);
-  }
-  if (error) std::rethrow_exception(error);
-}
 
 std::optional<LineId> CheckpointSave::line() const {
   const std::optional<StateLine>& its = request_.content.line;
@@ -90,18 +39,14 @@ std::optional<LineId> CheckpointSave::line() const {
 Task<> CheckpointSave::agree_on_directory() {
   std::exception_ptr error;
   try {
-    if (environment_.ranks.rank() == 0) co_await make_directory();
+    if (ranks_.rank() == 0) co_await make_directory();
   } catch (...) {
     error = std::current_exception();
   }
-  co_await agree(error);
-  std::array<char, 64> own{};
-  const std::string name = directory_.substr(directory_.rfind('/') + 1);
-  std::copy_n(name.begin(), std::min(name.size(), own.size() - 1), own.begin());
-  std::vector<std::array<char, 64>> all(static_cast<std::size_t>(environment_.ranks.world_size()));
-  co_await environment_.ranks.all_gather(std::as_bytes(std::span(&own, 1)),
-                                         std::as_writable_bytes(std::span(all)));
-  directory_ = request_.folder + "/" + all.front().data();
+  co_await ranks_.agree(error, directory_);
+  std::string own = directory_.substr(directory_.rfind('/') + 1);
+  Task<std::string> saying = ranks_.of_first(std::move(own));
+  directory_ = request_.folder + "/" + co_await std::move(saying);
 }
 
 /// Makes the directory under the step's own name. If that name belongs to another line or to
@@ -120,6 +65,8 @@ Task<> CheckpointSave::make_directory() {
   for (std::string& name : names) {
     const CheckpointEntry entry{.step = step, .name = std::move(name)};
     if (!co_await takes(entry)) continue;
+    // Without locks only the line's own name says whose a save is that was cut off.
+    if (!lock_ && line() && entry.name == checkpoint_name(step)) continue;
     directory_ = request_.folder + "/" + entry.name;
     const std::function<void()> make = [&] { io.make_directory(directory_); };
     co_await call(make);
@@ -172,11 +119,13 @@ Task<bool> CheckpointSave::takes(const CheckpointEntry& name) {
 void CheckpointSave::remove_cut_off() {
   IoEngine& io = environment_.io;
   const std::uint64_t step = request_.content.step;
-  const std::string own = line() ? checkpoint_name(step, *line()) : checkpoint_name(step);
+  const auto is_own = [&](const CheckpointEntry& entry) {
+    return entry.name == (line() ? checkpoint_name(entry.step, *line()) : checkpoint_name(step));
+  };
   for (const CheckpointEntry& entry : checkpoint_entries(io, request_.folder)) {
     const std::string directory = request_.folder + "/" + entry.name;
     if (io.exists(manifest_path(directory))) continue;
-    if (lock_ || entry.name == own) {
+    if (lock_ || is_own(entry)) {
       remove(directory);
     } else if (entry.step == step) {
       notes_.push_back(
@@ -217,7 +166,7 @@ Task<std::unique_ptr<CheckpointSave>> CheckpointSave::begin(Environment environm
   }
   std::exception_ptr agreed;
   try {
-    co_await save->agree(error);
+    co_await save->ranks_.agree(error, save->directory_);
   } catch (...) {
     agreed = std::current_exception();
   }
@@ -235,32 +184,40 @@ void CheckpointSave::say_notes() const {
   for (const std::string& note : notes_) log().warn("{}", note);
 }
 
+/// What can go wrong on one rank alone is asked of all before any waits for what comes next.
 Task<> CheckpointSave::commit(std::exception_ptr failure) {
   Manifest manifest;
+  std::string files;
   std::exception_ptr error = failure;
-  if (!error) {
-    try {
+  try {
+    if (!error) {
       manifest.pieces = co_await writer_->finish();
       manifest.files = writer_->files();
-    } catch (...) {
-      error = std::current_exception();
+      // Megabytes of text, where tensors are many: not on the reactor's thread.
+      const std::function<void()> write_own = [&] { files = files_text(manifest); };
+      co_await call(write_own);
     }
+  } catch (...) {
+    error = std::current_exception();
   }
   std::exception_ptr agreed;
   try {
-    co_await agree(error);
+    co_await ranks_.agree(error, directory_);
+    Task<std::vector<std::string>> making = ranks_.room_at_first(files.size(), directory_);
+    std::vector<std::string> all = co_await std::move(making);
     // From here on rank 0 may publish and die before it says so, so no other rank removes a file.
     writer_->keep();
-    co_await gather(manifest);
+    co_await ranks_.to_first(files, all);
     std::exception_ptr published;
-    if (environment_.ranks.rank() == 0) {
-      try {
-        co_await publish(manifest);
-      } catch (...) {
-        published = std::current_exception();
+    try {
+      if (ranks_.rank() == 0) {
+        Task<> publishing = publish(std::move(manifest), all);
+        co_await std::move(publishing);
       }
+    } catch (...) {
+      published = std::current_exception();
     }
-    co_await agree(published);
+    co_await ranks_.agree(published, directory_);
   } catch (...) {
     agreed = std::current_exception();
   }
@@ -270,37 +227,17 @@ Task<> CheckpointSave::commit(std::exception_ptr failure) {
   std::rethrow_exception(agreed);
 }
 
-/// Adds the files and pieces of all ranks to rank 0's manifest.
-Task<> CheckpointSave::gather(Manifest& manifest) {
-  Communicator& ranks = environment_.ranks;
-  // The text has megabytes if there are many tensors, so it is not made on the reactor's thread.
-  std::string own;
-  const std::function<void()> write_own = [&] { own = files_text(manifest); };
-  co_await call(write_own);
-  const std::uint64_t size = own.size();
-  std::vector<std::uint64_t> sizes(static_cast<std::size_t>(ranks.world_size()));
-  co_await ranks.all_gather(std::as_bytes(std::span(&size, 1)),
-                            std::as_writable_bytes(std::span(sizes)));
-  if (ranks.rank() != 0) {
-    co_await ranks.send(std::as_bytes(std::span(own)), 0);
-    co_return;
-  }
-  manifest.content = request_.content;
-  for (int rank = 1; rank < ranks.world_size(); ++rank) {
-    std::string text(sizes[static_cast<std::size_t>(rank)], '\0');
-    co_await ranks.recv(std::as_writable_bytes(std::span(text)), rank);
-    const std::function<void()> add = [&] {
-      add_files(manifest, text, fmt::format("{} of rank {}", directory_, rank));
-    };
-    co_await call(add);
-  }
-}
-
-/// Publishes the manifest. After an error that comes before the manifest is durable, nothing has
-/// its name. After a later error the checkpoint is whole (published_).
-Task<> CheckpointSave::publish(const Manifest& manifest) {
+/// Publishes the manifest with the files and pieces of all ranks, `files[rank]`. After an error
+/// that comes before the manifest is durable, nothing has its name. After a later error the
+/// checkpoint is whole (published_).
+Task<> CheckpointSave::publish(Manifest manifest, std::span<const std::string> files) {
   IoEngine& io = environment_.io;
   std::string text;
+  const std::function<void()> add_all = [&] {
+    manifest.content = request_.content;
+    for (std::size_t rank = 1; rank < files.size(); ++rank)
+      add_files(manifest, files[rank], fmt::format("{} of rank {}", directory_, rank));
+  };
   const std::function<void()> sync_shards = [&] {
     io.sync_directory(directory_);
     text = to_text(manifest);
@@ -311,6 +248,7 @@ Task<> CheckpointSave::publish(const Manifest& manifest) {
   };
   std::exception_ptr error;
   try {
+    co_await call(add_all);
     // Make the names of the shards durable before the manifest names them.
     co_await call(sync_shards);
     Task<> writing = write_text(text_place(), manifest_path(directory_), std::move(text));
@@ -384,7 +322,7 @@ bool CheckpointSave::withdraw() noexcept {
 
 void CheckpointSave::clean() noexcept {
   writer_.reset();
-  if (published_ || environment_.ranks.rank() != 0) return;
+  if (published_ || ranks_.rank() != 0) return;
   // What is left has no manifest, so nobody takes it for a checkpoint, and the next save removes
   // it.
   try {

@@ -4,7 +4,8 @@
 //
 //   FOLDER/step-000000010/rank-00000-of-00002-00000.safetensors ..
 //                         manifest.json       appears when every byte of the shards is durable
-//   FOLDER/step-000000010-1a2b3c4d/           where another line of history has that name already
+//   FOLDER/step-000000010-1a2b3c4d/           where another line of history has that name already,
+//                                             or the filesystem has no locks
 //   FOLDER/latest                             the directory's name: for people and other tools, a
 //                                             hint that ziggurat does not read
 //
@@ -19,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,6 +30,7 @@
 #include "core/checkpoint/checkpoint_writer.h"
 #include "core/checkpoint/line_history.h"
 #include "core/checkpoint/manifest.h"
+#include "core/checkpoint/save_ranks.h"
 
 namespace ziggurat {
 
@@ -39,7 +42,8 @@ class CheckpointSave {
     IoEngine& io;
     Communicator& ranks;  ///< all ranks; used for nothing else while a save is under way
     IoObservers observers{};
-    BlockingCalls calls{};  ///< run calls that name files on the target, which may hang
+    BlockingCalls calls{};            ///< run calls that name files on the target, which may hang
+    AwaitedRanks* awaited = nullptr;  ///< is told whom this save waits for, if somebody asks
   };
   struct Request {
     std::string folder;
@@ -69,15 +73,13 @@ class CheckpointSave {
 
  private:
   CheckpointSave(Environment environment, Request request);
-  Task<> agree(std::exception_ptr error);
   Task<> agree_on_directory();
   Task<> make_directory();
   Task<bool> takes(const CheckpointEntry& name);
   void remove_cut_off();
   void say_notes() const;
   std::optional<LineId> line() const;
-  Task<> gather(Manifest& manifest);
-  Task<> publish(const Manifest& manifest);
+  Task<> publish(Manifest manifest, std::span<const std::string> files);
   TextPlace text_place() const noexcept {
     return {environment_.reactor, environment_.io, environment_.observers, environment_.calls};
   }
@@ -93,6 +95,7 @@ class CheckpointSave {
 
   Environment environment_;
   Request request_;
+  SaveRanks ranks_;
   std::string directory_;
   std::vector<std::string> notes_;
   std::unique_ptr<DirectFile> lock_;  // on rank 0; null if the filesystem has no locks

@@ -274,6 +274,39 @@ TEST(SaveWithoutLocks, RemovesOfWhatWasCutOffWhatHasItsOwnNameAndSaysWhatStays) 
   rank.end();
 }
 
+TEST(SaveWithoutLocks, RemovesWhatAKillLeftOfAnEarlierOneOfItsLine) {
+  const ScratchDirectory scratch;
+  const std::string folder = scratch.path() + "/saved";
+  const auto runtimes = connected_runtimes(1, 1);
+  FaultyEngine* target = nullptr;
+  runtimes[0]->io_engine = [&, usual = runtimes[0]->io_engine](
+                               Reactor& reactor,
+                               const std::string& directory) -> std::unique_ptr<IoEngine> {
+    if (directory != folder) return usual(reactor, directory);
+    auto faulty = std::make_unique<FaultyEngine>(reactor, std::make_unique<ThreadEngine>(reactor));
+    faulty->plan(Fault::fail(FaultPoint::kOpen, ENOLCK));  // the lock is opened first
+    target = faulty.get();
+    return faulty;
+  };
+  const Layout layout{.name = "one"};
+  CheckpointRank rank(*runtimes[0], layout, config_of(layout, scratch.path() + "/store"), "");
+  const CheckpointRequest request{.folder = folder, .resume = {}};
+  rank.step();
+  rank.engine->save_checkpoint(request);
+  std::string name = file_bytes(folder + "/latest");
+  name.pop_back();  // the line's end
+  ASSERT_TRUE(std::filesystem::remove(folder + "/" + name + "/manifest.json"));
+  runtimes[0]->reactor.block_on([](FaultyEngine& files) -> Task<> {
+    files.plan(Fault::fail(FaultPoint::kOpen, ENOLCK).at(files.calls(FaultPoint::kOpen)));
+    co_return;
+  }(*target));
+  rank.step();
+  rank.engine->save_checkpoint(request);
+  EXPECT_FALSE(std::filesystem::exists(folder + "/" + name));
+  EXPECT_EQ(file_bytes(folder + "/latest"), checkpoint_name(2, rank.engine->line().id) + "\n");
+  rank.end();
+}
+
 TEST(Retention, LetsTheOldOnesGoButForThoseOfSomeSteps) {
   const std::vector<std::uint64_t> steps{10, 20, 25, 30, 40};
   EXPECT_THAT(expired(steps, {}, {}), ::testing::IsEmpty());

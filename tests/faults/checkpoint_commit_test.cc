@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -104,7 +105,7 @@ class CheckpointCommit : public ::testing::Test {
           {.folder = kFolder,
            .retention = {.keep_last = 1},
            .content = content(step),
-           .plan = plan_of(ranks.rank())});
+           .plan = plan_of_rank_(ranks.rank())});
       const std::unique_ptr<CheckpointSave> checkpoint = co_await std::move(beginning);
       const std::vector<float> values = values_of(step, ranks.rank());
       const TensorRun run{.first = 0, .count = values.size(), .at = 0};
@@ -117,7 +118,8 @@ class CheckpointCommit : public ::testing::Test {
       }
       co_await checkpoint->commit(failure);
       ++told;
-    } catch (const Error&) {
+    } catch (const std::exception& error) {
+      said_[static_cast<std::size_t>(ranks.rank())] = error.what();
     }
   }
 
@@ -206,6 +208,8 @@ class CheckpointCommit : public ::testing::Test {
 
   Reactor reactor_{Clock::Kind::kVirtual};
   WorkerPool workers_{{.threads = 1, .cpus = {}}};
+  std::function<ShardPlan(int rank)> plan_of_rank_ = plan_of;
+  std::array<std::string, kRanks> said_;  ///< why a save failed there
   std::uint64_t outcomes_ = 0, old_stands_ = 0, new_stands_ = 0;
   std::size_t most_unsynced_ = 0;
   std::uint64_t subsets_max_ = kSubsetsMax;
@@ -241,6 +245,29 @@ TEST_F(CheckpointCommit, KeepsWhatTheManifestNamesWhereNobodyHearsOfIt) {
   std::string fault;
   EXPECT_THAT(found(disk, fault), ::testing::ElementsAre(2));
   EXPECT_EQ(fault, "");
+}
+
+/// The text of a rank's files is the last that it makes alone: no text has a name that is not
+/// UTF-8.
+TEST_F(CheckpointCommit, FailsOnAllRanksWhereOneCannotSayWhatItWrote) {
+  for (const int failing : {0, 1}) {
+    SCOPED_TRACE(failing);
+    SimulatedDisk disk = with_first();
+    plan_of_rank_ = [&](int rank) {
+      ShardPlan plan = plan_of(rank);
+      if (rank == failing) plan.files[0].name = "rank-\xff.safetensors";
+      return plan;
+    };
+    EXPECT_FALSE(save(disk, 2));
+    plan_of_rank_ = plan_of;
+    const auto of = [&](int rank) { return said_[static_cast<std::size_t>(rank)]; };
+    EXPECT_THAT(of(failing), ::testing::HasSubstr("UTF-8"));
+    EXPECT_THAT(of(1 - failing),
+                ::testing::HasSubstr(fmt::format("rank {} could not save its part", failing)));
+    std::string fault;
+    EXPECT_THAT(found(disk, fault), ::testing::ElementsAre(1));
+    EXPECT_EQ(fault, "");
+  }
 }
 
 /// A process that was killed leaves what can be read and is not durable. The next one saves the
