@@ -241,8 +241,8 @@ HostMapping::HostMapping(const HostMappingOptions& options) {
     note_degraded(
         "huge pages",
         fmt::format("{}: only {} of {} are huge pages, which means more TLB misses and smaller "
-                    "disk requests. Run `echo madvise > "
-                    "/sys/kernel/mm/transparent_hugepage/enabled`, or free memory",
+                    "disk requests. Allow them with 'echo madvise > "
+                    "/sys/kernel/mm/transparent_hugepage/enabled', or free memory",
                     options.owner,
                     format_bytes(static_cast<std::uint64_t>(std::max<std::int64_t>(huge, 0))),
                     format_bytes(size)));

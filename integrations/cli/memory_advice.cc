@@ -116,8 +116,8 @@ std::vector<std::string> memory_advice(const MemoryShortage& shortage, const Tra
   std::vector<std::string> lines = remedies.ranked();
   const char* const flag = device ? "--device-memory" : "--host-memory";
   if (shortage.smallest_bytes > shortage.had_bytes) {
-    lines.insert(lines.begin(), fmt::format("{} {}MiB is the smallest for these settings", flag,
-                                            round_up(shortage.smallest_bytes, kMiB) / kMiB));
+    lines.insert(lines.begin(), fmt::format("{} {}MiB: this is the smallest for these settings",
+                                            flag, round_up(shortage.smallest_bytes, kMiB) / kMiB));
   } else {
     lines.push_back(fmt::format("a larger {}", flag));
   }

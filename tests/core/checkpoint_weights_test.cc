@@ -94,7 +94,7 @@ TEST(SafetensorsHeader, RefusesWhatIsNotOneAndNamesTheTensor) {
   EXPECT_THAT(header_refusal(R"({"w":{)" + whole + R"(},"w":{)" + whole + "}}"),
               HasSubstr("twice"));
   EXPECT_THAT(header_refusal(R"({"w":{)" + whole + R"(},"v":{)" + whole + "}}"),
-              HasSubstr("begins at 0"));
+              HasSubstr("begins at byte 0"));
   EXPECT_THAT(header_refusal(one(whole), 32), HasSubstr("32 bytes follow"));
   EXPECT_THAT(header_refusal(R"({"__metadata__":{"a":1}})", 0), HasSubstr("not a string"));
   EXPECT_THAT(header_refusal("[]", 0), HasSubstr("must be a JSON object"));

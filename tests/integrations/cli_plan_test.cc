@@ -252,7 +252,7 @@ TEST_F(CliPlan, AWrongQuestionIsAnsweredWithTheRightOne) {
   EXPECT_THAT(complaint({"--ranks", "6", "--tp", "4"}),
               HasSubstr("tp 4 x pp 1 x cp 1 = 4 does not divide the 6 ranks"));
   EXPECT_THAT(complaint({"--ranks", "8", "--zero-stage", "3", "--strategy", "none"}),
-              HasSubstr("--strategy none is --zero-stage 0"));
+              HasSubstr("--strategy none means --zero-stage 0"));
   EXPECT_THAT(complaint({"--ranks", "8", "--strategy", "hybrid"}), HasSubstr("--shard-group"));
   EXPECT_THAT(complaint({"--ranks", "8", "--quantized-weights"}), HasSubstr("--zero-stage 3"));
   EXPECT_THAT(complaint({"--ranks", "8", "--zero-stage", "3", "--quantized-gradients", "5"}),

@@ -438,7 +438,7 @@ TEST(CliAdvice, TheSmallestThatWorksComesFirst) {
   const MemoryExhausted error(
       {.budget = MemoryBudget::kHost, .had_bytes = kMiB, .smallest_bytes = 7 * kMiB}, "too small");
   EXPECT_THAT(advice(error, tiny(), 2).front(),
-              HasSubstr("--host-memory 7MiB is the smallest for these settings"));
+              HasSubstr("--host-memory 7MiB: this is the smallest for these settings"));
 }
 
 TEST(CliAdvice, AFullDiskIsNoQuestionOfMemory) {

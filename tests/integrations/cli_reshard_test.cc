@@ -106,7 +106,7 @@ TEST_F(CliReshard, RefusesWhatCannotGoOn) {
   EXPECT_THAT(refusal({}), HasSubstr("--nproc"));
   EXPECT_THAT(refusal({"--nproc", "4"}), HasSubstr("6 micro-batches"));
   EXPECT_THAT(refusal({"--nproc", "3", "--tp", "2"}), HasSubstr("1 would be left over"));
-  EXPECT_THAT(refusal({"--nproc", "3", "--tp", "3"}), HasSubstr("heads, and 3 ranks cannot"));
+  EXPECT_THAT(refusal({"--nproc", "3", "--tp", "3"}), HasSubstr("heads, which 3 ranks cannot"));
   EXPECT_THAT(refusal({"--nproc", "2", "--strategy", "hybrid", "--shard-group", "3"}),
               HasSubstr("3"));
   EXPECT_EQ(reshard({"--nproc", "2"}, "nothing").exit_code, 1);

@@ -177,7 +177,7 @@ TEST_F(CliTensor, RefusesTheStoreOfAnotherDivision) {
 
 TEST_F(CliTensor, RefusesWhatDoesNotDivideWithTheArithmetic) {
   EXPECT_THAT(complaint({"--nproc", "3", "--tp", "2"}), HasSubstr("1 would be left over"));
-  EXPECT_THAT(complaint({"--nproc", "3", "--tp", "3"}), HasSubstr("heads, and 3 ranks cannot"));
+  EXPECT_THAT(complaint({"--nproc", "3", "--tp", "3"}), HasSubstr("heads, which 3 ranks cannot"));
   EXPECT_THAT(complaint({"--nproc", "2", "--sp"}), HasSubstr("give --tp too"));
   EXPECT_THAT(complaint({"--nproc", "2", "--tp", "2", "--sp", "--batch", "1", "--context", "15"}),
               HasSubstr("15 rows, which 2 ranks cannot divide evenly: 1 would be left over"));

@@ -400,7 +400,7 @@ TEST_F(CState, RefusesWhatAParameterDoesNotHave) {
   EXPECT_REFUSED(ziggurat_read_state(opened.engine, 1, "master", nullptr), "values is null");
   EXPECT_REFUSED(ziggurat_set_param_steps(opened.engine, 2, 1), "parameter 2");
   memory.dtype = ZIGGURAT_BF16;
-  EXPECT_REFUSED(ziggurat_write_state(opened.engine, 1, "master", &memory), "values is bf16");
+  EXPECT_REFUSED(ziggurat_write_state(opened.engine, 1, "master", &memory), "values is in bf16");
 }
 
 }  // namespace
