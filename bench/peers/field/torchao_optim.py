@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reports' scripts with torchao's optimizers, which keep moments in 8 bits.
+"""The reports' scripts with torchao's AdamW8bit.
+
+It keeps moments in 8 bits where a tensor has 4,096 numbers or more, in whole blocks of 256, which
+the script of 12 alone has, and elsewhere in the parameter's own type.
 
 They save through the model's and the optimizer's state dict, so what a model's names, ties and
 files are is PyTorch's column. Its CPUOffloadOptimizer is for parameters on an accelerator.
