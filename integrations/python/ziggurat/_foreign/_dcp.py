@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import io
 import math
+import operator
 import pickle
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,6 +44,42 @@ _CLASSES = {
     "pathlib._local": ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath"),
 }
 _BUILT_IN = {("collections", "OrderedDict"): OrderedDict, ("torch", "Size"): torch.Size}
+
+
+class _Box(NamedTuple):
+    """A chunk's place: in each dimension where it begins and ends."""
+
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    def meets(self, other: _Box) -> bool:
+        pairs = zip(self.begins, self.ends, other.begins, other.ends, strict=True)
+        return all(begin < its_end and its < end for begin, end, its, its_end in pairs)
+
+
+def _are_all_of(chunks: Sequence[Any], size: Sequence[int]) -> bool:
+    """Whether every element of the whole is in one chunk: as many are in all of them, none of which
+    reaches out of it or into another."""
+    boxes = []
+    for chunk in chunks:
+        ends = tuple(map(operator.add, chunk.offsets, chunk.sizes))
+        if len(ends) != len(size) or any(map(operator.gt, ends, size)):
+            return False
+        if math.prod(chunk.sizes) > 0:
+            boxes.append(_Box(tuple(chunk.offsets), ends))
+    if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(size):
+        return False
+    if len(boxes) < 2:
+        return True
+    # Along the dimension that they are divided in: few are then looked at beside each other.
+    along = max(range(len(size)), key=lambda dim: len({box.begins[dim] for box in boxes}))
+    beside: list[_Box] = []
+    for box in sorted(boxes, key=lambda box: box.begins[along]):
+        beside = [one for one in beside if one.ends[along] > box.begins[along]]
+        if any(one.meets(box) for one in beside):
+            return False
+        beside.append(box)
+    return True
 
 
 class _Made:
@@ -188,7 +225,7 @@ class _Reader:
                     f"{tuple(chunk.offsets)} on is: it is damaged: copy or save it again"
                 )
             infos.append((chunk, self._storage[index]))
-        if sum(math.prod(chunk.sizes) for chunk, _ in infos) != math.prod(self._kinds[name].size):
+        if not _are_all_of([chunk for chunk, _ in infos], self._kinds[name].size):
             raise DataLoss(
                 f"{self._folder / _METADATA}: the parts of '{name}' are not all of it: it is "
                 "damaged: copy or save it again"
