@@ -55,6 +55,7 @@ def flat(param: torch.Tensor) -> torch.Tensor:
     order (channels_last) a copy. What is written there is the parameter's after flat_written()."""
     values = param.detach()
     if values.is_contiguous():
+        _copies.pop(param, None)  # with the memory where it lay before
         return values.view(-1)
     copy: _Copy | None = _copies.get(param)
     if copy is None or not copy.is_of(values):
