@@ -24,10 +24,10 @@ from ziggurat._foreign._plan import Places, Plan
 from ziggurat._names import listed, names_alone
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Checkpoint
-from ziggurat._opened import rounded
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._parts import Part
 from ziggurat._resume import set_random_states
+from ziggurat._rounding import rounded
 
 AT_ONCE = 1 << 20  # elements that are read into PyTorch's memory
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,60 +20,13 @@ from ziggurat._native import (
     InvalidArgument,
     Param,
     Runtime,
-    Unimplemented,
     ZigguratError,
 )
 from ziggurat._parts import Nothing, Part
+from ziggurat._rounding import as_fp32, rounds_to
 from ziggurat._words import in_arguments
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-
-def _as_fp32(values: torch.Tensor) -> torch.Tensor:
-    return values.detach().to("cpu", torch.float32).contiguous()
-
-
-def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`values` as the engine rounds masters: bf16 to nearest, ties away from zero."""
-    if dtype != torch.bfloat16 or values.dtype != torch.float32:
-        return values.to(dtype)
-    nearest = (values.contiguous().view(torch.int32) + 0x8000) >> 16
-    return nearest.to(torch.int16).view(torch.bfloat16)
-
-
-def _draws_noise(settings: Mapping[str, Any]) -> bool:
-    """Whether the engine may round anything stochastically."""
-    words = {name: settings.get(name) for name in ("rounding", "state_rounding", "param_rounding")}
-    kept = settings.get("state_format") in ("bf16", "bf16-moments")
-    of_state = words["state_rounding"] or words["rounding"] or "stochastic"  # as a new store's is
-    return "stochastic" in words.values() or (kept and of_state == "stochastic")
-
-
-def _require_runs(parts: Sequence[Part], names: Sequence[str]) -> None:
-    """Errors: where noise would depend on how ranks divide a parameter; the same on every rank."""
-    for part, name in zip(parts, names, strict=True):
-        if not part.is_run():
-            placed = getattr(part.param, "placements", "")
-            raise Unimplemented(
-                f"parameter '{name}' is placed as {placed}: the elements of a rank's part do not "
-                "follow one another in the whole, so stochastic rounding would have other bits on "
-                "another number of ranks: shard it in dimension 0, as fully_shard() does without "
-                'shard_placement_fn, or give state_rounding="nearest" and param_rounding="nearest"'
-            )
-
-
-def rounds_to(master: torch.Tensor, param: torch.Tensor, stochastic: bool = False) -> bool:
-    """`param` is what the engine rounds `master` to; `stochastic`: either of its neighbours."""
-    if stochastic and param.dtype == torch.bfloat16:
-        bits = _as_fp32(master).contiguous().view(torch.int32)
-        low = (bits >> 16).to(torch.int16)
-        high = ((bits + 0xFFFF) >> 16).to(torch.int16)
-        found = param.detach().contiguous().view(torch.int16)
-        return bool(((found == low) | (found == high)).all())
-    made, param = rounded(_as_fp32(master), param.dtype), param.detach()
-    if param.dtype != torch.bfloat16:
-        return torch.equal(made, param)
-    return torch.equal(made.view(torch.int16), param.view(torch.int16))
 
 
 _Laid = tuple[torch.Size, tuple[int, ...]]
@@ -139,8 +92,6 @@ class Opened:
         load: Callable[[Sequence[Part]], tuple[int, dict[str, Any]]] | None = None,
     ) -> None:
         """`load`: of these parts, what Engine takes of a checkpoint."""
-        if _draws_noise(settings):
-            _require_runs(parts, names)
         self.members = [part.param for part in parts]  #: of some, nothing may be on this rank
         # Those of other ranks too, so that every rank refuses the same.
         kinds = [
@@ -154,10 +105,9 @@ class Opened:
         self._names_of = dict(zip(self.members, names, strict=True))
         # Steps of what is on other ranks alone: of all else the engine knows them.
         self._elsewhere = dict.fromkeys(set(self.members) - set(self.params), 0)
+        shapes = {part.param: kind.shape for part, kind in zip(parts, kinds, strict=True)}
+        self._shapes_elsewhere = {param: shapes[param] for param in self._elsewhere}
         self._hooks = hooks
-        self._params_drawn = "stochastic" in (
-            settings.get("rounding"), settings.get("param_rounding")
-        )
         # The gradients of pending parameters, which must not go where another takes their place.
         self._lent: dict[int, torch.Tensor] = {}
         self._in_memory = settings.get("placement") == "optimizer=host"
@@ -420,7 +370,7 @@ class Opened:
     def settle(self) -> None:
         """All that a step would take over first is in the engine's state. None is under way."""
         for index in self.params_written():
-            given = _as_fp32(self._places[index].values(index, self.parts[index].memory()))
+            given = as_fp32(self._places[index].values(index, self.parts[index].memory()))
             self.engine.write_state(index, "master", given.data_ptr(), given.numel())
         self._give_masters()
 
@@ -440,7 +390,7 @@ class Opened:
         """In fp32, of the part that is here; of the newest step, or what was written since."""
         index = self.index(param)
         if index is None:
-            return torch.empty(0, dtype=torch.float32)
+            return torch.empty(self._shapes_elsewhere[param], dtype=torch.float32)
         values = torch.empty(self._kinds[index].shape, dtype=torch.float32)
         self.engine.read_state(index, name, values.data_ptr(), values.numel())
         return values
@@ -457,7 +407,7 @@ class Opened:
         """`values`: of the whole parameter."""
         index = self.index(param)
         if index is not None:
-            given = _as_fp32(self.parts[index].of_whole(values))
+            given = as_fp32(self.parts[index].of_whole(values))
             self.engine.write_state(index, name, given.data_ptr(), given.numel())
 
     def _give_masters(self) -> None:
@@ -468,7 +418,8 @@ class Opened:
                 continue
             part = self.parts[index]
             values = self._places[index].values(index, part.memory())
-            if rounds_to(part.of_whole(master), values, self._params_drawn):
+            # How whoever saved them rounded parameters, a state dict does not say.
+            if rounds_to(part.of_whole(master), values, stochastic=True):
                 self.write_state(param, "master", master)
             else:
                 self.engine.param_written(index)

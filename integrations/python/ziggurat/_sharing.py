@@ -91,8 +91,15 @@ class Alone:
         """What rank 0 finds: plain data. Errors: its own, on every rank."""
         return decide() if self.ranks is None else self.ranks.decided(decide)
 
-    def opened(self, params: Sequence[torch.Tensor], resumed: bool) -> None:
-        """The engine of `params` has been opened."""
+    def opened(self, opened: Opened) -> None:
+        """The engine of parameters has been opened."""
+        if self.ranks is None or not opened.engine.resumed:
+            return
+        # The store of a rank that has no part of a parameter does not know its steps.
+        steps = self.ranks.largest([opened.steps_of(param) for param in opened.members])
+        for param, made in zip(opened.members, steps, strict=True):
+            if opened.index(param) is None:
+                opened.set_steps(param, int(made))
 
     def exchange_bytes(self, params: Sequence[torch.Tensor]) -> tuple[int, int]:
         """What this process has taken for `params` to exchange, and the most that it will."""
@@ -156,9 +163,10 @@ class Divided(Alone):
                 "all ranks, by the same seed, the same checkpoint, or a broadcast"
             )
 
-    def opened(self, params: Sequence[torch.Tensor], resumed: bool) -> None:
-        if resumed:
-            self._gather.run(params)
+    def opened(self, opened: Opened) -> None:
+        super().opened(opened)
+        if opened.engine.resumed:
+            self._gather.run(opened.members)
 
     def exchange_bytes(self, params: Sequence[torch.Tensor]) -> tuple[int, int]:
         return self.feeder.exchange.held_bytes, self.feeder.planned_bytes(params)

@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ziggurat.torch
 from ziggurat._foreign._dcp import _are_all_of
-from ziggurat._opened import rounds_to
+from ziggurat._rounding import rounds_to
 from ziggurat.torch import load_foreign_checkpoint
 
 PEERS = {

@@ -24,7 +24,7 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._opened import rounds_to
+from ziggurat._rounding import rounds_to
 from ziggurat._state import MOMENTS
 
 OPTIMIZERS = {
@@ -281,6 +281,36 @@ def test_a_parameter_that_is_not_its_masters_is_the_master():
     then.load_state_dict(state)
     step(other, then, 1)
     assert torch.equal(then.state_of(changed)["master"], torch.full(changed.shape, 3.0))
+
+
+@pytest.mark.parametrize("then", [{}, {"param_rounding": "stochastic"}])
+@pytest.mark.parametrize("where", ["host", "another store", "the same store"])
+def test_a_master_counts_whichever_way_its_parameter_was_rounded(where, then, tmp_path):
+    """How that was the state dict does not say, and a store keeps the way that it was made with."""
+    place = {"host": "host"}.get(where, f"nvme:{tmp_path}/state")
+    model, other = small_model(torch.bfloat16), small_model(torch.bfloat16, seed=2)
+    optimizer = ziggurat.torch.AdamW(
+        model.parameters(), lr=1e-3, placement=place, param_rounding="stochastic"
+    )
+    for number in range(3):
+        step(model, optimizer, number)
+    of_model, of_optimizer = saved(model, optimizer)
+    optimizer.close()
+    if where == "another store":
+        place = f"nvme:{tmp_path}/other"
+    again = ziggurat.torch.AdamW(other.parameters(), lr=0.0, placement=place, **then)
+    if where == "the same store":
+        again.open(resume=True)
+    other.load_state_dict(of_model)
+    again.load_state_dict(of_optimizer)
+    for param in other.parameters():
+        param.grad = torch.zeros_like(param)
+    again.param_groups[0]["lr"] = 0.0
+    again.step()
+    for number, param in enumerate(other.parameters()):
+        expected = of_optimizer["state"][number]["master"]
+        assert torch.equal(again.state_of(param)["master"], expected)
+    again.close()
 
 
 @pytest.mark.parametrize(
