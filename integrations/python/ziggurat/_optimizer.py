@@ -30,6 +30,15 @@ _NO_MEANING = ("foreach", "fused", "capturable", "differentiable")
 _TAKES_PAIRS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
 
 
+def _require_order(params: Any) -> None:
+    """PyTorch's refuse sets in groups alone. Errors: TypeError."""
+    if isinstance(params, (set, frozenset)):
+        raise TypeError(
+            "parameters are given as a set, which has another order in each run, so that state "
+            "that was saved would go to other parameters: give a list"
+        )
+
+
 def _with_names(param_group: dict[str, Any]) -> dict[str, Any]:
     """A group of (name, parameter) pairs as torch.optim has it from PyTorch 2.6 on."""
     params = param_group["params"]
@@ -129,6 +138,7 @@ class EngineOptimizer(Opening):
         self._called_by: dict[torch.Tensor, str] | None = None  # every parameter's name, when asked
         from_zero(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         from_zero(eps=defaults.get("eps", 0.0))
+        _require_order(params)
         super().__init__(params, {**defaults, "maximize": maximize})
         self._divide(wrapped, group, reduce_dtype)
         if model is not None:
@@ -191,6 +201,7 @@ class EngineOptimizer(Opening):
         }
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        _require_order(param_group["params"])
         super().add_param_group(param_group if _TAKES_PAIRS else _with_names(param_group))
         added = self.param_groups[-1]["params"]
         if len(set(added)) < len(added):
