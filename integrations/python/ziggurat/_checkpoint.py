@@ -127,7 +127,10 @@ class _Saving:
 
     def _add(self, name: str, target: torch.Tensor) -> None:
         trained = target in self._optimizer._opened_with
-        if not trained and (target.dtype not in DTYPES or target.numel() == 0):
+        if target.numel() == 0:  # of a DTensor too
+            self._others[name] = torch.empty(target.shape, dtype=target.dtype)
+            return
+        if not trained and target.dtype not in DTYPES:
             self._others[name] = target.detach().cpu()
             return
         self._indices[target] = len(self._params)

@@ -28,6 +28,7 @@ from ziggurat._optimizer import EngineOptimizer
 from ziggurat._parts import Part
 from ziggurat._resume import set_random_states
 from ziggurat._rounding import rounded
+from ziggurat._state import MOMENTS
 
 AT_ONCE = 1 << 20  # elements that are read into PyTorch's memory
 
@@ -118,6 +119,7 @@ class _Loading:
         self._own = _own_of(checkpoint.blob)  # {} where another program saved it
         self._notes: list[str] = []
         self._tensors: dict[int, int] = {}  # of a Saved, by its id: its place in the checkpoint
+        self._moments = MOMENTS[optimizer._kind]
         content = self._content()
         if rename is not None:
             rename_content(content, rename)
@@ -176,7 +178,12 @@ class _Loading:
             state["master"] = content.values[name]
             state["step"] = of_number(self._steps_of(name), directory)
         for name, value in self._own.get("others", {}).items():
-            content.values[name] = Saved(tuple(value.shape), directory, lambda value=value: value)
+            saved = Saved(tuple(value.shape), directory, lambda value=value: value)
+            content.values[name] = saved
+            if name in self._own["steps"] and not self._weights_only:
+                # Trained, without an element: of its state there are the steps.
+                content.states[name] = dict.fromkeys(("master", *self._moments), saved)
+                content.states[name]["step"] = of_number(self._steps_of(name), directory)
         return content
 
     def _reader(self, index: int, shape: tuple[int, ...]) -> Callable[[], torch.Tensor]:
@@ -249,6 +256,8 @@ class _Loading:
         """What the engine rounds its masters to, and buffers."""
         for target, saved in self._plan.values.items():
             index = self._tensors.get(id(saved))
+            if target.numel() == 0:
+                continue
             if index is None:
                 target.copy_(saved.read())
                 continue
