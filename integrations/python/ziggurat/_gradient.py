@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ziggurat._dtensor import is_dtensor, like, local_of
@@ -45,7 +46,8 @@ class GradientHooks:
     def attach(
         self, named_params: Iterable[tuple[str | Callable[[int], str], torch.Tensor]]
     ) -> list[Slot]:
-        """Again is harmless: new parameters get the next indices, unfrozen ones their hook. A name
+        """Again is harmless: new parameters get the next indices, unfrozen ones their hook, and so do
+        those of torch.nn.Lazy* modules that have a shape by now. A name
         may be what gives it by the index, once it is known."""
         slots = []
         for name, param in named_params:
@@ -53,7 +55,7 @@ class GradientHooks:
             if slot is None:
                 slot = self._slots[param] = Slot(name, self._count)
                 self._count += 1
-            if slot.handle is None and param.requires_grad:
+            if slot.handle is None and param.requires_grad and not is_lazy(param):
                 hook = functools.partial(_arrived, weakref.ref(self), slot)
                 slot.handle = param.register_post_accumulate_grad_hook(hook)
             slots.append(slot)
@@ -96,7 +98,7 @@ class GradientHooks:
         if grad is None:
             return None
         if not isinstance(grad, LentGradient):
-            grad = _dense(grad, slot)
+            grad = dense(grad, slot)
             if grad.requires_grad:
                 # zero_grad() may zero its memory while the step reads it: a copy.
                 return Taken(grad.detach().clone(memory_format=torch.contiguous_format), 1.0)
@@ -159,7 +161,7 @@ def _lend(param: torch.Tensor, content: Content) -> LentGradient:
     return lent
 
 
-def _dense(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
+def dense(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
     """Errors: where it is of another kind; one without a single value is zeros."""
     if grad.layout is torch.sparse_coo and grad._nnz() == 0:
         return torch.zeros(grad.shape, dtype=grad.dtype, device=grad.device)
@@ -180,7 +182,7 @@ def _arrived(owner: weakref.ref[GradientHooks], slot: Slot, param: torch.Tensor)
     if hooks is None or grad is None:
         return
     if not isinstance(grad, LentGradient) and hooks.lending:
-        grad = _dense(grad, slot)
+        grad = dense(grad, slot)
         # With create_graph the gradient has a graph of its own: it stays what it is.
         if not grad.requires_grad:
             grad = _lend(param, hooks.content(slot, _in_order(grad)))
