@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,6 +32,30 @@ MOMENTS = {
 _REFERENCE = "ziggurat"  #: in a state dict: where the state is
 
 Entry = Mapping[str, Any]  #: what torch.optim's state has of a parameter
+
+
+class StateOfParams(Mapping[torch.Tensor, dict[str, torch.Tensor]]):
+    """``optimizer.state`` as scripts read it: an entry is read from the engine each time that it is
+    asked for, so what is written to it stays in the copy. PyTorch's functions of distributed
+    checkpoints make a step where they find it empty."""
+
+    def __init__(self, optimizer: StateDicts) -> None:
+        self._optimizer = optimizer
+
+    def __getitem__(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self._optimizer.state_of(param)  # empty where there is none, as PyTorch's is
+
+    def __contains__(self, param: object) -> bool:
+        return isinstance(param, torch.Tensor) and self._optimizer._has_state(param)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (param for param in self._optimizer._order if param in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
 
 
 class StateDicts(torch.optim.Optimizer):
@@ -82,9 +107,23 @@ class StateDicts(torch.optim.Optimizer):
 
     # Reading
 
+    @property
+    def state(self) -> StateOfParams:  # type: ignore[override]
+        return StateOfParams(self)
+
+    @state.setter
+    def state(self, value: Mapping[Any, Any]) -> None:
+        if value or self.state:  # torch.optim.Optimizer's constructor assigns an empty one
+            raise InvalidArgument(
+                "optimizer.state is the engine's: load_state_dict() changes it, and a new "
+                "optimizer begins without"
+            )
+
     def _has_state(self, param: torch.Tensor) -> bool:
         opened = self._opened_with.get(param)
-        return opened is not None and opened.steps_of(param) > 0
+        if opened is None:
+            return param in self._to_load
+        return opened.steps_of(param) > 0 or self._kind == "adagrad"  # whose sums begin at once
 
     def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
         """What ``torch.optim`` has in ``optimizer.state[param]``, in fp32: "step", the moments by
@@ -120,14 +159,8 @@ class StateDicts(torch.optim.Optimizer):
         loaded = bool(self._to_load) or any(opened.loaded for opened in self._opened)
         if self._by_reference and not loaded:
             return self.reference()
-        self.look_at_memory(param for param in self._order if self._has_state(param))
-        try:
-            for param in self._order:
-                if state := self.state_of(param):
-                    self.state[param] = state
-            return super().state_dict()
-        finally:
-            self.state.clear()
+        self.look_at_memory(param for param in self.state if param in self._opened_with)
+        return super().state_dict()
 
     def look_at_memory(self, params: Iterable[torch.Tensor]) -> None:
         """Errors: ResourceExhausted where the whole state of `params` does not fit beside what is
@@ -181,6 +214,21 @@ class StateDicts(torch.optim.Optimizer):
         for another optimizer's state, for one that has some of the names and lacks others, or a
         store that is at another generation.
         """
+        self._between_hooks(self._take_over, state_dict)
+
+    def _between_hooks(
+        self, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]
+    ) -> None:
+        """Those that a script has registered: from PyTorch they would see no state."""
+        state_dict = dict(state_dict)
+        for before in list(self._optimizer_load_state_dict_pre_hooks.values()):
+            changed = before(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        load(state_dict)
+        for after in list(self._optimizer_load_state_dict_post_hooks.values()):
+            after(self)
+
+    def _take_over(self, state_dict: dict[str, Any]) -> None:
         reference = state_dict.get(_REFERENCE)
         state_dict = self.in_order(state_dict)
         entries = self._entries(state_dict)
@@ -236,7 +284,15 @@ class StateDicts(torch.optim.Optimizer):
     def _load_groups(self, state_dict: dict[str, Any]) -> None:
         """Their settings; `state_dict` is in_order()."""
         names = [group.get("param_names") for group in self.param_groups]
-        super().load_state_dict({**state_dict, "state": {}})
+        hooks = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks
+        self._optimizer_load_state_dict_pre_hooks = OrderedDict()
+        self._optimizer_load_state_dict_post_hooks = OrderedDict()
+        try:
+            super().load_state_dict({**state_dict, "state": {}})
+        finally:
+            pre, post = hooks
+            self._optimizer_load_state_dict_pre_hooks = pre
+            self._optimizer_load_state_dict_post_hooks = post
         for group, own in zip(self.param_groups, names, strict=True):
             # PyTorch takes the names that were saved, which may be those of another order of
             # parameters.
@@ -362,4 +418,5 @@ class Groups:
         return torch.optim.Optimizer.state_dict(self._optimizer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._optimizer._load_groups(self._optimizer.in_order(state_dict))
+        its = self._optimizer
+        its._between_hooks(lambda given: its._load_groups(its.in_order(given)), state_dict)

@@ -22,6 +22,11 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
 import ziggurat
 import ziggurat.torch
 from ziggurat._rounding import rounds_to
@@ -101,7 +106,67 @@ def test_an_entry_is_torchs_and_the_engine_has_its_names(name):
     for key in (*moments, "master"):
         assert entry[key].shape == param.shape and entry[key].dtype == torch.float32
     assert rounds_to(entry["master"], param)
-    assert not optimizer.state
+    assert optimizer.state[param].keys() == entry.keys()
+
+
+def test_the_state_is_read_as_that_of_torch_optim():
+    model, other = small_model(), small_model()
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    theirs = torch.optim.AdamW(other.parameters())
+    assert not optimizer.state and optimizer.state[next(model.parameters())] == {}
+    step(model, optimizer, 0)
+    step(other, theirs, 0)
+    assert list(optimizer.state) == list(model.parameters()) and len(optimizer.state) == 5
+    for param, reference in zip(model.parameters(), theirs.state.values(), strict=True):
+        assert param in optimizer.state and optimizer.state[param]["step"] == 1
+        torch.testing.assert_close(optimizer.state[param]["exp_avg"], reference["exp_avg"])
+    with pytest.raises(ziggurat.InvalidArgument, match="is the engine's"):
+        optimizer.state = {}
+    with pytest.raises(TypeError):
+        optimizer.state[next(model.parameters())] = {}
+
+
+def test_pytorchs_distributed_state_dict_makes_no_step():
+    """It makes one where it takes an optimizer to have no state."""
+    model, other = small_model(), small_model()
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    alone = ziggurat.torch.AdamW(other.parameters())
+    for number in range(2):
+        step(model, optimizer, number)
+        step(other, alone, number)
+    state = get_optimizer_state_dict(model, optimizer)
+    assert state["state"]["0.weight"]["step"] == 2
+    again_of = small_model(seed=2)
+    again = ziggurat.torch.AdamW(again_of.parameters())
+    again_of.load_state_dict(model.state_dict())
+    set_optimizer_state_dict(again_of, again, state)
+    for its, of in ((model, optimizer), (other, alone), (again_of, again)):
+        step(its, of, 2)
+    assert same(bits(model), bits(other)) and same(bits(model), bits(again_of))
+
+
+def test_hooks_of_a_load_see_the_state_and_may_change_it():
+    model, other = small_model(), small_model()
+    seen = []
+
+    def without_moments(optimizer, given):
+        entries = {number: dict(entry) for number, entry in given["state"].items()}
+        for entry in entries.values():
+            entry["exp_avg"] = torch.zeros_like(entry["exp_avg"])
+        return {**given, "state": entries}
+
+    ends = []
+    for library, its in ((ziggurat.torch, model), (torch.optim, other)):
+        optimizer = library.AdamW(its.parameters(), lr=1e-3)
+        step(its, optimizer, 0)
+        optimizer.register_load_state_dict_pre_hook(without_moments)
+        optimizer.register_load_state_dict_post_hook(lambda loaded: seen.append(len(loaded.state)))
+        optimizer.load_state_dict(optimizer.state_dict())
+        step(its, optimizer, 1)
+        ends.append(list(its.parameters()))
+    assert seen == [5, 5]
+    for ours, theirs in zip(*ends, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("placement", ["host", "nvme"])
