@@ -209,8 +209,8 @@ class StateDicts(torch.optim.Optimizer):
         optimizer's, and in PyTorch's order where it has none of them, or no names.
 
         The next step goes on from it, and makes it durable. A "master" counts where the parameter,
-        as it is at that step, is what it rounds to; elsewhere, and where there is none, the
-        parameter is the master. Parameters without an entry begin anew. Errors: InvalidArgument
+        as it is at that step, is what it rounds to, in bf16 either neighbour; elsewhere, and where
+        there is none, the parameter is the master. Parameters without an entry begin anew. Errors: InvalidArgument
         for another optimizer's state, for one that has some of the names and lacks others, or a
         store that is at another generation.
         """

@@ -85,11 +85,16 @@ def test_a_checkpoint_has_their_shape_and_their_steps(kind, dtype, tmp_path):
 
 
 @pytest.mark.skipif(not COMMAND, reason="no command")
-def test_the_command_reads_such_a_checkpoint(tmp_path):
+def test_the_command_reads_such_a_checkpoint_and_leaves_them_out(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
     model, optimizer = made()
     train(model, optimizer, 1)
     path = save_checkpoint(tmp_path, optimizer, model)
     subprocess.run([COMMAND, "ckpt", "verify", path], check=True, capture_output=True)
+    to_hf = [COMMAND, "ckpt", "to-hf", path, str(tmp_path / "hf")]
+    subprocess.run(to_hf, check=True, capture_output=True)
+    weights = safetensors.load_file(tmp_path / "hf/model.safetensors")
+    assert weights.keys() == model.state_dict().keys() - {"rows"}
 
 
 def test_a_checkpoint_of_before_they_were_trained_lacks_their_state(tmp_path):
