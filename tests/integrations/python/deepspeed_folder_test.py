@@ -6,6 +6,7 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing. 
 ZIGGURAT_COMMAND it verifies them too.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.deepspeed as deepspeed
 from ziggurat._state import Groups
+from ziggurat.deepspeed import _files
 from ziggurat.deepspeed.utils import zero_to_fp32
 
 COMMAND = os.environ.get("ZIGGURAT_COMMAND", "")
@@ -265,6 +267,66 @@ def test_a_cut_file_is_refused_by_its_name(tmp_path):
         os.truncate(file, size)
         with pytest.raises(ziggurat.DataLoss, match=MODULE):
             made().load_checkpoint(tmp_path, tag="here")
+
+
+@contextlib.contextmanager
+def without_checksums():
+    """As a script may tell PyTorch, of its own files."""
+    if not hasattr(torch.serialization, "set_crc32_options"):
+        pytest.skip("PyTorch writes checksums always before 2.6")
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(True)
+
+
+def test_a_file_that_has_no_checksums_is_read(tmp_path):
+    """DeepSpeed's, or one that a script has written anew, where checksums are turned off."""
+    engine = made()
+    train(engine, 0, 1)
+    engine.save_checkpoint(tmp_path, tag="here")
+    file = tmp_path / "here" / MODULE
+    state = torch.load(file, weights_only=False)
+    with without_checksums():
+        torch.save(state, file)
+    assert_same(bits(made_from(tmp_path)), bits(engine))
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(ziggurat.DataLoss, match=MODULE):
+        made().load_checkpoint(tmp_path, tag="here")
+
+
+def test_what_is_saved_has_checksums_whatever_the_script_does_without(tmp_path):
+    engine = made()
+    train(engine, 0, 1)
+    with without_checksums():
+        engine.save_checkpoint(tmp_path, tag="here")
+        assert not torch.serialization.get_crc32_options()
+    file = tmp_path / "here" / MODULE
+    value = engine.module[2].weight.detach().view(torch.int16).numpy().tobytes()
+    change_byte(file, file.read_bytes().index(value) + 8)
+    with pytest.raises(ziggurat.DataLoss, match=f"{MODULE}: its record .*data/"):
+        made().load_checkpoint(tmp_path, tag="here")
+
+
+def test_no_changed_byte_of_a_file_is_another_error_or_other_values(tmp_path):
+    """Of its table of records too, which has no checksum: it is refused, or means the same."""
+    file = tmp_path / "file.pt"
+    values = {"values": torch.arange(10.0), "text": "x"}
+    _files.write(file, values)
+    whole = file.read_bytes()
+    refused = 0
+    for at in range(len(whole)):
+        file.write_bytes(whole)
+        change_byte(file, at)
+        try:
+            found = _files.read(file)
+        except ziggurat.DataLoss as error:
+            assert str(file) in str(error)
+            refused += 1
+        else:
+            assert torch.equal(found["values"], values["values"]) and found["text"] == "x"
+    assert refused > len(whole) // 4
 
 
 # What does not fit
