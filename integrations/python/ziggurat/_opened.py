@@ -378,15 +378,18 @@ class Opened:
         shape, strides = self._laid[index]
         return param.shape != shape or param.stride() != strides
 
+    def _is_written(self, index: int, param: torch.Tensor) -> bool:
+        """Since the engine wrote it, or took it last."""
+        return param._version != self._versions[index] or self._moved(index, param)
+
     def _look_at_params(self) -> list[int]:
         """Those that were written since: their masters are taken anew at the step."""
         written = []
         for index, part in enumerate(self.parts):
             param = part.memory()
-            moved = self._moved(index, param)
-            if not moved and param._version == self._versions[index]:
+            if not self._is_written(index, param):
                 continue
-            if moved:
+            if self._moved(index, param):
                 name, was = self.names[index], self._kinds[index]
                 kind = _kind_of(part, param, name)
                 if kind != was:
@@ -406,6 +409,16 @@ class Opened:
             self._versions[index] = param._version
             written.append(index)
         return written
+
+    def unsettled(self) -> list[str]:
+        """Parameters whose masters a step takes anew: written since, or given with a state that was
+        loaded. Nothing is taken. No step is under way."""
+        written = [
+            name
+            for index, (name, part) in enumerate(zip(self.names, self.parts, strict=True))
+            if self._is_written(index, part.memory())
+        ]
+        return written + [self._names_of[param] for param in self.masters]
 
     def params_written(self) -> list[int]:
         """Masters are those of the parameters as they are, but for what write_state() gives from

@@ -121,6 +121,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         if host_memory is not None:
             self._settings["host_memory"] = host_memory
         self._closed = False
+        self._lost = False  # its state was given up for one that could not be loaded
         self._figures: dict[str, int] = {}  # as of the last call of figures(), or at open
         self._opened: list[Opened] = []
         self._opened_with: dict[torch.Tensor, Opened] = {}  # of every parameter of those
@@ -257,8 +258,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
             return
         named = {param: one for one in new for param in (one[1],)}
         new = [named[param] for param in self._in_order(named)]
-        if self._closed:
-            raise InvalidArgument("the optimizer is closed, and its state is gone: make a new one")
+        self.need_open()
         if self._resume is not None:
             raise Unimplemented(
                 f"parameter '{new[0][0]}' was added after Resume, whose store has no state of "
@@ -281,6 +281,12 @@ class EngineOptimizer(AmongRanks, StateDicts):
         self._opened_with |= dict.fromkeys(opened.members, opened)
         self._sharing.opened(opened.members, opened.engine.resumed)
         self._give_loaded(opened)
+
+    def need_open(self) -> None:
+        """Errors: InvalidArgument where its state is gone: beginning anew is nothing that was asked
+        for."""
+        if self._closed or self._lost:
+            raise InvalidArgument("the optimizer is closed, and its state is gone: make a new one")
 
     def _open(
         self, new: list[tuple[str, torch.Tensor, int]], path: str | None, resume: bool = False

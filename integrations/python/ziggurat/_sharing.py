@@ -82,6 +82,16 @@ class Alone:
         """Whether it holds on every rank."""
         return holds if self.ranks is None else self.ranks.largest([not holds]) == [0.0]
 
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """For each whether it holds on some rank."""
+        if self.ranks is None or not flags:
+            return list(flags)
+        return [found > 0 for found in self.ranks.largest(flags)]
+
+    def told(self, what: Any) -> list[Any]:
+        """What every rank has given: plain data, in their order."""
+        return [what] if self.ranks is None else self.ranks.told(what)
+
     def together(self, what: str, work: Callable[[], _Found]) -> _Found:
         """What `work` gives here, which calls no other rank, once it has ended on all of them.
         Errors: its own; Unavailable, which says what another rank's was."""

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ziggurat._native import InvalidArgument
-from ziggurat.deepspeed import _checkpoint, _gradients, _optimizers, _owners
+from ziggurat.deepspeed import _checkpoint, _gradients, _loading, _optimizers, _owners
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._data import DeepSpeedDataLoader, loader_of
 from ziggurat.deepspeed._loss_scale import loss_scale_of
@@ -81,6 +81,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         self.training_dataloader = (
             None if training_data is None else self.deepspeed_io(training_data)
         )
+        _checkpoint.begin(self)
         self._report = Report(self)
         self.monitor = self._report.monitor
 
@@ -335,8 +336,9 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         """Writes what ``load_checkpoint()`` goes on from; `client_state` is the script's own.
 
         All ranks that call it, with the same tag, write what they have; where one does not, rank 0
-        writes what all have. As many or other ranks go on from it. A tag that is there stays whole
-        until the new one is. Errors: Unavailable where a rank failed in it.
+        writes what all have, unless parameters or state were changed since the newest step. As many
+        or other ranks go on from it. A tag that is there stays whole until the new one is. Errors:
+        Unavailable where a rank failed in it.
         """
         _checkpoint.save(
             self, save_dir, tag, client_state or {}, save_latest, exclude_frozen_parameters
@@ -355,11 +357,14 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
     ) -> tuple[str | None, dict[str, Any] | None]:
         """The path that was loaded and its ``client_state``; (None, None) without a ``latest``.
 
-        Load only what you trust: a ``client_state`` may run code as it is read. Errors: DataLoss
+        A call of all ranks, which go on from the same save; of the module alone, of any. Load only
+        what you trust: a ``client_state`` may run code as it is read. Errors, on all ranks: DataLoss
         naming a file with a byte that is not what was written; InvalidArgument for what is not
-        there, or does not fit.
+        there, or does not fit. The optimizer has what it had then, and the module too unless it
+        refuses a value; where an error comes later, of a drive that is full or a rank that has
+        ended, the optimizer is closed, and its next step says so.
         """
-        return _checkpoint.load(
+        return _loading.load(
             self,
             load_dir,
             tag,

@@ -18,6 +18,7 @@ import torch
 from ziggurat._native import Unavailable
 
 _PATIENCE = datetime.timedelta(seconds=10)  # for ranks to begin what rank 0 has begun
+_LONG_PATIENCE = datetime.timedelta(minutes=30)  # where none can be done without
 _WORK = datetime.timedelta(hours=6)  # for one that has begun: a large state on a slow disk
 _PAUSE = 0.02  # seconds between two looks: the store's own wait prints a warning when it ends
 _FAILED = "failed: "
@@ -47,17 +48,41 @@ class Meeting:
         there = [rank for rank in self.others if self._waited(until, ("began", rank))]
         return {rank: self._heard("began", rank) for rank in there}
 
+    def words_of_all(self) -> dict[int, str]:
+        """Of all other ranks. Errors: Unavailable where some do not begin."""
+        until = time.monotonic() + _LONG_PATIENCE.total_seconds()
+        absent = [rank for rank in self.others if not self._waited(until, ("began", rank))]
+        if absent:
+            raise Unavailable(
+                f"{self._call}: the ranks {absent} have not called it within "
+                f"{_LONG_PATIENCE.total_seconds():g} s, but all have to where each host keeps "
+                "files of its own: call it on every rank, or leave "
+                "`checkpoint.use_node_local_storage` out"
+            )
+        return {rank: self._heard("began", rank) for rank in self.others}
+
     def decide(self, what: str) -> None:
         """Rank 0's."""
         self._say("decided", self._rank, what)
 
     def decision(self) -> str:
         """What rank 0 decides, once it has. Errors: Unavailable where it fails before."""
-        until = time.monotonic() + _WORK.total_seconds()
-        self._waited(until, ("decided", 0), ("ended", 0))
-        if not self._store().check([self._key("decided", 0)]):
-            self.result_of(0)
+        self._reached("decided", 0)
         return self._heard("decided", 0)
+
+    def prepared(self) -> None:
+        """This rank's work is done, but for its last step, which waits for the others'."""
+        self._say("prepared", self._rank, "")
+
+    def wait_prepared(self, rank: int) -> None:
+        """Errors: Unavailable where it fails before."""
+        self._reached("prepared", rank)
+
+    def _reached(self, what: str, rank: int) -> None:
+        until = time.monotonic() + _WORK.total_seconds()
+        self._waited(until, (what, rank), ("ended", rank))
+        if not self._store().check([self._key(what, rank)]):
+            self.result_of(rank)
 
     def end(self, result: str) -> None:
         """This rank's work is done."""
@@ -93,4 +118,19 @@ class Meeting:
         return f"ziggurat/{self._name}/{what}/{rank}"
 
     def _store(self) -> Any:
-        return torch.distributed.distributed_c10d._get_default_store()
+        return _store()
+
+
+def tell(what: str, word: str) -> None:
+    """`word` of this rank's, once; the same `what` on all."""
+    _store().set(f"ziggurat/{what}/{torch.distributed.get_rank()}", word)
+
+
+def told(what: str) -> list[str]:
+    """What each rank tells, once all have."""
+    keys = [f"ziggurat/{what}/{rank}" for rank in range(torch.distributed.get_world_size())]
+    return [_store().get(key).decode() for key in keys]
+
+
+def _store() -> Any:
+    return torch.distributed.distributed_c10d._get_default_store()
