@@ -347,16 +347,20 @@ class Opened:
         shape, strides = self._laid[index]
         return param.shape != shape or param.stride() != strides
 
+    def _is_written(self, index: int, param: torch.Tensor) -> bool:
+        """Returns whether somebody has written or moved the parameter since the engine last wrote
+        or read it."""
+        return param._version != self._versions[index] or self._moved(index, param)
+
     def _look_at_params(self) -> list[int]:
         """Finds the parameters that somebody has written since the last step, and returns their
         indices. The next step makes their masters from them."""
         written = []
         for index, part in enumerate(self.parts):
             param = part.memory()
-            moved = self._moved(index, param)
-            if not moved and param._version == self._versions[index]:
+            if not self._is_written(index, param):
                 continue
-            if moved:
+            if self._moved(index, param):
                 name, was = self.names[index], self._kinds[index]
                 kind = _kind_of(part, param, name)
                 if kind != was:
@@ -376,6 +380,17 @@ class Opened:
             self._versions[index] = param._version
             written.append(index)
         return written
+
+    def unsettled(self) -> list[str]:
+        """Returns the names of the parameters whose masters the next step replaces: those that
+        somebody has written, and those with a loaded master. Changes nothing. No step is in
+        progress."""
+        written = [
+            name
+            for index, (name, part) in enumerate(zip(self.names, self.parts, strict=True))
+            if self._is_written(index, part.memory())
+        ]
+        return written + [self._names_of[param] for param in self.masters]
 
     def params_written(self) -> list[int]:
         """Makes the parameters' present values the masters, unless write_state() changes those

@@ -40,6 +40,7 @@ class Opening(AmongRanks, StateDicts):
     placement: str
     _tier: str
     _closed: bool
+    _lost: bool
     _figures: dict[str, int]
     _slot_of: dict[torch.Tensor, Slot]
     _spelled: dict[torch.Tensor, str]
@@ -71,10 +72,7 @@ class Opening(AmongRanks, StateDicts):
             return
         named = {param: one for one in new for param in (one[1],)}
         new = [named[param] for param in self._in_order(named)]
-        if self._closed:
-            raise InvalidArgument(
-                "the optimizer was closed and has no state any more: make a new optimizer"
-            )
+        self.need_open()
         if self._resume is not None:
             raise Unimplemented(
                 f"parameter '{new[0][0]}' was added after Resume, so the store has no state for "
@@ -97,6 +95,14 @@ class Opening(AmongRanks, StateDicts):
         self._opened_with |= dict.fromkeys(opened.members, opened)
         self._sharing.opened(opened)
         self._give_loaded(opened)
+
+    def need_open(self) -> None:
+        """Checks that the optimizer still has its state, because nobody asked it to start from the
+        beginning. Errors: InvalidArgument if the state is gone."""
+        if self._closed or self._lost:
+            raise InvalidArgument(
+                "the optimizer was closed and has no state any more: make a new optimizer"
+            )
 
     def _open(
         self, new: list[tuple[str, torch.Tensor, int]], path: str | None, resume: bool = False

@@ -118,6 +118,8 @@ class EngineOptimizer(Opening):
         if host_memory is not None:
             self._settings["host_memory"] = host_memory
         self._closed = False
+        # whether the state was given up for another state, which could not be loaded
+        self._lost = False
         # figures of the last call of figures(), or of the opening
         self._figures: dict[str, int] = {}
         self._opened: list[Opened] = []

@@ -86,6 +86,16 @@ class Alone:
         """Returns whether `holds` is true on every rank."""
         return holds if self.ranks is None else self.ranks.largest([not holds]) == [0.0]
 
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """Returns for each flag whether it is true on at least one rank."""
+        if self.ranks is None or not flags:
+            return list(flags)
+        return [found > 0 for found in self.ranks.largest(flags)]
+
+    def told(self, what: Any) -> list[Any]:
+        """Returns what each rank has given, as plain data, in the order of the ranks."""
+        return [what] if self.ranks is None else self.ranks.told(what)
+
     def together(self, what: str, work: Callable[[], _Found]) -> _Found:
         """Returns what `work`, which calls no other rank, returns on this rank, once it has ended
         on all. Errors: this rank's own; Unavailable, which tells another rank's error."""
