@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reports' scripts with torchao's optimizers, which keep moments in 8 bits.
+"""The reports' scripts with torchao's AdamW8bit.
+
+AdamW8bit keeps moments in 8 bits only for a tensor of 4,096 numbers or more that is made of whole
+blocks of 256. Only the script of report 12 has such a tensor. All other moments have the
+parameter's own type.
 
 These optimizers save through the state dicts of model and optimizer, so PyTorch's column tells
 what becomes of a model's names, ties and files. torchao's CPUOffloadOptimizer is for parameters on

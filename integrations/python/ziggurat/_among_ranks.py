@@ -83,7 +83,7 @@ class AmongRanks:
                 "DistributedDataParallel before the first step, and before Resume"
             )
         ranks = self._ranks(model.process_group)
-        feeder = DdpFeeder(ranks, self._param_of, self._slots, self._hooks.slot)
+        feeder = DdpFeeder(ranks, self._param_of, self._slots, self._hooks.slot, model)
         self._hooks.lending = False
         self._sharing = Divided(ranks, feeder, self._updated)
         self._sharing.attach(self._slots())

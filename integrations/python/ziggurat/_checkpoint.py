@@ -134,7 +134,10 @@ class _Saving:
 
     def _add(self, name: str, target: torch.Tensor) -> None:
         trained = target in self._optimizer._opened_with
-        if not trained and (target.dtype not in DTYPES or target.numel() == 0):
+        if target.numel() == 0:  # a DTensor becomes a plain tensor too
+            self._others[name] = torch.empty(target.shape, dtype=target.dtype)
+            return
+        if not trained and target.dtype not in DTYPES:
             self._others[name] = target.detach().cpu()
             return
         self._indices[target] = len(self._params)

@@ -24,10 +24,11 @@ from ziggurat._foreign._plan import Places, Plan
 from ziggurat._names import listed, names_alone
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Checkpoint
-from ziggurat._opened import rounded
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._parts import Part
 from ziggurat._resume import set_random_states
+from ziggurat._rounding import rounded
+from ziggurat._state import MOMENTS
 
 AT_ONCE = 1 << 20  # elements read into PyTorch's memory at a time
 
@@ -122,6 +123,7 @@ class _Loading:
         self._notes: list[str] = []
         # a tensor's index in the checkpoint, by the id of its Saved
         self._tensors: dict[int, int] = {}
+        self._moments = MOMENTS[optimizer._kind]
         content = self._content()
         if rename is not None:
             rename_content(content, rename)
@@ -181,7 +183,12 @@ class _Loading:
             state["master"] = content.values[name]
             state["step"] = of_number(self._steps_of(name), directory)
         for name, value in self._own.get("others", {}).items():
-            content.values[name] = Saved(tuple(value.shape), directory, lambda value=value: value)
+            saved = Saved(tuple(value.shape), directory, lambda value=value: value)
+            content.values[name] = saved
+            if name in self._own["steps"] and not self._weights_only:
+                # A trained parameter without elements has no state but its steps.
+                content.states[name] = dict.fromkeys(("master", *self._moments), saved)
+                content.states[name]["step"] = of_number(self._steps_of(name), directory)
         return content
 
     def _reader(self, index: int, shape: tuple[int, ...]) -> Callable[[], torch.Tensor]:
@@ -261,6 +268,8 @@ class _Loading:
         buffers."""
         for target, saved in self._plan.values.items():
             index = self._tensors.get(id(saved))
+            if target.numel() == 0:
+                continue
             if index is None:
                 target.copy_(saved.read())
                 continue

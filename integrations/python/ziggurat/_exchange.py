@@ -57,7 +57,7 @@ class Bucket:
         cut, start = self.cuts[i], self._starts[i]
         rows[:, self._flags + i] = 0.0 if part is None else 1.0
         place = rows[:, start : start + cut.slice]
-        if part is None or part.tensor is None:
+        if part is None or part.tensor is None or cut.count == 0:
             place.zero_()
             return
         flat = part.tensor.reshape(-1)

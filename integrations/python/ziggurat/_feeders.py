@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat._exchange import Bucket, GradientExchange, Sent, in_buckets, planned_bytes
+from ziggurat._gradient import dense
 from ziggurat._gradient_content import Content, Slot, Taken
 from ziggurat._lent_gradient import LentGradient
 from ziggurat._native import InvalidArgument, Unimplemented
@@ -187,6 +189,24 @@ class BackwardFeeder(Feeder):
         self._sent += 1
         self.exchange.send(bucket, parts, device)
 
+    def check_sent(self) -> None:
+        slots = [slot for slot in self._slots() if slot.handle is None]
+        # The answer is the same on all ranks. A backward in which only such parameters have
+        # gradients has called no hook, so nothing was sent yet.
+        if any(self._param_of(slot).requires_grad for slot in slots):
+            self.flush()
+
+    def _take_unhooked(self) -> None:
+        """Takes the first gradients of parameters that were frozen until now and have no hook yet,
+        because the step attaches their hooks."""
+        for slot in self._trained:
+            grad = self._param_of(slot).grad if slot.handle is None else None
+            if grad is None or isinstance(grad, LentGradient) or grad.requires_grad:
+                continue
+            content = SharedContent(slot, grad, self.exchange)
+            content.part = dense(grad, slot)
+            self._param_of(slot).grad = LentGradient(content)
+
     def _unsent(self) -> bool:
         contents = (_shared(self._param_of(slot)) for slot in self._trained)
         return any(content is not None and content.part is not None for content in contents)
@@ -194,6 +214,7 @@ class BackwardFeeder(Feeder):
     def flush(self) -> None:
         """Sends until no rank has anything left to send, and waits for what comes back."""
         self._begin_round()
+        self._take_unhooked()
         count = len(self._buckets)
         while count:
             rounds, rest = divmod(self._sent, count)
@@ -226,9 +247,16 @@ class DdpFeeder(Feeder):
         param_of: Callable[[Slot], torch.Tensor],
         slots: Callable[[], Sequence[Slot]],
         slot_of: Callable[[torch.Tensor], Slot | None],
+        model: DistributedDataParallel,
     ) -> None:
         super().__init__(ranks, param_of, slots)
         self._slot_of = slot_of
+        named = model.module.named_parameters()
+        theirs = [param for name, param in named if name not in model.parameters_to_ignore]
+        frozen = (slot_of(param) for param in theirs if not param.requires_grad)
+        # The parameters that were frozen when DDP wrapped the model, until one of DDP's buckets has
+        # them. DDP may not exchange the gradients of the rest.
+        self._frozen = {slot: None for slot in frozen if slot is not None}
         self._buckets: dict[tuple[Slot, ...], list[Bucket]] = {}  # our buckets for each of DDP's
         # our buckets that the backward in progress has used
         self._used: dict[tuple[Slot, ...], list[Bucket]] = {}
@@ -245,6 +273,15 @@ class DdpFeeder(Feeder):
 
     def check_sent(self) -> None:
         """Checks at a step that gradients were exchanged. Errors: InvalidArgument if not."""
+        for slot in self._frozen:
+            param = self._param_of(slot)
+            if param.requires_grad and param.grad is not None:
+                raise InvalidArgument(
+                    f"parameter '{slot.name}' was frozen when the model was wrapped in "
+                    "DistributedDataParallel, so DistributedDataParallel does not exchange its "
+                    "gradient: wrap the model with find_unused_parameters=True while the parameter "
+                    "is trained, and freeze the parameter afterwards"
+                )
         if self._unsent:
             raise InvalidArgument(
                 f"the gradient of parameter '{next(iter(self._unsent)).name}' was not exchanged "
@@ -260,6 +297,8 @@ class DdpFeeder(Feeder):
         params = bucket.parameters()
         grads = [_lies_as(*one) for one in zip(bucket.gradients(), params, strict=True)]
         slots = tuple(self._known(param) for param in params)
+        for slot in slots if self._frozen else ():
+            self._frozen.pop(slot, None)
         # DDP's first bucket has all gradients, because DDP does not know their order yet.
         buckets = self._buckets.get(slots)
         if buckets is None:

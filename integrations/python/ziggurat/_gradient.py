@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ziggurat._dtensor import is_dtensor, like, local_of
@@ -47,16 +48,16 @@ class GradientHooks:
     def attach(
         self, named_params: Iterable[tuple[str | Callable[[int], str], torch.Tensor]]
     ) -> list[Slot]:
-        """Attaches the hooks; may be called again. New parameters get the next indices, and
-        unfrozen ones their hook. A name may be a function that returns the name for an index,
-        once it is known."""
+        """Attaches the hooks; may be called again. New parameters get the next indices. Unfrozen
+        parameters get their hook, and so do parameters of torch.nn.Lazy* modules once they have a
+        shape. A name may be a function that returns the name for an index, once it is known."""
         slots = []
         for name, param in named_params:
             slot = self._slots.get(param)
             if slot is None:
                 slot = self._slots[param] = Slot(name, self._count)
                 self._count += 1
-            if slot.handle is None and param.requires_grad:
+            if slot.handle is None and param.requires_grad and not is_lazy(param):
                 hook = functools.partial(_arrived, weakref.ref(self), slot)
                 slot.handle = param.register_post_accumulate_grad_hook(hook)
             slots.append(slot)
@@ -100,7 +101,7 @@ class GradientHooks:
         if grad is None:
             return None
         if not isinstance(grad, LentGradient):
-            grad = _dense(grad, slot)
+            grad = dense(grad, slot)
             if grad.requires_grad:
                 # The gradient is copied, because zero_grad() may zero its memory while the step
                 # reads it.
@@ -168,7 +169,7 @@ def _lend(param: torch.Tensor, content: Content) -> LentGradient:
     return lent
 
 
-def _dense(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
+def dense(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
     """Returns a plain dense gradient; a sparse one without values becomes zeros. Errors:
     Unimplemented for other kinds of gradient."""
     if grad.layout is torch.sparse_coo and grad._nnz() == 0:
@@ -190,7 +191,7 @@ def _arrived(owner: weakref.ref[GradientHooks], slot: Slot, param: torch.Tensor)
     if hooks is None or grad is None:
         return
     if not isinstance(grad, LentGradient) and hooks.lending:
-        grad = _dense(grad, slot)
+        grad = dense(grad, slot)
         # A gradient that has a graph of its own, as with create_graph, stays as it is.
         if not grad.requires_grad:
             grad = _lend(param, hooks.content(slot, _in_order(grad)))

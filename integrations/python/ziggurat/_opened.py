@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,64 +21,13 @@ from ziggurat._native import (
     InvalidArgument,
     Param,
     Runtime,
-    Unimplemented,
     ZigguratError,
 )
 from ziggurat._parts import Nothing, Part
+from ziggurat._rounding import as_fp32, rounds_to
 from ziggurat._words import in_arguments
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-
-def _as_fp32(values: torch.Tensor) -> torch.Tensor:
-    return values.detach().to("cpu", torch.float32).contiguous()
-
-
-def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns `values` as the engine rounds masters: to the nearest bf16, ties away from zero."""
-    if dtype != torch.bfloat16 or values.dtype != torch.float32:
-        return values.to(dtype)
-    nearest = (values.contiguous().view(torch.int32) + 0x8000) >> 16
-    return nearest.to(torch.int16).view(torch.bfloat16)
-
-
-def _draws_noise(settings: Mapping[str, Any]) -> bool:
-    """Returns whether the engine may round anything stochastically."""
-    words = {name: settings.get(name) for name in ("rounding", "state_rounding", "param_rounding")}
-    kept = settings.get("state_format") in ("bf16", "bf16-moments")
-    # "stochastic" is the default of a new store
-    of_state = words["state_rounding"] or words["rounding"] or "stochastic"
-    return "stochastic" in words.values() or (kept and of_state == "stochastic")
-
-
-def _require_runs(parts: Sequence[Part], names: Sequence[str]) -> None:
-    """Checks that stochastic rounding does not depend on how ranks divide a parameter. Errors:
-    Unimplemented, on every rank alike, if it does."""
-    for part, name in zip(parts, names, strict=True):
-        if not part.is_run():
-            placed = getattr(part.param, "placements", "")
-            raise Unimplemented(
-                f"parameter '{name}' is placed as {placed}, so the elements of a rank's part do "
-                "not follow one another in the whole, and stochastic rounding would give other "
-                "bits on another number of ranks. Shard the parameter in dimension 0, as "
-                "fully_shard() does without "
-                'shard_placement_fn, or give state_rounding="nearest" and param_rounding="nearest"'
-            )
-
-
-def rounds_to(master: torch.Tensor, param: torch.Tensor, stochastic: bool = False) -> bool:
-    """Returns whether the engine rounds `master` to `param`; with `stochastic`, whether `param` is
-    one of the two neighbours of `master`."""
-    if stochastic and param.dtype == torch.bfloat16:
-        bits = _as_fp32(master).contiguous().view(torch.int32)
-        low = (bits >> 16).to(torch.int16)
-        high = ((bits + 0xFFFF) >> 16).to(torch.int16)
-        found = param.detach().contiguous().view(torch.int16)
-        return bool(((found == low) | (found == high)).all())
-    made, param = rounded(_as_fp32(master), param.dtype), param.detach()
-    if param.dtype != torch.bfloat16:
-        return torch.equal(made, param)
-    return torch.equal(made.view(torch.int16), param.view(torch.int16))
 
 
 _Laid = tuple[torch.Size, tuple[int, ...]]
@@ -146,8 +95,6 @@ class Opened:
         load: Callable[[Sequence[Part]], tuple[int, dict[str, Any]]] | None = None,
     ) -> None:
         """`load` returns, for these parts, what Engine takes from a checkpoint."""
-        if _draws_noise(settings):
-            _require_runs(parts, names)
         #: all parameters; this rank may have no part of some
         self.members = [part.param for part in parts]
         # Checks the parameters of other ranks too, so that every rank refuses the same ones.
@@ -163,10 +110,9 @@ class Opened:
         # The steps of parameters that only other ranks have; the engine counts the steps of all
         # others.
         self._elsewhere = dict.fromkeys(set(self.members) - set(self.params), 0)
+        shapes = {part.param: kind.shape for part, kind in zip(parts, kinds, strict=True)}
+        self._shapes_elsewhere = {param: shapes[param] for param in self._elsewhere}
         self._hooks = hooks
-        self._params_drawn = "stochastic" in (
-            settings.get("rounding"), settings.get("param_rounding")
-        )
         # The gradients of pending parameters. They stay alive until the engine has read them, even
         # if another gradient takes their place.
         self._lent: dict[int, torch.Tensor] = {}
@@ -401,16 +347,20 @@ class Opened:
         shape, strides = self._laid[index]
         return param.shape != shape or param.stride() != strides
 
+    def _is_written(self, index: int, param: torch.Tensor) -> bool:
+        """Returns whether somebody has written or moved the parameter since the engine last wrote
+        or read it."""
+        return param._version != self._versions[index] or self._moved(index, param)
+
     def _look_at_params(self) -> list[int]:
         """Finds the parameters that somebody has written since the last step, and returns their
         indices. The next step makes their masters from them."""
         written = []
         for index, part in enumerate(self.parts):
             param = part.memory()
-            moved = self._moved(index, param)
-            if not moved and param._version == self._versions[index]:
+            if not self._is_written(index, param):
                 continue
-            if moved:
+            if self._moved(index, param):
                 name, was = self.names[index], self._kinds[index]
                 kind = _kind_of(part, param, name)
                 if kind != was:
@@ -431,6 +381,17 @@ class Opened:
             written.append(index)
         return written
 
+    def unsettled(self) -> list[str]:
+        """Returns the names of the parameters whose masters the next step replaces: those that
+        somebody has written, and those with a loaded master. Changes nothing. No step is in
+        progress."""
+        written = [
+            name
+            for index, (name, part) in enumerate(zip(self.names, self.parts, strict=True))
+            if self._is_written(index, part.memory())
+        ]
+        return written + [self._names_of[param] for param in self.masters]
+
     def params_written(self) -> list[int]:
         """Makes the parameters' present values the masters, unless write_state() changes those
         later. No step is in progress. Returns the indices of the parameters that somebody has
@@ -446,7 +407,7 @@ class Opened:
         """Writes into the engine's state all that a step would take over first. No step is in
         progress."""
         for index in self.params_written():
-            given = _as_fp32(self._places[index].values(index, self.parts[index].memory()))
+            given = as_fp32(self._places[index].values(index, self.parts[index].memory()))
             self.engine.write_state(index, "master", given.data_ptr(), given.numel())
         self._give_masters()
 
@@ -467,7 +428,7 @@ class Opened:
         since."""
         index = self.index(param)
         if index is None:
-            return torch.empty(0, dtype=torch.float32)
+            return torch.empty(self._shapes_elsewhere[param], dtype=torch.float32)
         values = torch.empty(self._kinds[index].shape, dtype=torch.float32)
         self.engine.read_state(index, name, values.data_ptr(), values.numel())
         return values
@@ -485,7 +446,7 @@ class Opened:
         """Writes this rank's part of `values`, which are the whole parameter's."""
         index = self.index(param)
         if index is not None:
-            given = _as_fp32(self.parts[index].of_whole(values))
+            given = as_fp32(self.parts[index].of_whole(values))
             self.engine.write_state(index, name, given.data_ptr(), given.numel())
 
     def _give_masters(self) -> None:
@@ -497,7 +458,9 @@ class Opened:
                 continue
             part = self.parts[index]
             values = self._places[index].values(index, part.memory())
-            if rounds_to(part.of_whole(master), values, self._params_drawn):
+            # A state dict does not say how its parameters were rounded, so both neighbours are
+            # accepted.
+            if rounds_to(part.of_whole(master), values, stochastic=True):
                 self.write_state(param, "master", master)
             else:
                 self.engine.param_written(index)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import sys
 import warnings
 import weakref
@@ -15,36 +14,30 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ziggurat._among_ranks import AmongRanks
 from ziggurat._gradient import GradientHooks
 from ziggurat._gradient_content import Slot
-from ziggurat._names import Named, generated, made_up, matched, names_alone, names_in
-from ziggurat._native import (
-    Engine,
-    GroupStep,
-    InvalidArgument,
-    ResourceExhausted,
-    Runtime,
-    Unimplemented,
-    stored_params,
-)
+from ziggurat._names import generated, names_alone, names_in
+from ziggurat._native import Engine, GroupStep, InvalidArgument, Unimplemented
 from ziggurat._opened import Opened
-from ziggurat._placement import (
-    fits_host,
-    memory_beside_drive,
-    parsed,
-    ranks_in,
-    say,
-    state_bytes,
-)
+from ziggurat._opening import Opening
+from ziggurat._placement import parsed
 from ziggurat._sharing import Alone, several_ranks
-from ziggurat._state import MOMENTS, StateDicts
 from ziggurat._waits import ModuleWaits
 
 _NO_MEANING = ("foreach", "fused", "capturable", "differentiable")
 
 
 _TAKES_PAIRS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
+
+
+def _require_order(params: Any) -> None:
+    """Checks that the parameters have an order. PyTorch refuses a set only in a group. Errors:
+    TypeError for a set."""
+    if isinstance(params, (set, frozenset)):
+        raise TypeError(
+            "the parameters are given as a set, whose order differs from run to run, so saved "
+            "state could go to other parameters: give a list"
+        )
 
 
 def _with_names(param_group: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +73,7 @@ def from_zero(**arguments: float) -> None:
             raise InvalidArgument(f"{name}={value}: give 0 or more")
 
 
-class EngineOptimizer(AmongRanks, StateDicts):
+class EngineOptimizer(Opening):
     """A ``torch.optim.Optimizer`` whose state is in an engine."""
 
     _kind: str
@@ -125,6 +118,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
         if host_memory is not None:
             self._settings["host_memory"] = host_memory
         self._closed = False
+        # whether the state was given up for another state, which could not be loaded
+        self._lost = False
         # figures of the last call of figures(), or of the opening
         self._figures: dict[str, int] = {}
         self._opened: list[Opened] = []
@@ -153,6 +148,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         self._called_by: dict[torch.Tensor, str] | None = None
         from_zero(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         from_zero(eps=defaults.get("eps", 0.0))
+        _require_order(params)
         super().__init__(params, {**defaults, "maximize": maximize})
         self._divide(wrapped, group, reduce_dtype)
         if model is not None:
@@ -217,6 +213,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         }
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        _require_order(param_group["params"])
         super().add_param_group(param_group if _TAKES_PAIRS else _with_names(param_group))
         added = self.param_groups[-1]["params"]
         if len(set(added)) < len(added):
@@ -252,165 +249,6 @@ class EngineOptimizer(AmongRanks, StateDicts):
     def engine(self) -> Engine | None:
         """The engine of the first step's parameters, or None before that step."""
         return self._opened[0].engine if self._opened else None
-
-    def open(self, *, resume: bool = False) -> None:
-        """Takes masters from all parameters that are trained and not yet known, into a new store.
-
-        The first ``step()`` calls it. With `resume` an existing store is opened instead, and its
-        values are written to the parameters.
-        """
-        known = self._opened_with
-        if len(known) == len(self._order):
-            return  # all are known: a step of many parameters looks at none of them
-        new = [one for one in self._named() if one[1].requires_grad and one[1] not in known]
-        if not new:
-            return
-        named = {param: one for one in new for param in (one[1],)}
-        new = [named[param] for param in self._in_order(named)]
-        if self._closed:
-            raise InvalidArgument(
-                "the optimizer was closed and has no state any more: make a new optimizer"
-            )
-        if self._resume is not None:
-            raise Unimplemented(
-                f"parameter '{new[0][0]}' was added after Resume, so the store has no state for "
-                "it. Adding parameters to a store is not supported yet: train all parameters from "
-                "the beginning, or give this one an optimizer of its own"
-            )
-        self._attach([param for param in named if self._slot_of[param].handle is None])
-        if self._sharing.feeder is not None:
-            self._sharing.attach(self._slot_of[param] for param in named)
-        self._sharing.before_open([param for _, param, _ in new])
-        if resume and self._tier == "auto":
-            self.need_store("open(resume=True)")
-        if self._tier == "auto":
-            opened = self._open_auto(new)
-        else:
-            opened = self._open(new, self._path, resume)
-        self._opened.append(opened)
-        if len(self._opened) == 1:
-            self._figures = opened.figures()
-        self._opened_with |= dict.fromkeys(opened.members, opened)
-        self._sharing.opened(opened.members, opened.engine.resumed)
-        self._give_loaded(opened)
-
-    def _open(
-        self, new: list[tuple[str, torch.Tensor, int]], path: str | None, resume: bool = False
-    ) -> Opened:
-        settings = self._settings | {"resume": "auto" if resume else "new"}
-        settings["placement"] = "optimizer=host" if path is None else "optimizer=nvme"
-        if path is not None:
-            added = f"/added-{len(self._opened)}" if self._opened else ""
-            settings["store"] = path + added
-            room = memory_beside_drive(self._state_bytes(param for _, param, _ in new))
-            if room is not None:
-                settings.setdefault("host_memory", room)
-            if resume:
-                new = self._as_stored(settings["store"], new)
-        names, params, groups = zip(*new, strict=True)
-        parts = [self._sharing.part(param) for param in params]
-        settings["run"] = self._sharing.run(names, params)
-
-        def runtime() -> Runtime:
-            return self._sharing.runtime(self._workers(params))
-
-        for part in parts:
-            part.slot = self._slot_of[part.param]
-        return Opened(parts, names, groups, self._hooks, runtime, settings, self._load)
-
-    def _as_stored(
-        self, store: str, new: list[tuple[str, torch.Tensor, int]]
-    ) -> list[tuple[str, torch.Tensor, int]]:
-        """Returns `new` with the names and in the order of the store, if there is one. Reads rank
-        0's file, which has a part of every parameter."""
-        _, params, _ = zip(*new, strict=True)
-        runtime = self._sharing.runtime(self._workers(params))
-        order = self._sharing.decided(lambda: self._order_in(store, runtime, new))
-        if order is None:
-            return new
-        placed = {place for place, _ in order}
-        empty = [(place, one[0]) for place, one in enumerate(new) if place not in placed]
-        return [(name, *new[place][1:]) for place, name in [*order, *empty]]
-
-    def _order_in(
-        self, store: str, runtime: Runtime, new: list[tuple[str, torch.Tensor, int]]
-    ) -> list[tuple[int, str]] | None:
-        """Returns for each parameter of the store its place in `new` and its name in the store.
-        None if there is no store, or if it has just these parameters."""
-        stored = [Named(*one) for one in stored_params(runtime, {"store": store})]
-        shapes = [tuple(self._sharing.part(param).memory().shape) for _, param, _ in new]
-        here = [place for place, shape in enumerate(shapes) if math.prod(shape) > 0]
-        ours = [Named(new[place][0], shapes[place]) for place in here]
-        if not stored or not here or stored == ours:
-            return None
-        given = self._given_names()
-        as_given = [
-            Named(given.get(param) or self._spelled.get(param) or name, shapes[place])
-            for place in here
-            for name, param, _ in [new[place]]
-        ]
-        if len(self.param_groups) > 1 and made_up(one.name for one in ours) and not made_up(
-            one.name for one in stored
-        ):
-            raise InvalidArgument(
-                f"the store {store} knows its parameters by name, but this optimizer has several "
-                "groups without names, whose order may differ: give the optimizer model=, or "
-                "named parameters"
-            )
-        # The parameters' places in the groups' order, by which names are made up.
-        position = {param: i for i, param in enumerate(self._order)}
-        in_groups = sorted(range(len(here)), key=lambda i: position[new[here[i]][1]])
-        spellings = [[own[i] for i in in_groups] for own in (ours, as_given)]
-        try:
-            found = matched(f"the store {store}", stored, spellings)
-        except InvalidArgument:
-            ranks = self._sharing.ranks
-            if ranks_in(store) == (1 if ranks is None else ranks.size):
-                raise
-            return None  # slices of another number of ranks; the engine reports that
-        return [
-            (here[in_groups[at]], one.name) for at, one in zip(found, stored, strict=True)
-        ]
-
-    def _open_auto(self, new: list[tuple[str, torch.Tensor, int]]) -> Opened:
-        """Opens the state in host memory if it fits, else on the drive. What is added later goes to
-        the same tier."""
-        needed_bytes = self._state_bytes(param for _, param, _ in new)
-        fits = self._sharing.together(
-            'placement="auto"', lambda: fits_host(needed_bytes, self._path)
-        )
-        if self._sharing.all_of(fits):
-            try:
-                opened = self._open(new, None)
-                self._tier = self.placement = "host"
-                self._path = None
-                return opened
-            # the given budget or a limit of the process refused the memory
-            except ResourceExhausted as error:
-                if self._path is None or self._sharing.ranks is not None:
-                    raise
-                say(f"nvme:{self._path}", f"host memory was refused: {error}")
-        opened = self._open(new, self._path)
-        self.need_store("open()")
-        return opened
-
-    def _state_bytes(self, params: Iterable[torch.Tensor]) -> int:
-        """Returns the bytes of this process's part of the state."""
-        counts = (self._sharing.part(param).memory().numel() for param in params)
-        return state_bytes(counts, self._settings["state_format"], len(MOMENTS[self._kind]))
-
-    def need_store(self, who: str) -> None:
-        """Requires a store for a caller that has no use without one. "auto" then means its
-        directory.
-
-        Errors: InvalidArgument if no directory was named.
-        """
-        if self._path is None:
-            raise InvalidArgument(
-                f'{who}: with placement="{self.placement}" no step is durable: give "nvme:/path", '
-                'or "auto:/path", which then always keeps the state on the drive'
-            )
-        self._tier, self.placement = "nvme", f"nvme:{self._path}"
 
     @torch._disable_dynamo  # type: ignore[misc]  # a step is no part of what is compiled around it
     @torch.no_grad()

@@ -57,6 +57,7 @@ def flat(param: torch.Tensor) -> torch.Tensor:
     memory has another order (channels_last). flat_written() writes changes of a copy back."""
     values = param.detach()
     if values.is_contiguous():
+        _copies.pop(param, None)  # frees the memory where the parameter was before
         return values.view(-1)
     copy: _Copy | None = _copies.get(param)
     if copy is None or not copy.is_of(values):

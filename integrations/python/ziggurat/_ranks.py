@@ -256,13 +256,17 @@ class Ranks:
             own = error
         if self.largest([own is not None]) == [0.0]:
             return found
-        words: list[Any] = [None] * self.size
-        said = None if own is None else f"{type(own).__name__}: {own}"
-        dist.all_gather_object(words, said, group=self.group)
+        words = self.told(None if own is None else f"{type(own).__name__}: {own}")
         if own is not None:
             raise own
         rank = next(rank for rank, text in enumerate(words) if text is not None)
         raise Unavailable(f"{what} was given up, because rank {rank} failed: {words[rank]}")
+
+    def told(self, what: Any) -> list[Any]:
+        """Returns what each rank has given, as plain data, in the order of the ranks."""
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, what, group=self.group)
+        return every
 
     def decided(self, decide: Callable[[], Any]) -> Any:
         """Returns on all ranks what `decide` returns on rank 0, which must be plain data. Errors:

@@ -86,6 +86,16 @@ class Alone:
         """Returns whether `holds` is true on every rank."""
         return holds if self.ranks is None else self.ranks.largest([not holds]) == [0.0]
 
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """Returns for each flag whether it is true on at least one rank."""
+        if self.ranks is None or not flags:
+            return list(flags)
+        return [found > 0 for found in self.ranks.largest(flags)]
+
+    def told(self, what: Any) -> list[Any]:
+        """Returns what each rank has given, as plain data, in the order of the ranks."""
+        return [what] if self.ranks is None else self.ranks.told(what)
+
     def together(self, what: str, work: Callable[[], _Found]) -> _Found:
         """Returns what `work`, which calls no other rank, returns on this rank, once it has ended
         on all. Errors: this rank's own; Unavailable, which tells another rank's error."""
@@ -95,8 +105,15 @@ class Alone:
         """Returns what rank 0 finds, as plain data. Errors: rank 0's, on every rank."""
         return decide() if self.ranks is None else self.ranks.decided(decide)
 
-    def opened(self, params: Sequence[torch.Tensor], resumed: bool) -> None:
-        """Called when the engine of `params` has been opened."""
+    def opened(self, opened: Opened) -> None:
+        """Called when an engine has been opened."""
+        if self.ranks is None or not opened.engine.resumed:
+            return
+        # The store of a rank that has no part of a parameter does not have its number of steps.
+        steps = self.ranks.largest([opened.steps_of(param) for param in opened.members])
+        for param, made in zip(opened.members, steps, strict=True):
+            if opened.index(param) is None:
+                opened.set_steps(param, int(made))
 
     def exchange_bytes(self, params: Sequence[torch.Tensor]) -> tuple[int, int]:
         """Returns the bytes that this process has taken to exchange `params`, and the most that it
@@ -162,9 +179,10 @@ class Divided(Alone):
                 "values on all ranks, by the same seed, the same checkpoint, or a broadcast"
             )
 
-    def opened(self, params: Sequence[torch.Tensor], resumed: bool) -> None:
-        if resumed:
-            self._gather.run(params)
+    def opened(self, opened: Opened) -> None:
+        super().opened(opened)
+        if opened.engine.resumed:
+            self._gather.run(opened.members)
 
     def exchange_bytes(self, params: Sequence[torch.Tensor]) -> tuple[int, int]:
         return self.feeder.exchange.held_bytes, self.feeder.planned_bytes(params)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +33,30 @@ MOMENTS = {
 _REFERENCE = "ziggurat"  #: the key in a state dict that says where the state is
 
 Entry = Mapping[str, Any]  #: what torch.optim keeps for one parameter
+
+
+class StateOfParams(Mapping[torch.Tensor, dict[str, torch.Tensor]]):
+    """``optimizer.state`` as scripts read it. Each access reads the entry from the engine into a
+    copy, so a write changes only the copy. It must not look empty, because PyTorch's functions for
+    distributed checkpoints then make a step."""
+
+    def __init__(self, optimizer: StateDicts) -> None:
+        self._optimizer = optimizer
+
+    def __getitem__(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self._optimizer.state_of(param)  # empty if there is no state, as in PyTorch
+
+    def __contains__(self, param: object) -> bool:
+        return isinstance(param, torch.Tensor) and self._optimizer._has_state(param)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (param for param in self._optimizer._order if param in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
 
 
 class StateDicts(torch.optim.Optimizer):
@@ -84,9 +109,24 @@ class StateDicts(torch.optim.Optimizer):
 
     # Reading
 
+    @property
+    def state(self) -> StateOfParams:  # type: ignore[override]
+        return StateOfParams(self)
+
+    @state.setter
+    def state(self, value: Mapping[Any, Any]) -> None:
+        if value or self.state:  # torch.optim.Optimizer's constructor assigns an empty state
+            raise InvalidArgument(
+                "optimizer.state cannot be assigned, because the engine has the state: change it "
+                "with load_state_dict(), or make a new optimizer to begin without state"
+            )
+
     def _has_state(self, param: torch.Tensor) -> bool:
         opened = self._opened_with.get(param)
-        return opened is not None and opened.steps_of(param) > 0
+        if opened is None:
+            return param in self._to_load
+        # Adagrad has its sums before the first step.
+        return opened.steps_of(param) > 0 or self._kind == "adagrad"
 
     def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns what ``torch.optim`` has in ``optimizer.state[param]``, in fp32: "step", the
@@ -124,14 +164,8 @@ class StateDicts(torch.optim.Optimizer):
         loaded = bool(self._to_load) or any(opened.loaded for opened in self._opened)
         if self._by_reference and not loaded:
             return self.reference()
-        self.look_at_memory(param for param in self._order if self._has_state(param))
-        try:
-            for param in self._order:
-                if state := self.state_of(param):
-                    self.state[param] = state
-            return super().state_dict()
-        finally:
-            self.state.clear()
+        self.look_at_memory(param for param in self.state if param in self._opened_with)
+        return super().state_dict()
 
     def look_at_memory(self, params: Iterable[torch.Tensor]) -> None:
         """Checks the free memory first, because the kernel would end the process in mid-save.
@@ -184,11 +218,28 @@ class StateDicts(torch.optim.Optimizer):
         or no names.
 
         The next step uses the loaded state, and makes it durable. A "master" is used if it rounds
-        to the parameter as it is at that step. Otherwise, or without a "master", the parameter
-        becomes the master. Parameters without an entry start from the beginning. Errors:
-        InvalidArgument for another optimizer's state, for a state dict that has some of the names
-        and lacks others, and for a store that is at another generation.
+        to the parameter as it is at that step; in bf16 the parameter may be either neighbour of the
+        "master". Otherwise, or without a "master", the parameter becomes the master. Parameters
+        without an entry start from the beginning. Errors: InvalidArgument for another optimizer's
+        state, for a state dict that has some of the names and lacks others, and for a store that is
+        at another generation.
         """
+        self._between_hooks(self._take_over, state_dict)
+
+    def _between_hooks(
+        self, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]
+    ) -> None:
+        """Calls `load` between the hooks that a script has registered, because PyTorch would call
+        the hooks with an empty state."""
+        state_dict = dict(state_dict)
+        for before in list(self._optimizer_load_state_dict_pre_hooks.values()):
+            changed = before(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        load(state_dict)
+        for after in list(self._optimizer_load_state_dict_post_hooks.values()):
+            after(self)
+
+    def _take_over(self, state_dict: dict[str, Any]) -> None:
         reference = state_dict.get(_REFERENCE)
         state_dict = self.in_order(state_dict)
         entries = self._entries(state_dict)
@@ -245,7 +296,15 @@ class StateDicts(torch.optim.Optimizer):
     def _load_groups(self, state_dict: dict[str, Any]) -> None:
         """Loads the groups' settings; `state_dict` comes from in_order()."""
         names = [group.get("param_names") for group in self.param_groups]
-        super().load_state_dict({**state_dict, "state": {}})
+        hooks = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks
+        self._optimizer_load_state_dict_pre_hooks = OrderedDict()
+        self._optimizer_load_state_dict_post_hooks = OrderedDict()
+        try:
+            super().load_state_dict({**state_dict, "state": {}})
+        finally:
+            pre, post = hooks
+            self._optimizer_load_state_dict_pre_hooks = pre
+            self._optimizer_load_state_dict_post_hooks = post
         for group, own in zip(self.param_groups, names, strict=True):
             # PyTorch would take the saved names, which may belong to another order of parameters.
             if own is None:
@@ -374,4 +433,5 @@ class Groups:
         return torch.optim.Optimizer.state_dict(self._optimizer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._optimizer._load_groups(self._optimizer.in_order(state_dict))
+        its = self._optimizer
+        its._between_hooks(lambda given: its._load_groups(its.in_order(given)), state_dict)

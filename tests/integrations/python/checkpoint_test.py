@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._opened import rounded
+from ziggurat._rounding import rounded
 from ziggurat.torch import load_checkpoint, save_checkpoint
 
 COMMAND = os.environ.get("ZIGGURAT_COMMAND", "")

@@ -264,6 +264,23 @@ def test_a_rank_that_fails_in_a_save_is_named(meeting):
         meeting(0).result_of(1)
 
 
+def test_ranks_that_all_have_to_come_are_named_where_they_do_not(meeting, monkeypatch):
+    with meeting(1, "tag of 1"):
+        pass
+    with meeting(0) as here:
+        assert here.words_of_all() == {1: "tag of 1"}
+    monkeypatch.setattr(_meeting, "_LONG_PATIENCE", datetime.timedelta(seconds=0.2))
+    with pytest.raises(ziggurat.Unavailable, match=r"the ranks \[1\] have not called it"):
+        Meeting("two", "save_checkpoint()", "").words_of_all()
+
+
+def test_a_rank_that_fails_before_it_has_prepared_is_named(meeting):
+    with contextlib.suppress(OSError), meeting(1):
+        raise OSError("no space left")
+    with pytest.raises(ziggurat.Unavailable, match="rank 1: OSError: no space left"):
+        meeting(0).wait_prepared(1)
+
+
 def test_tags_that_differ_are_said_or_refused(capsys, monkeypatch):
     monkeypatch.setattr(deepspeed.logger.handlers[0], "stream", sys.stderr)
     words = {1: "a", 2: "b"}

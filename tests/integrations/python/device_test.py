@@ -154,7 +154,7 @@ def test_a_parameter_that_is_written_while_a_step_is_under_way_is_an_error(tmp_p
         assert optimizer._opened[0].pending
         with torch.no_grad():
             model.layers["one"].weight.mul_(0.5)
-        with pytest.raises(ziggurat.ZigguratError, match="'layers.one.weight' was written while"):
+        with pytest.raises(ziggurat.ZigguratError, match="'layers.one.weight' was written during"):
             optimizer.synchronize()
 
 

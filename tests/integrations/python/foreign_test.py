@@ -25,6 +25,7 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -34,7 +35,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ziggurat.torch
-from ziggurat._opened import rounds_to
+from ziggurat._foreign._dcp import _are_all_of
+from ziggurat._rounding import rounds_to
 from ziggurat.torch import load_foreign_checkpoint
 
 PEERS = {
@@ -469,6 +471,42 @@ def test_damaged_files_are_named(tmp_path, saved):
     part.write_bytes(b"\0" * part.stat().st_size)
     with pytest.raises(ziggurat.InvalidArgument, match=re.escape(str(part))):
         load_foreign_checkpoint(taken, model, tmp_path / "dcp")
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [
+        ([((0,), (2,)), ((2,), (2,))], True),
+        ([((0,), (2,)), ((1,), (2,))], False),  # the last is in none
+        ([((0,), (2,)), ((3,), (2,))], False),
+        ([((0, 0), (1, 3)), ((1, 0), (1, 3))], True),
+        ([((0, 0), (2, 1)), ((0, 1), (1, 2)), ((1, 1), (1, 2))], True),
+        ([((0, 0), (2, 1)), ((0, 1), (1, 2)), ((0, 1), (1, 2))], False),
+        ([((0, 0), (2, 3)), ((2, 0), (0, 3))], True),  # a rank that has none of it
+        ([((0, 0), (1, 3))], False),
+    ],
+)
+def test_parts_that_leave_elements_out_are_not_all_of_a_tensor(parts, whole):
+    chunks = [ChunkStorageMetadata(*map(torch.Size, part)) for part in parts]
+    assert _are_all_of(chunks, (4,) if len(parts[0][0]) == 1 else (2, 3)) == whole
+
+
+def test_parts_that_overlap_are_damage_and_no_values_from_nowhere(tmp_path):
+    def save(rank):
+        model, _ = sharded()
+        dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=str(tmp_path))
+
+    on_ranks(2, save)
+    metadata = pickle.loads((tmp_path / ".metadata").read_bytes())
+    name = "model.middle.weight"
+    first, last = sorted(metadata.state_dict_metadata[name].chunks, key=lambda one: one.offsets)
+    place = metadata.storage_data.pop(MetadataIndex(name, last.offsets))
+    last.offsets = torch.Size((last.offsets[0] - 1, *last.offsets[1:]))
+    metadata.storage_data[MetadataIndex(name, last.offsets)] = place
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    model = new_model()
+    with pytest.raises(ziggurat.DataLoss, match=f"the parts of '{name}' overlap or leave"):
+        load_foreign_checkpoint(ours(model), model, tmp_path)
 
 
 # What would run code.

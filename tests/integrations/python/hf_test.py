@@ -445,7 +445,7 @@ def test_a_checkpoint_of_another_kind_is_refused(tmp_path):
     trainer_of(gpt2(), arguments, None).train()
     arguments = arguments_of(tmp_path / "out", **saved)
     ours = trainer_of(gpt2(), arguments, ziggurat.hf.optimizer(arguments))
-    with pytest.raises(ziggurat.InvalidArgument, match="has no exp_avg, exp_avg_sq, but it has step, sum"):
+    with pytest.raises(ziggurat.InvalidArgument, match="has step, sum, but no exp_avg, exp_avg_sq"):
         ours.train(resume_from_checkpoint=True)
 
 

@@ -5,6 +5,7 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
 import sys
+import weakref
 
 try:
     import pytest
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ziggurat
 import ziggurat.torch
+from ziggurat._parts import _copies, flat
 
 SHAPE = (6, 5, 3, 4)
 
@@ -193,6 +195,15 @@ def test_a_model_that_changes_its_layout_goes_on():
         run(expected, beside, 2, begin=2 * begin)
     for a, b in zip(model.parameters(), expected.parameters(), strict=True):
         assert torch.equal(bits(a), bits(b))
+
+
+def test_memory_where_it_does_not_lie_any_more_is_let_go():
+    param = torch.nn.Parameter(channels_last(values(1)))
+    flat(param)
+    copy = weakref.ref(_copies[param])
+    param.data = plain(param.data)
+    assert torch.equal(flat(param), values(1).reshape(-1))
+    assert copy() is None
 
 
 def test_what_a_script_writes_is_the_parameters():

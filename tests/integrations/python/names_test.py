@@ -308,6 +308,24 @@ def test_pairs_of_name_and_parameter_are_taken_by_every_pytorch(tmp_path, monkey
         ziggurat.torch.AdamW(mixed, lr=1e-3)
 
 
+@pytest.mark.parametrize("pairs", [True, False])
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_a_set_has_no_order_and_is_refused(kind, pairs, monkeypatch):
+    """PyTorch refuses it in a group alone, and by its message a list is what it takes."""
+    monkeypatch.setattr("ziggurat._optimizer._TAKES_PAIRS", pairs)
+    model = Blocks()
+    for given in (model.parameters(), model.named_parameters()):
+        params = kind(given)
+        with pytest.raises(TypeError, match="as a set, .* give a list"):
+            ziggurat.torch.AdamW(params)
+        with pytest.raises(TypeError, match="as a set, .* give a list"):
+            ziggurat.torch.AdamW([{"params": params}])
+    with adamw([model.emb.weight]) as optimizer:
+        with pytest.raises(TypeError, match="as a set"):
+            optimizer.add_param_group({"params": kind(model.layers.parameters())})
+        assert len(optimizer.param_groups) == 1
+
+
 def test_order_counts_only_where_a_side_has_made_up_names():
     stored = [Named("group0.0", (2,)), Named("group0.1", (3,))]
     assert matched("s", stored, [[Named("a", (2,)), Named("b", (3,))]]) == [0, 1]

@@ -372,6 +372,23 @@ def test_masters_are_taken_at_the_first_step_and_not_before():
     assert_same_within_rounding(ours, theirs, 1)
 
 
+def test_a_layer_that_takes_its_shape_from_the_first_batch_is_trained():
+    ends = []
+    for library in (ziggurat.torch, torch.optim):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.Linear(4, 2))
+        optimizer = library.AdamW(model.parameters(), lr=1e-2)
+        for step in range(3):
+            torch.manual_seed(step)
+            for _ in range(2):
+                model(torch.randn(3, 5)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ends.append(list(model.parameters()))
+    for ours, theirs in zip(*ends, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
 def test_a_step_without_gradients_is_none():
     model = small_model()
     optimizer = ziggurat.torch.AdamW(model.parameters())

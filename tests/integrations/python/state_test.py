@@ -22,9 +22,14 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
 import ziggurat
 import ziggurat.torch
-from ziggurat._opened import rounds_to
+from ziggurat._rounding import rounds_to
 from ziggurat._state import MOMENTS
 
 OPTIMIZERS = {
@@ -101,7 +106,67 @@ def test_an_entry_is_torchs_and_the_engine_has_its_names(name):
     for key in (*moments, "master"):
         assert entry[key].shape == param.shape and entry[key].dtype == torch.float32
     assert rounds_to(entry["master"], param)
-    assert not optimizer.state
+    assert optimizer.state[param].keys() == entry.keys()
+
+
+def test_the_state_is_read_as_that_of_torch_optim():
+    model, other = small_model(), small_model()
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    theirs = torch.optim.AdamW(other.parameters())
+    assert not optimizer.state and optimizer.state[next(model.parameters())] == {}
+    step(model, optimizer, 0)
+    step(other, theirs, 0)
+    assert list(optimizer.state) == list(model.parameters()) and len(optimizer.state) == 5
+    for param, reference in zip(model.parameters(), theirs.state.values(), strict=True):
+        assert param in optimizer.state and optimizer.state[param]["step"] == 1
+        torch.testing.assert_close(optimizer.state[param]["exp_avg"], reference["exp_avg"])
+    with pytest.raises(ziggurat.InvalidArgument, match="because the engine has the state"):
+        optimizer.state = {}
+    with pytest.raises(TypeError):
+        optimizer.state[next(model.parameters())] = {}
+
+
+def test_pytorchs_distributed_state_dict_makes_no_step():
+    """It makes one where it takes an optimizer to have no state."""
+    model, other = small_model(), small_model()
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    alone = ziggurat.torch.AdamW(other.parameters())
+    for number in range(2):
+        step(model, optimizer, number)
+        step(other, alone, number)
+    state = get_optimizer_state_dict(model, optimizer)
+    assert state["state"]["0.weight"]["step"] == 2
+    again_of = small_model(seed=2)
+    again = ziggurat.torch.AdamW(again_of.parameters())
+    again_of.load_state_dict(model.state_dict())
+    set_optimizer_state_dict(again_of, again, state)
+    for its, of in ((model, optimizer), (other, alone), (again_of, again)):
+        step(its, of, 2)
+    assert same(bits(model), bits(other)) and same(bits(model), bits(again_of))
+
+
+def test_hooks_of_a_load_see_the_state_and_may_change_it():
+    model, other = small_model(), small_model()
+    seen = []
+
+    def without_moments(optimizer, given):
+        entries = {number: dict(entry) for number, entry in given["state"].items()}
+        for entry in entries.values():
+            entry["exp_avg"] = torch.zeros_like(entry["exp_avg"])
+        return {**given, "state": entries}
+
+    ends = []
+    for library, its in ((ziggurat.torch, model), (torch.optim, other)):
+        optimizer = library.AdamW(its.parameters(), lr=1e-3)
+        step(its, optimizer, 0)
+        optimizer.register_load_state_dict_pre_hook(without_moments)
+        optimizer.register_load_state_dict_post_hook(lambda loaded: seen.append(len(loaded.state)))
+        optimizer.load_state_dict(optimizer.state_dict())
+        step(its, optimizer, 1)
+        ends.append(list(its.parameters()))
+    assert seen == [5, 5]
+    for ours, theirs in zip(*ends, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("placement", ["host", "nvme"])
@@ -281,6 +346,36 @@ def test_a_parameter_that_is_not_its_masters_is_the_master():
     then.load_state_dict(state)
     step(other, then, 1)
     assert torch.equal(then.state_of(changed)["master"], torch.full(changed.shape, 3.0))
+
+
+@pytest.mark.parametrize("then", [{}, {"param_rounding": "stochastic"}])
+@pytest.mark.parametrize("where", ["host", "another store", "the same store"])
+def test_a_master_counts_whichever_way_its_parameter_was_rounded(where, then, tmp_path):
+    """How that was the state dict does not say, and a store keeps the way that it was made with."""
+    place = {"host": "host"}.get(where, f"nvme:{tmp_path}/state")
+    model, other = small_model(torch.bfloat16), small_model(torch.bfloat16, seed=2)
+    optimizer = ziggurat.torch.AdamW(
+        model.parameters(), lr=1e-3, placement=place, param_rounding="stochastic"
+    )
+    for number in range(3):
+        step(model, optimizer, number)
+    of_model, of_optimizer = saved(model, optimizer)
+    optimizer.close()
+    if where == "another store":
+        place = f"nvme:{tmp_path}/other"
+    again = ziggurat.torch.AdamW(other.parameters(), lr=0.0, placement=place, **then)
+    if where == "the same store":
+        again.open(resume=True)
+    other.load_state_dict(of_model)
+    again.load_state_dict(of_optimizer)
+    for param in other.parameters():
+        param.grad = torch.zeros_like(param)
+    again.param_groups[0]["lr"] = 0.0
+    again.step()
+    for number, param in enumerate(other.parameters()):
+        expected = of_optimizer["state"][number]["master"]
+        assert torch.equal(again.state_of(param)["master"], expected)
+    again.close()
 
 
 @pytest.mark.parametrize(

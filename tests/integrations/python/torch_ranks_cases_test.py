@@ -156,6 +156,63 @@ def test_parameters_that_are_frozen_for_a_while_stay_as_they_are():
         assert not torch.equal(then[1][8], head)
 
 
+def test_parameters_that_are_frozen_at_first_are_trained_with_the_mean_of_all_ranks():
+    """From the first gradient on, which comes to a parameter that no hook was on."""
+
+    def run(rank, way):
+        model, told = Branches(), {}
+        model.forward = lambda values, _: Branches.forward(model, values, 0)
+        wrapped = model
+        if way in ("ddp", "torch"):  # DDP takes what is trained when it wraps
+            wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+        told = {"ddp": {"model": wrapped}, "group": {"group": dist.group.WORLD}}.get(way, {})
+        model.head.requires_grad_(False)
+        adamw = torch.optim.AdamW if way == "torch" else ziggurat.torch.AdamW
+        optimizer = adamw(model.parameters(), lr=1e-2, **told)
+        first = branched(rank, wrapped, model, optimizer, steps=2)
+        model.head.requires_grad_(True)
+        return first, branched(rank, wrapped, model, optimizer, steps=2)
+
+    expected = on_ranks(2, run, "torch")[0]
+    for way in ("ddp", "group"):
+        for found in on_ranks(2, run, way):
+            for ours, theirs in zip(found, expected, strict=True):
+                close(ours, theirs)
+
+
+def test_so_they_are_where_nothing_was_trained_before():
+    def run(rank):
+        model = torch.nn.Linear(5, 2)
+        model.weight.requires_grad_(False), model.bias.requires_grad_(False)
+        optimizer = ziggurat.torch.SGD(model.parameters(), lr=1.0, group=dist.group.WORLD)
+        model.requires_grad_(True)
+        before = model.bias.detach().clone()
+        (model(batch(rank, 0)).sum() * (rank + 1)).backward()
+        optimizer.step()
+        return before - model.bias.detach()
+
+    for moved in on_ranks(2, run):
+        torch.testing.assert_close(moved, torch.full((2,), 9.0))  # the mean of 6 and 12
+
+
+def test_what_was_frozen_when_ddp_wrapped_the_model_is_not_trained_by_each_rank_alone():
+    def run(rank):
+        model = Branches()
+        model.forward = lambda values, _: Branches.forward(model, values, 0)
+        model.head.requires_grad_(False)
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, model=wrapped)
+        branched(rank, wrapped, model, optimizer, steps=2)
+        model.head.requires_grad_(True)
+        with pytest.raises(
+            ziggurat.InvalidArgument, match="'head.weight' was frozen when the model was wrapped"
+        ):
+            branched(rank, wrapped, model, optimizer, steps=1)
+        return True
+
+    assert on_ranks(2, run) == [True, True]
+
+
 def test_gradients_are_read_and_written_by_all_ranks_alike():
     def run(rank):
         model = small_model()

@@ -131,6 +131,32 @@ def alike_state(one, other):
     return all(torch.equal(a[key], b[key]) for a, b in pairs for key in b)
 
 
+def test_a_rank_without_a_part_of_a_parameter_knows_its_steps_after_a_resume(tmp_path):
+    def run(rank):
+        def made():
+            model = torch.nn.Linear(5, 3)  # of which the first rank has all
+            where = {"placement": f"nvme:{tmp_path}/state", "group": dist.group.WORLD}
+            return model, ziggurat.torch.AdamW(model.parameters(), **where)
+
+        torch.manual_seed(1)
+        model, optimizer = made()
+        for _ in range(3):
+            model(torch.ones(2, 5)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        before = optimizer.state_dict()
+        optimizer.close()
+        model, optimizer = made()
+        optimizer.open(resume=True)
+        return before, optimizer.state_dict()
+
+    for before, after in on_ranks(2, run):
+        assert before["state"].keys() == after["state"].keys() == {0, 1}
+        for number, entry in before["state"].items():
+            for name, value in entry.items():
+                assert torch.equal(after["state"][number][name], value)
+
+
 def test_fsdp2s_state_is_dtensors_that_come_back():
     def run(rank):
         def made():

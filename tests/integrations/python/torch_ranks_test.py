@@ -276,5 +276,36 @@ def test_what_is_sharded_in_columns_is_rounded_to_nearest_or_refused_by_name():
             assert 'state_rounding="nearest" and param_rounding="nearest"' in said
 
 
+def test_a_store_of_columns_goes_on_to_nearest_without_being_told(tmp_path):
+    def run(rank):
+        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        columns = [Shard(1)]
+
+        def made(**settings):
+            torch.manual_seed(1)
+            whole = torch.randn(4, 6).bfloat16()
+            param = torch.nn.Parameter(distribute_tensor(whole, mesh, columns))
+            settings |= {"state_format": "bf16", "placement": f"nvme:{tmp_path}/state"}
+            return param, ziggurat.torch.AdamW([("w", param)], lr=1e-3, **settings)
+
+        def step(param, optimizer):
+            param.grad = distribute_tensor(torch.ones(4, 6).bfloat16(), mesh, columns)
+            optimizer.step()
+            optimizer.synchronize()
+            return param.full_tensor().detach().clone()
+
+        param, first = made(state_rounding="nearest")
+        was = step(param, first)
+        first.close()
+        again, then = made()
+        then.open(resume=True)
+        moved = step(again, then)
+        then.close()
+        return was, moved
+
+    for was, moved in on_ranks(2, run):
+        assert not torch.equal(was, moved)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q", *sys.argv[1:]]))

@@ -252,7 +252,7 @@ def test_a_parameter_that_is_changed_while_a_step_is_under_way_is_an_error(chang
         pytest.skip("the step was not under way")
     change(model)
     untouched = [torch.ones(WIDTH, WIDTH) for _ in range(8)]  # where the parameters were
-    with pytest.raises(ziggurat.ZigguratError, match=f"'0.weight' was {word} while"):
+    with pytest.raises(ziggurat.ZigguratError, match=f"'0.weight' was {word} during"):
         optimizer.synchronize()
     with pytest.raises(ziggurat.ZigguratError):
         while optimizer._opened[0].pending:

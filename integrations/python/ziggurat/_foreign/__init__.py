@@ -21,8 +21,9 @@ from ziggurat._foreign._content import Content
 from ziggurat._foreign._plan import Places, Plan
 from ziggurat._names import listed, names_alone
 from ziggurat._native import DataLoss, InvalidArgument
-from ziggurat._opened import Opened, rounded
+from ziggurat._opened import Opened
 from ziggurat._optimizer import EngineOptimizer
+from ziggurat._rounding import rounded
 from ziggurat._state import MOMENTS
 
 Rename = Callable[[str], "str | None"]

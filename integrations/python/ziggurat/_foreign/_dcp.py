@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import io
 import math
+import operator
 import pickle
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,6 +45,43 @@ _CLASSES = {
     "pathlib._local": ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath"),
 }
 _BUILT_IN = {("collections", "OrderedDict"): OrderedDict, ("torch", "Size"): torch.Size}
+
+
+class _Box(NamedTuple):
+    """The place of a chunk: where it begins and ends in each dimension."""
+
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    def meets(self, other: _Box) -> bool:
+        pairs = zip(self.begins, self.ends, other.begins, other.ends, strict=True)
+        return all(begin < its_end and its < end for begin, end, its, its_end in pairs)
+
+
+def _are_all_of(chunks: Sequence[Any], size: Sequence[int]) -> bool:
+    """Returns whether every element of the whole is in exactly one chunk. The chunks must have as
+    many elements together as the whole, stay within the whole, and not overlap."""
+    boxes = []
+    for chunk in chunks:
+        ends = tuple(map(operator.add, chunk.offsets, chunk.sizes))
+        if len(ends) != len(size) or any(map(operator.gt, ends, size)):
+            return False
+        if math.prod(chunk.sizes) > 0:
+            boxes.append(_Box(tuple(chunk.offsets), ends))
+    if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(size):
+        return False
+    if len(boxes) < 2:
+        return True
+    # Sorts along the dimension in which the chunks are divided most, so that few chunks have to be
+    # compared with each other.
+    along = max(range(len(size)), key=lambda dim: len({box.begins[dim] for box in boxes}))
+    beside: list[_Box] = []
+    for box in sorted(boxes, key=lambda box: box.begins[along]):
+        beside = [one for one in beside if one.ends[along] > box.begins[along]]
+        if any(one.meets(box) for one in beside):
+            return False
+        beside.append(box)
+    return True
 
 
 class _Made:
@@ -193,10 +231,10 @@ class _Reader:
                     "again"
                 )
             infos.append((chunk, self._storage[index]))
-        if sum(math.prod(chunk.sizes) for chunk, _ in infos) != math.prod(self._kinds[name].size):
+        if not _are_all_of([chunk for chunk, _ in infos], self._kinds[name].size):
             raise DataLoss(
-                f"{self._folder / _METADATA}: the sizes of the parts of '{name}' do not add up to "
-                "the whole, so the file is damaged. Copy it or save it again"
+                f"{self._folder / _METADATA}: the parts of '{name}' overlap or leave elements out, "
+                "so the file is damaged. Copy it or save it again"
             )
         return infos
 

@@ -4,38 +4,59 @@ format.
 
     save_dir/latest                           the newest tag
     save_dir/TAG/mp_rank_00_model_states.pt   module, scheduler, counters, client_state, optimizer's
-                                              groups, and the name of its state's folder
+                                              groups, the save's name and that of its state's folder
     save_dir/TAG/ziggurat_state_3_1a2b3c4d/   that folder (_state_folder.py); none before a step
 
-The module's file makes a checkpoint valid. It gets its name when all that it refers to is durable;
-then the tag's old checkpoint is removed. A save that is cut off leaves files that nothing refers
-to, which the next save of that tag removes.
+The module's file makes a checkpoint valid. It gets its name when all that it refers to is durable,
+on all hosts if each has storage of its own; then the tag's old checkpoint is removed. A save that
+is cut off leaves files that nothing refers to, which the next save of that tag removes.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from ziggurat._native import InvalidArgument
 from ziggurat._state import Groups
-from ziggurat.deepspeed import _files, _optimizers, _state_folder
+from ziggurat.deepspeed import _files, _state_folder
 from ziggurat.deepspeed._log import say
-from ziggurat.deepspeed._meeting import Meeting
+from ziggurat.deepspeed._meeting import Meeting, tell, told
 from ziggurat.deepspeed._state_folder import Kept
 
-_MODULE = "mp_rank_00_model_states.pt"
+MODULE = "mp_rank_00_model_states.pt"
 _STATE = "ziggurat_state"
 _FORMAT = 2
-_FOREIGN = (
-    "for a run that DeepSpeed began, call ziggurat.torch.load_foreign_checkpoint(engine.optimizer, "
-    "engine.module, path) instead"
-)
+
+
+class _Chosen(NamedTuple):
+    """What rank 0 decides about a save."""
+
+    tag: str
+    state: str  #: the name of the state's folder, which only this save uses
+    writers: list[int]  #: the ranks that write a checkpoint, each with the whole state
+    everyone: bool  #: whether all ranks take part in the save
+    together: bool  #: whether each rank writes its own part of the state
+
+
+def begin(engine: Any) -> None:
+    """Prepares for the first save. If each host has storage of its own, the first rank of every
+    host writes everything, so each rank tells its local rank."""
+    if _is_of_hosts(engine):
+        tell(f"engine {engine.number}: local rank", str(engine.local_rank))
+
+
+def _is_of_hosts(engine: Any) -> bool:
+    return engine.world_size > 1 and engine._config.use_node_local_storage
+
+
+def _writers(engine: Any) -> list[int]:
+    if not _is_of_hosts(engine):
+        return [0]
+    local = told(f"engine {engine.number}: local rank")
+    return sorted({0} | {rank for rank, its in enumerate(local) if its == "0"})
 
 
 def save(
@@ -46,65 +67,85 @@ def save(
     save_latest: bool,
     exclude_frozen_parameters: bool,
 ) -> None:
-    tag = _tag(save_dir, f"global_step{engine.global_steps}" if tag is None else str(tag))
     step = engine.global_steps
+    tag = f"global_step{step}" if tag is None else str(tag)
     engine.saves[step] += 1
     name = f"engine {engine.number}: save {engine.saves[step]} at step {step}"
     with Meeting(name, "save_checkpoint()", tag) as meeting:
-        # If each host has storage of its own, the first rank of every host writes everything.
-        of_hosts = engine._config.use_node_local_storage
-        is_writer = (engine.local_rank if of_hosts else engine.global_rank) == 0
-        chosen = {"tag": tag, "state": _new_name(step), "together": False}
-        if not of_hosts:
-            chosen = _chosen(engine, Path(save_dir), chosen, meeting)
-        elif is_writer:
-            _files.make_folder(Path(save_dir) / tag)
-        folder = Path(save_dir) / chosen["tag"]
-        kept = None
-        if is_writer or chosen["together"]:
-            kept = _write_state(engine, folder / chosen["state"], alone=not chosen["together"])
-        if is_writer:
-            state = _module_state(engine, client_state, exclude_frozen_parameters)
-            state["ziggurat"] |= _as_saved(kept, chosen["state"])
-            _files.write(folder / _MODULE, state)
-            if save_latest:
-                _files.write(Path(save_dir) / "latest", tag)
-            _remove_what_was(folder, chosen["state"])
+        if not str(save_dir) or not tag:
+            raise InvalidArgument(
+                f'save_checkpoint(): save_dir="{save_dir}", tag="{tag}": give both'
+            )
         if engine.global_rank == 0:
-            meeting.end("")
+            chosen = _chosen(engine, tag, meeting)
+            # Makes the folder before other ranks look for it.
+            writes = _claims(engine, Path(save_dir), chosen)
+            meeting.decide(json.dumps(chosen))
         else:
-            meeting.result_of(0)
+            chosen = _Chosen(*json.loads(meeting.decision()))
+            writes = _claims(engine, Path(save_dir), chosen)
+        folder = Path(save_dir) / chosen.tag
+        kept = _write_state(engine, folder / chosen.state, chosen, writes)
+        if writes:
+            state = _module_state(engine, client_state, exclude_frozen_parameters)
+            state["ziggurat"] |= {"save": chosen.state} | _as_saved(kept, chosen.state)
+            new = _files.prepare(folder / MODULE, state)
+        # The old checkpoint is replaced only when the new one is durable on all hosts.
+        others = [rank for rank in chosen.writers if rank != engine.global_rank]
+        meeting.prepared()
+        for rank in others:
+            meeting.wait_prepared(rank)
+        if writes:
+            _files.publish(new, folder / MODULE)
+            if save_latest:
+                _files.write(Path(save_dir) / "latest", chosen.tag)
+        meeting.end("")
+        for rank in others:
+            meeting.result_of(rank)
+    if writes:
+        _remove_what_was(folder, "" if kept is None else chosen.state)
     say(f"saved {folder}")
+
+
+def _chosen(engine: Any, tag: str, meeting: Meeting) -> _Chosen:
+    """Returns what rank 0 decides about the save."""
+    writers = _writers(engine)
+    words = meeting.words() if writers == [0] else meeting.words_of_all()
+    _look_at_tags(engine._config.tag_validation, tag, words)
+    everyone = len(words) == len(meeting.others)
+    ranks = None if engine.optimizer is None else engine.optimizer._sharing.ranks
+    divided = ranks is not None and ranks.size == engine.world_size
+    together = everyone and divided and writers == [0]
+    return _Chosen(tag, _new_name(engine.global_steps), writers, everyone, together)
+
+
+def _claims(engine: Any, save_dir: Path, chosen: _Chosen) -> bool:
+    """Returns whether this rank writes a checkpoint. Of the writers that see one folder, because
+    hosts may share it, the first to make the state's folder in it writes."""
+    if engine.global_rank not in chosen.writers:
+        return False
+    _files.make_folder(save_dir / chosen.tag)
+    try:
+        (save_dir / chosen.tag / chosen.state).mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def _new_name(step: int) -> str:
     return f"{_STATE}_{step}_{secrets.token_hex(4)}"
 
 
-def _chosen(
-    engine: Any, save_dir: Path, own: dict[str, Any], meeting: Meeting
-) -> dict[str, Any]:
-    """Returns rank 0's tag, the name of the state's folder, and whether all ranks write the state
-    together."""
-    if engine.global_rank != 0:
-        its: dict[str, Any] = json.loads(meeting.decision())
-        return its
-    if meeting.others:
-        words = meeting.words()
-        _look_at_tags(engine._config.tag_validation, own["tag"], words)
-        divided = engine.optimizer is not None and engine.optimizer._sharing.ranks is not None
-        everyone = divided and engine.optimizer._sharing.ranks.size == engine.world_size
-        own = own | {"together": everyone and len(words) == len(meeting.others)}
-    _files.make_folder(save_dir / own["tag"])  # makes the folder before other ranks rely on it
-    meeting.decide(json.dumps(own))
-    return own
-
-
-def _write_state(engine: Any, folder: Path, alone: bool) -> Kept | None:
-    if engine.optimizer is None:
+def _write_state(engine: Any, folder: Path, chosen: _Chosen, writes: bool) -> Kept | None:
+    optimizer = engine.optimizer
+    if optimizer is None:
+        return None
+    if chosen.everyone:
+        _state_folder.take_over(optimizer, "save_checkpoint()")
+    if not (writes or chosen.together):
         return None
     resume = {"consumed_samples": engine.global_samples}
-    return _state_folder.write(engine.optimizer, folder, resume, alone)
+    return _state_folder.write(optimizer, folder, resume, alone=not chosen.together)
 
 
 def _as_saved(kept: Kept | None, folder: str) -> dict[str, Any]:
@@ -114,20 +155,15 @@ def _as_saved(kept: Kept | None, folder: str) -> dict[str, Any]:
 
 
 def _remove_what_was(folder: Path, state: str) -> None:
-    """Removes the tag's old checkpoint, and what saves that were cut off have left."""
-    for there in (*folder.glob(f"{_STATE}_*"), *folder.glob(f".{_MODULE}.*.new")):
+    """Removes the tag's old checkpoint, and what saves that were cut off have left: all but the
+    folder `state`."""
+    for there in (*folder.glob(f"{_STATE}_*"), *folder.glob(f".{MODULE}.*.new")):
         if there.name == state:
             continue
         try:
             _files.remove(there)
         except OSError as error:  # goes on, because the new checkpoint is whole
             say(f"{there} could not be removed: {error}. The next save with this tag tries again")
-
-
-def _tag(save_dir: str | Path, tag: str) -> str:
-    if not str(save_dir) or not tag:
-        raise InvalidArgument(f'save_checkpoint(): save_dir="{save_dir}", tag="{tag}": give both')
-    return tag
 
 
 def _look_at_tags(validation: str, tag: str, words: dict[int, str]) -> None:
@@ -169,84 +205,6 @@ def _module_state(
 
 def _groups_of(optimizer: Any) -> Any:
     return Groups(optimizer).state_dict()["param_groups"]
-
-
-def load(
-    engine: Any,
-    load_dir: str | Path,
-    tag: str | None,
-    *,
-    load_module_strict: bool,
-    load_optimizer_states: bool,
-    load_lr_scheduler_states: bool,
-    load_module_only: bool,
-    custom_load_fn: Callable[..., Any] | None,
-) -> tuple[str | None, dict[str, Any] | None]:
-    if tag is None:
-        latest = Path(load_dir) / "latest"
-        if not latest.is_file():
-            say(
-                f"load_checkpoint(): {latest} does not exist, so nothing is loaded; give the tag "
-                "of a checkpoint"
-            )
-            return None, None
-        tag = latest.read_text().strip()
-    folder = Path(load_dir) / str(tag)
-    path = folder / _MODULE
-    if not path.is_file():
-        if any(folder.glob(f"zero_pp_rank_*_{_MODULE}")):
-            raise InvalidArgument(
-                f"load_checkpoint(): {folder} is a checkpoint of DeepSpeed's stage 3: {_FOREIGN}"
-            )
-        raise InvalidArgument(
-            f"load_checkpoint(): {path} does not exist: give the tag of a checkpoint that does"
-        )
-    state = _files.read(path)
-    if custom_load_fn is None:
-        engine.module.load_state_dict(state["module"], strict=load_module_strict)
-    else:
-        custom_load_fn(src=state["module"], dst=engine.module)
-    if "ziggurat" not in state:
-        if not load_module_only:
-            raise InvalidArgument(
-                f"load_checkpoint(): {path} was not saved by ziggurat.deepspeed: give "
-                f"load_module_only=True to load its module alone; {_FOREIGN}"
-            )
-        return str(path), {}
-    if not load_module_only:
-        _load_the_rest(engine, folder, state, load_optimizer_states, load_lr_scheduler_states)
-    return str(path), state["ziggurat"]["client_state"]
-
-
-def _load_the_rest(
-    engine: Any, folder: Path, state: dict[str, Any], optimizer_states: bool, scheduler_states: bool
-) -> None:
-    own = state["ziggurat"]
-    if optimizer_states and engine.optimizer is not None:
-        _load_state(engine.optimizer, folder, own)
-        if engine.client_optimizer is not None and engine.client_optimizer is not engine.optimizer:
-            _optimizers.share_groups(engine.optimizer, engine.client_optimizer)
-        engine._scale.load_state_dict(state["loss_scale"])
-    if scheduler_states and engine.lr_scheduler is not None:
-        engine.lr_scheduler.load_state_dict(state["lr_scheduler"])
-    engine.global_steps = own["global_steps"]
-    engine.global_samples = own["global_samples"]
-    engine.skipped_steps = own["skipped_steps"]
-
-
-def _load_state(optimizer: Any, folder: Path, own: dict[str, Any]) -> None:
-    if own["format"] == 1:
-        state_of = _files.read_state(folder, own["files"])
-        optimizer.load_state_dict({"state": state_of, "param_groups": own["param_groups"]})
-        _state_folder.take_over(optimizer)
-    elif own["state"] is None:
-        _state_folder.let_go(optimizer)
-        groups = {"state": {}, "param_groups": own["param_groups"]}
-        optimizer._load_groups(optimizer.in_order(groups))
-    else:
-        its = own["state"]
-        kept = Kept(its["names"], its["steps"])
-        _state_folder.read(optimizer, folder / its["folder"], kept, own["param_groups"])
 
 
 def save_16bit(engine: Any, path: Path, exclude_frozen_parameters: bool) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ziggurat._native import InvalidArgument
-from ziggurat.deepspeed import _checkpoint, _gradients, _optimizers, _owners
+from ziggurat.deepspeed import _checkpoint, _gradients, _loading, _optimizers, _owners
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._data import DeepSpeedDataLoader, loader_of
 from ziggurat.deepspeed._loss_scale import loss_scale_of
@@ -81,6 +81,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         self.training_dataloader = (
             None if training_data is None else self.deepspeed_io(training_data)
         )
+        _checkpoint.begin(self)
         self._report = Report(self)
         self.monitor = self._report.monitor
 
@@ -342,9 +343,9 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         """Saves what ``load_checkpoint()`` needs to continue; `client_state` is the script's own.
 
         All ranks that call this, with the same tag, write their parts. If some rank does not call
-        it, rank 0 writes everything. Any number of ranks can load the checkpoint. An old
-        checkpoint of the tag stays whole until the new one is. Errors: Unavailable if a rank
-        failed.
+        it, rank 0 writes everything, unless parameters or state were changed since the newest step.
+        Any number of ranks can load the checkpoint. An old checkpoint of the tag stays whole until
+        the new one is. Errors: Unavailable if a rank failed.
         """
         _checkpoint.save(
             self, save_dir, tag, client_state or {}, save_latest, exclude_frozen_parameters
@@ -364,11 +365,15 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         """Returns the path that was loaded and its ``client_state``, or (None, None) without a
         ``latest``.
 
-        Load only checkpoints that you trust: a ``client_state`` may run code as it is read.
-        Errors: DataLoss, which names the file, if a file is damaged; InvalidArgument if something
-        is missing or does not fit.
+        All ranks call this and load the same save; to load the module alone, any rank may call it
+        by itself. Load only checkpoints that you trust: a ``client_state`` may run code as it is
+        read. Errors, on all ranks: DataLoss, which names the file, if a file is damaged;
+        InvalidArgument if something is missing or does not fit. After these errors the optimizer
+        keeps its old state, and so does the module unless it refused a value. After a later error,
+        such as a full drive or a rank that has ended, the optimizer is closed, and its next step
+        reports that.
         """
-        return _checkpoint.load(
+        return _loading.load(
             self,
             load_dir,
             tag,

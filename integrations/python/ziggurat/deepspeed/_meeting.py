@@ -19,6 +19,7 @@ import torch
 from ziggurat._native import Unavailable
 
 _PATIENCE = datetime.timedelta(seconds=10)  # how long rank 0 waits for others to begin
+_LONG_PATIENCE = datetime.timedelta(minutes=30)  # the same where every rank has to begin
 # limit of a save or load, long enough for a large state on a slow disk
 _WORK = datetime.timedelta(hours=6)
 # seconds between two looks; the store's own wait would print a warning when it times out
@@ -51,6 +52,19 @@ class Meeting:
         there = [rank for rank in self.others if self._waited(until, ("began", rank))]
         return {rank: self._heard("began", rank) for rank in there}
 
+    def words_of_all(self) -> dict[int, str]:
+        """Returns the words of all other ranks. Errors: Unavailable if some rank does not begin."""
+        until = time.monotonic() + _LONG_PATIENCE.total_seconds()
+        absent = [rank for rank in self.others if not self._waited(until, ("began", rank))]
+        if absent:
+            raise Unavailable(
+                f"{self._call}: the ranks {absent} have not called it within "
+                f"{_LONG_PATIENCE.total_seconds():g} s, but all ranks must call it if each host "
+                "keeps files of its own: call it on every rank, or leave "
+                "`checkpoint.use_node_local_storage` out"
+            )
+        return {rank: self._heard("began", rank) for rank in self.others}
+
     def decide(self, what: str) -> None:
         """Tells the other ranks what rank 0 decided."""
         self._say("decided", self._rank, what)
@@ -58,11 +72,22 @@ class Meeting:
     def decision(self) -> str:
         """Returns what rank 0 decides, once it has. Errors: Unavailable if rank 0 fails before
         that."""
-        until = time.monotonic() + _WORK.total_seconds()
-        self._waited(until, ("decided", 0), ("ended", 0))
-        if not self._store().check([self._key("decided", 0)]):
-            self.result_of(0)
+        self._reached("decided", 0)
         return self._heard("decided", 0)
+
+    def prepared(self) -> None:
+        """Tells the other ranks that this rank has done all its work but the last step."""
+        self._say("prepared", self._rank, "")
+
+    def wait_prepared(self, rank: int) -> None:
+        """Waits until `rank` is prepared. Errors: Unavailable if it fails before that."""
+        self._reached("prepared", rank)
+
+    def _reached(self, what: str, rank: int) -> None:
+        until = time.monotonic() + _WORK.total_seconds()
+        self._waited(until, (what, rank), ("ended", rank))
+        if not self._store().check([self._key(what, rank)]):
+            self.result_of(rank)
 
     def end(self, result: str) -> None:
         """Tells that this rank's work is done."""
@@ -100,4 +125,20 @@ class Meeting:
         return f"ziggurat/{self._name}/{what}/{rank}"
 
     def _store(self) -> Any:
-        return torch.distributed.distributed_c10d._get_default_store()
+        return _store()
+
+
+def tell(what: str, word: str) -> None:
+    """Tells the other ranks this rank's `word`, once for each `what`. All ranks give the same
+    `what`."""
+    _store().set(f"ziggurat/{what}/{torch.distributed.get_rank()}", word)
+
+
+def told(what: str) -> list[str]:
+    """Returns what each rank tells, once all have told it."""
+    keys = [f"ziggurat/{what}/{rank}" for rank in range(torch.distributed.get_world_size())]
+    return [_store().get(key).decode() for key in keys]
+
+
+def _store() -> Any:
+    return torch.distributed.distributed_c10d._get_default_store()

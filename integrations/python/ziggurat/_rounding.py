@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds masters to parameters as the engine does, and says whether the engine rounds anything
+stochastically."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ziggurat._native import Unimplemented
+from ziggurat._parts import Part
+
+
+def as_fp32(values: torch.Tensor) -> torch.Tensor:
+    return values.detach().to("cpu", torch.float32).contiguous()
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns `values` as the engine rounds masters: to the nearest bf16, ties away from zero."""
+    if dtype != torch.bfloat16 or values.dtype != torch.float32:
+        return values.to(dtype)
+    nearest = (values.contiguous().view(torch.int32) + 0x8000) >> 16
+    return nearest.to(torch.int16).view(torch.bfloat16)
+
+
+def draws_noise(settings: Mapping[str, Any]) -> bool:
+    """Returns whether the engine may round anything stochastically."""
+    words = {name: settings.get(name) for name in ("rounding", "state_rounding", "param_rounding")}
+    kept = settings.get("state_format") in ("bf16", "bf16-moments")
+    # "stochastic" is the default of a new store
+    of_state = words["state_rounding"] or words["rounding"] or "stochastic"
+    return "stochastic" in words.values() or (kept and of_state == "stochastic")
+
+
+def require_runs(parts: Sequence[Part], names: Sequence[str]) -> None:
+    """Checks that stochastic rounding does not depend on how ranks divide a parameter. Errors:
+    Unimplemented, on every rank alike, if it does."""
+    for part, name in zip(parts, names, strict=True):
+        if not part.is_run():
+            placed = getattr(part.param, "placements", "")
+            raise Unimplemented(
+                f"parameter '{name}' is placed as {placed}, so the elements of a rank's part do "
+                "not follow one another in the whole, and stochastic rounding would give other "
+                "bits on another number of ranks. Shard the parameter in dimension 0, as "
+                "fully_shard() does without "
+                'shard_placement_fn, or give state_rounding="nearest" and param_rounding="nearest"'
+            )
+
+
+def rounds_to(master: torch.Tensor, param: torch.Tensor, stochastic: bool = False) -> bool:
+    """Returns whether the engine rounds `master` to `param`; with `stochastic`, whether `param` is
+    one of the two neighbours of `master`."""
+    if stochastic and param.dtype == torch.bfloat16:
+        bits = as_fp32(master).contiguous().view(torch.int32)
+        low = (bits >> 16).to(torch.int16)
+        high = ((bits + 0xFFFF) >> 16).to(torch.int16)
+        found = param.detach().contiguous().view(torch.int16)
+        return bool(((found == low) | (found == high)).all())
+    made, param = rounded(as_fp32(master), param.dtype), param.detach()
+    if param.dtype != torch.bfloat16:
+        return torch.equal(made, param)
+    return torch.equal(made.view(torch.int16), param.view(torch.int16))
