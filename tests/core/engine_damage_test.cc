@@ -39,7 +39,8 @@ TEST_P(EngineDamage, ARecordOfTheNewestGenerationTakesTheRunBackToTheOneBefore) 
             std::memcpy(&cursor, engine.resumed_blob().data(), sizeof(cursor));
             EXPECT_EQ(cursor, kSteps - 1);
             const auto notes = engine.description();
-            EXPECT_THAT(notes, Contains(HasSubstr("fell back from generation 3 to 2")).Times(1));
+            EXPECT_THAT(
+                notes, Contains(HasSubstr("fell back from generation 3 to generation 2")).Times(1));
             EXPECT_THAT(notes,
                         Contains(HasSubstr("generation 3 is damaged")).Times(each == rank ? 1 : 0));
             store.step(engine, each);

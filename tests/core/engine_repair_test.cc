@@ -115,9 +115,10 @@ TEST_P(EngineRepair, ARecordThatNobodyHasAnyMoreTakesAllBackToTheGenerationBefor
   expect_none(store.run([&](Engine& engine, int each) {
     EXPECT_EQ(engine.generation(), kSteps - 1);
     EXPECT_TRUE(same_params(engine, store.expected[kSteps - 1], store.model));
-    EXPECT_THAT(engine.description(), Contains(HasSubstr("fell back from generation 3 to 2")));
     EXPECT_THAT(engine.description(),
-                Contains(HasSubstr("generation 3 is damaged: 1 of"))
+                Contains(HasSubstr("fell back from generation 3 to generation 2")));
+    EXPECT_THAT(engine.description(),
+                Contains(HasSubstr("generation 3 is damaged in 1 of"))
                     .Times(each % store.group() == rank % store.group() ? 1 : 0));
   }));
 }

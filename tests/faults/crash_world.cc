@@ -346,8 +346,8 @@ void CrashWorld::judge() {
                                         provable_.newest->generation)
                           : "none"));
   if (found.launch != launches_ && provable_.applies && provable_.heard_of > found.generation)
-    judge_notes(
-        fmt::format("fell back from generation {} to {}", provable_.heard_of, found.generation));
+    judge_notes(fmt::format("fell back from generation {} to generation {}", provable_.heard_of,
+                            found.generation));
   for (const auto& rank : ranks_) {
     for (std::size_t chunk = 0; chunk < rank->found.size(); ++chunk) {
       const Tag tag = rank->found[chunk];

@@ -158,7 +158,8 @@ TEST_F(StoreDamage, ADamagedTableOrBlobTakesItsGenerationWithIt) {
     EXPECT_EQ(describe(result), "finished");
     EXPECT_EQ(result.resumed_at, 2u);
     EXPECT_THAT(result.notes[0], Contains(HasSubstr(table ? "checksum table" : "blob")));
-    EXPECT_THAT(result.notes[0], Contains(HasSubstr("fell back from generation 3 to 2")));
+    EXPECT_THAT(result.notes[0],
+                Contains(HasSubstr("fell back from generation 3 to generation 2")));
     world_.disk() = saved.disk();
   }
 }
@@ -177,7 +178,7 @@ TEST_F(UnevenStoreDamage, FallingBackVerifiesEveryArrayOfEveryRecordFirst) {
   const LaunchResult result = resume(1);
   EXPECT_EQ(describe(result), "finished");
   EXPECT_EQ(result.resumed_at, 2u);
-  EXPECT_THAT(result.notes[0], Contains(HasSubstr("fell back from generation 3 to 2")));
+  EXPECT_THAT(result.notes[0], Contains(HasSubstr("fell back from generation 3 to generation 2")));
   for (std::size_t segment = 0; segment < uneven_format().segments().size(); ++segment) {
     CrashWorld again = damaged;
     world_.disk() = again.disk();
@@ -296,7 +297,7 @@ TEST_F(TwoRankStoreDamage, ARankWhoseFileWentOnByItselfGoesBackToWhereTheHistori
   EXPECT_EQ(result.resumed_at, 3u);
   for (const auto& notes : result.notes) {
     EXPECT_THAT(notes, Contains(HasSubstr("generation 4 has different histories")));
-    EXPECT_THAT(notes, Contains(HasSubstr("fell back from generation 4 to 3")));
+    EXPECT_THAT(notes, Contains(HasSubstr("fell back from generation 4 to generation 3")));
   }
 }
 
@@ -384,7 +385,8 @@ TEST_P(EveryRecord, DamagedInTheNewestGenerationTakesAllBackToTheOneBefore) {
       EXPECT_EQ(result.resumed_at, 2u);
       for (int each = 0; each < GetParam().ranks; ++each) {
         const auto& notes = result.notes[static_cast<std::size_t>(each)];
-        EXPECT_THAT(notes, Contains(HasSubstr("fell back from generation 3 to 2")).Times(1));
+        EXPECT_THAT(notes,
+                    Contains(HasSubstr("fell back from generation 3 to generation 2")).Times(1));
         const auto lost =
             AllOf(HasSubstr("generation 3 is damaged"), HasSubstr(fmt::format("chunk {} ", chunk)));
         EXPECT_THAT(notes, Contains(lost).Times(each == rank ? 1 : 0));

@@ -131,7 +131,7 @@ TYPED_TEST(DeviceConformance, the_budget_is_hard_and_the_error_has_the_account) 
     FAIL() << "13 MiB of 12 were given";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);
-    EXPECT_THAT(error.what(), HasSubstr("4.0 MiB for gradients"));
+    EXPECT_THAT(error.what(), HasSubstr("4.0 MiB of gradients"));
     EXPECT_THAT(error.what(), HasSubstr("too few"));
     EXPECT_THAT(error.what(), HasSubstr("params 9.0 MiB of 12.0 MiB"));
   }

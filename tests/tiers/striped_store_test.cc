@@ -229,7 +229,7 @@ TEST_F(Drives, GoBackTogetherWhenOneOfThemLostAGeneration) {
   const auto store = open();
   EXPECT_EQ(store->durable_generation(), 1U);
   EXPECT_THAT(store->state().notes,
-              testing::Contains(HasSubstr("fell back from generation 2 to 1")));
+              testing::Contains(HasSubstr("fell back from generation 2 to generation 1")));
   reactor_.block_on(read_all(*store, 1));
 }
 

@@ -124,7 +124,9 @@ class Opening(AmongRanks, StateDicts):
         def runtime() -> Runtime:
             return self._sharing.runtime(self._workers(params))
 
-        if draws_noise(settings) and not (resume and self._has_store(settings["store"])):
+        if draws_noise(settings) and not (
+            resume and path is not None and self._has_store(settings["store"])
+        ):
             require_runs(parts, names)
         for part in parts:
             part.slot = self._slot_of[part.param]

@@ -70,6 +70,7 @@ class StateDicts(torch.optim.Optimizer):
     _sharing: Alone
     _order: list[torch.Tensor]
     _resume: Any
+    _without_state = False  #: while PyTorch makes a state dict of the groups alone
     #: Advice for an error that refuses a reference.
     _other_store = (
         "load the checkpoint that was saved then, because a store keeps only its newest "
@@ -110,8 +111,8 @@ class StateDicts(torch.optim.Optimizer):
     # Reading
 
     @property
-    def state(self) -> StateOfParams:  # type: ignore[override]
-        return StateOfParams(self)
+    def state(self) -> Mapping[torch.Tensor, Any]:  # type: ignore[override]
+        return {} if self._without_state else StateOfParams(self)
 
     @state.setter
     def state(self, value: Mapping[Any, Any]) -> None:
@@ -430,7 +431,11 @@ class Groups:
         self._optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        return torch.optim.Optimizer.state_dict(self._optimizer)
+        self._optimizer._without_state = True  # PyTorch would put all of it into the state dict
+        try:
+            return torch.optim.Optimizer.state_dict(self._optimizer)
+        finally:
+            self._optimizer._without_state = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         its = self._optimizer
