@@ -197,7 +197,7 @@ TEST(LentServeRanks, RefuseWhatIsNotThere) {
     EXPECT_THAT(refused(1, "unit2", "master"),
                 HasSubstr("105 elements were asked for, but the piece has 16384"));
     values.resize(16'384);
-    EXPECT_THAT(refused(1, "unit2", "sum"), HasSubstr("is master, exp_avg, exp_avg_sq"));
+    EXPECT_THAT(refused(1, "unit2", "sum"), HasSubstr("consists of master, exp_avg, exp_avg_sq"));
     values.resize(105);
     if (rank.number == 0) rank.engine.read_state_of(0, "unit1", "master", values);
   }));

@@ -256,7 +256,7 @@ def test_other_tools_read_what_is_saved(tmp_path):
         code, said = said_by("ckpt", "diff", str(tmp_path), str(other))
         assert code == 0, said
         code, said = said_by("ckpt", "to-hf", str(path), str(tmp_path / "hf"))
-        assert code == 0 and "config.json is not written" in said, said
+        assert code == 0 and "config.json was not written" in said, said
         weights = safetensors.load_file(tmp_path / "hf/model.safetensors")
         tied_or_whole_numbers = {"head.weight", "norm.num_batches_tracked"}
         assert weights.keys() == model.state_dict().keys() - tied_or_whole_numbers
