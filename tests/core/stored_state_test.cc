@@ -218,7 +218,7 @@ TEST_F(LiveStore, OverSeveralDrivesIsFoundInAnyOrderOfThem) {
   OpenStore other_order(*reading_, {drives[1], drives[0]});
   EXPECT_THAT(differing(other_order.tensors(), expected), IsEmpty());
   EXPECT_THAT(error_of([&] { OpenStore one(*reading_, drives[0]); }).what(),
-              HasSubstr("all of them"));
+              HasSubstr("give all directories"));
 }
 
 TEST_F(LiveStore, BecomesTheStateOfAnotherNumberOfRanks) {

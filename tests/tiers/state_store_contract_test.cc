@@ -236,11 +236,11 @@ TEST_F(StateStoreOnFile, CorruptRecordNamesPlaceAndWhatIsSafe) {
   const Error error = owner_->store->corrupt_record(1, 1);
   EXPECT_EQ(error.code(), ErrorCode::kDataLoss);
   for (const char* part :
-       {"rank00000", "chunk 1", "generation 1", "offset", "generation 0 of every"})
+       {"rank00000", "chunk 1", "generation 1", "offset", "Generation 0 is still safe"})
     EXPECT_THAT(error.what(), HasSubstr(part));
   owner_->write(0, 2);
   EXPECT_THAT(owner_->store->corrupt_record(1, 1).what(),
-              testing::Not(HasSubstr("generation 0 of every")));
+              testing::Not(HasSubstr("Generation 0 is still safe")));
 }
 
 TEST_F(StateStoreOnFile, BadSpecificationsAreRefused) {

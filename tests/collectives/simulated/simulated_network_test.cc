@@ -146,8 +146,9 @@ TEST_F(SimulatedRanks, ARankThatNeverComesIsAnErrorThatNamesIt) {
   const OnRank body = [](Communicator& c) -> Task<> {
     if (c.rank() != 2) co_await gather(c, 100);
   };
-  EXPECT_THAT(failure(body, ErrorCode::kDeadlineExceeded),
-              AllOf(HasSubstr("all_gather of 100"), HasSubstr("rank 2 did not come")));
+  EXPECT_THAT(
+      failure(body, ErrorCode::kDeadlineExceeded),
+      AllOf(HasSubstr("all_gather of 100"), HasSubstr("waits for rank 2, which did not come")));
 }
 
 TEST_F(SimulatedRanks, AnAbortEndsWhatIsUnderWay) {
