@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # bench/checkpoints.py: what do saves cost training, and how fast is state saved, loaded and resharded, compared with
 # the drive?
-"""The ceiling is the drive's speed, measured with fio in the same run and in the way that the work uses the drive:
+"""Compares each rate with a ceiling: the drive's speed, measured with fio in the same run and in the way that the work uses the drive:
 fresh files whose space is reserved (an overwrite is faster on most filesystems), direct transfers of 4 MiB, four in
 flight, synced at the end.
 
@@ -10,8 +10,8 @@ flight, synced at the end.
             from the store (optimizer=nvme: the ceiling is reading it while writing as much)
   load      a checkpoint into a new store, and resharding a store of 2 ranks into one of 3 in place: as much is read as
             is written
-  stall     the seconds that updates wait for a save, with a target of twice the bandwidth that a step leaves free, and
-            with a tenth of that: then the missing bandwidth is what updates must wait for
+  stall     the seconds that updates wait for a save, with --checkpoint-bandwidth at twice what a save needs to end
+            within a step (no wait is expected), and at a tenth of what it needs (updates wait for the rest of the save)
 
 Prints Markdown. Needs fio, and twice to six times the state's size on the drive."""
 
@@ -178,7 +178,7 @@ class Bench:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ziggurat", default="build/release/bin/ziggurat")
-    parser.add_argument("--data", default="README.md", help="a text of some length")
+    parser.add_argument("--data", default="README.md", help="the text file to train on; it holds more bytes than --context")
     parser.add_argument("--folder", help="a directory on the drive that is measured (default: the working directory)")
     parser.add_argument(
         "--target", help="where the saves of stalls are written (default: the folder's drive, which steps use too)"

@@ -55,7 +55,7 @@ void call_failed(const char* call, std::uint64_t size_bytes, const FailedCall& f
 
 void launch_failed(const char* name, std::uint64_t blocks, std::uint32_t threads,
                    const FailedCall& failed) {
-  fail(fmt::format("the launch of kernel \"{}\" ({} blocks of {} threads)", name, blocks, threads),
+  fail(fmt::format("cudaLaunchKernel of \"{}\" ({} blocks of {} threads)", name, blocks, threads),
        failed);
 }
 

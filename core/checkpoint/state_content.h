@@ -71,7 +71,7 @@ struct StateContent {
   /// the names of kResumeNames.
   std::map<std::string, std::string> resume;
   std::map<std::string, std::string> versions;  ///< "ziggurat": "0.1.0"
-  std::optional<StateLine> line{};              ///< empty if it was made before lines were recorded
+  std::optional<StateLine> line{};  ///< empty if the state was saved before there were lines
 
   friend bool operator==(const StateContent&, const StateContent&) = default;
 };

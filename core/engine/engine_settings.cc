@@ -153,8 +153,8 @@ std::vector<SettingOf<EngineConfig>> memory_table() {
                            "use; at most two units"}),
       In::integer("max_live_parameters", &EngineConfig::max_live_parameters, kElementsOrNone,
                   {.values = "ELEMENTS",
-                   .help = "most parameters on the device, including those loaded ahead; units in "
-                           "use are always there"}),
+                   .help = "the largest number of parameters on the device, including those loaded "
+                           "ahead; units in use stay there even if they are more"}),
       In::integer("max_reuse_distance", &EngineConfig::max_reuse_distance, kElementsOrNone,
                   {.values = "ELEMENTS",
                    .help = "a released unit stays on the device if at most this many elements of "

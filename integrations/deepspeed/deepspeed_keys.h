@@ -41,7 +41,7 @@ struct DeepSpeedKey {
     kSumType,    ///< the type in which gradients are exchanged
     kEnabled,    ///< a type's switch
     kParamType,  ///< the model's type again; another one is refused
-    kInBf16,     ///< whether a part of the state is in bf16: all parts, or none
+    kInBf16,     ///< whether a part of the state is in bf16; refused unless all parts agree
   };
   std::string_view path;
   Use use;

@@ -79,7 +79,9 @@ class Block {
     Array gradient;                       ///< own rows; d loss / d y in, d loss / d x out
     ConstArray all_gradient;              ///< all rows; may be `gradient` if this rank has all rows
     Array d_rows;                         ///< scratch, rows x width
-    float* d_params;                      ///< adds sums, over own rows for undivided parameters
+    /// the parameters' gradients, to which backward adds sums over rows: own rows for undivided
+    /// parameters, all rows for divided ones
+    float* d_params;
   };
   void backward(Team& team, std::span<const WorkerScratch> scratch, const Backward& pass) const;
   void mlp_backward(Team& team, std::span<const WorkerScratch> scratch,

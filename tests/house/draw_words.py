@@ -32,7 +32,7 @@ TOP = ["aio", "base", "bench", "collectives", "core", "integrations", "optimizer
 MESSAGE_WORDS = 4
 ELEMENT_WORDS = 6  # an element of a list in braces, or what a case returns, is a name if it is shorter
 COMMENT_WORDS = 4
-SEED = 20261125
+SEED = 20261126
 
 Found = namedtuple("Found", "path line text beside")  # beside: the code that a comment is of
 Token = namedtuple("Token", "kind text line")  # kind: string, raw, comment, other

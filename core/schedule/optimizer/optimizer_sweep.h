@@ -62,8 +62,9 @@ class OptimizerSweep {
   };
   struct Settings {
     std::size_t work_items = 0;  ///< work items that fit beside all gradients and kept records
-    /// Every generation that is a multiple of this number becomes durable by itself; 0 if none
-    /// does. The store counts generations that it has sealed, but the engine counts finished steps.
+    /// Every generation that is a multiple of this number, as the engine counts them (finished
+    /// steps), becomes durable by itself; 0 if none does. The store counts only those that it
+    /// sealed.
     std::uint64_t seal_every = 1;
     std::function<void(std::uint64_t generation)> before_seal;  ///< called with the engine's count
   };

@@ -460,7 +460,7 @@ class Opened:
             values = self._places[index].values(index, part.memory())
             # A state dict does not say how its parameters were rounded, so both neighbours are
             # accepted.
-            if rounds_to(part.of_whole(master), values, stochastic=True):
+            if rounds_to(part.of_whole(master), values):
                 self.write_state(param, "master", master)
             else:
                 self.engine.param_written(index)

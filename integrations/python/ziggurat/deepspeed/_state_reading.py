@@ -245,9 +245,8 @@ class FolderReading:
     def _is_rounded(self, part: Part, master: int) -> bool:
         """Returns whether the engine rounds the checkpoint's master to the part."""
         values = part.memory().detach().cpu().reshape(-1)
-        drawn = self._optimizer._settings.get("param_rounding") == "stochastic"
         return all(
-            rounds_to(chunk, values[first : first + chunk.numel()], drawn)
+            rounds_to(chunk, values[first : first + chunk.numel()])
             for first, chunk in self._values(master, part)
         )
 

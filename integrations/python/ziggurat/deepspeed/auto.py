@@ -98,8 +98,8 @@ class _Filled:
             return
         if hidden_size is None:
             raise InvalidArgument(
-                f'config: {", ".join(autos)} are "auto" and follow from the model\'s '
-                "hidden_size, which model.config does not have: give numbers, or the model"
+                f'config: the "auto" of {", ".join(autos)} follows from the model\'s hidden_size, '
+                "which is not known: give numbers, or a model whose config has hidden_size"
             )
         values = (hidden_size**2, int(0.9 * hidden_size * hidden_size), 10 * hidden_size)
         third = always or self.value("zero_optimization.stage") == 3
