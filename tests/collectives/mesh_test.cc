@@ -85,7 +85,8 @@ TEST(Mesh, EveryAxisPartitionsTheWorldAndTwoAxesMeetInOneRank) {
 TEST(Mesh, TheAxesMustMultiplyToTheWorldAndTheMessageShowsTheArithmetic) {
   const Error error = refusal([] { Mesh({.dp = 4, .tp = 2}, {.ranks = 6, .ranks_per_node = 6}); });
   EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-  EXPECT_THAT(error.what(), HasSubstr("dp 4 x tp 2 x pp 1 x cp 1 makes 8 ranks, but the world has 6"));
+  EXPECT_THAT(error.what(),
+              HasSubstr("dp 4 x tp 2 x pp 1 x cp 1 makes 8 ranks, but the world has 6"));
   // A product that would wrap around in 32 bits is no match for any world.
   EXPECT_THAT(
       refusal([] { Mesh({.dp = 65536, .tp = 65536}, {.ranks = 1, .ranks_per_node = 1}); }).what(),
