@@ -333,7 +333,7 @@ def test_a_checkpoint_by_reference_is_of_its_step_of_the_store(tmp_path):
     other.args.save_strategy = transformers.trainer_utils.SaveStrategy.NO
     other.train()
     of_trainer(other).close()
-    with pytest.raises(ziggurat.InvalidArgument, match=r"other\) has other parameters"):
+    with pytest.raises(ziggurat.InvalidArgument, match=r"other has other parameters"):
         trainer_again(12, f"nvme:{tmp_path}/other").train(resume_from_checkpoint=checkpoints[8])
 
 
