@@ -24,7 +24,7 @@ from ziggurat._native import (
     ZigguratError,
 )
 from ziggurat._parts import Nothing, Part
-from ziggurat._rounding import as_fp32, rounds_to
+from ziggurat._rounding import as_fp32, draws_params, rounds_to
 from ziggurat._words import in_arguments
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -113,6 +113,7 @@ class Opened:
         shapes = {part.param: kind.shape for part, kind in zip(parts, kinds, strict=True)}
         self._shapes_elsewhere = {param: shapes[param] for param in self._elsewhere}
         self._hooks = hooks
+        self._params_drawn = draws_params(settings)
         # The gradients of pending parameters. They stay alive until the engine has read them, even
         # if another gradient takes their place.
         self._lent: dict[int, torch.Tensor] = {}
@@ -458,9 +459,7 @@ class Opened:
                 continue
             part = self.parts[index]
             values = self._places[index].values(index, part.memory())
-            # A state dict does not say how its parameters were rounded, so both neighbours are
-            # accepted.
-            if rounds_to(part.of_whole(master), values):
+            if rounds_to(part.of_whole(master), values, self._params_drawn):
                 self.write_state(param, "master", master)
             else:
                 self.engine.param_written(index)

@@ -49,13 +49,21 @@ def require_runs(parts: Sequence[Part], names: Sequence[str]) -> None:
             )
 
 
-def rounds_to(master: torch.Tensor, param: torch.Tensor) -> bool:
-    """Returns whether the engine may have rounded `master` to `param`. In bf16 either neighbour of
-    `master` counts, because a state dict does not say how the parameters were rounded."""
+def draws_params(settings: Mapping[str, Any]) -> bool:
+    """Returns whether the settings round the parameters themselves stochastically."""
+    return "stochastic" in (settings.get("rounding"), settings.get("param_rounding"))
+
+
+def rounds_to(master: torch.Tensor, param: torch.Tensor, stochastic: bool) -> bool:
+    """Returns whether the engine rounds `master` to `param`; with `stochastic`, whether `param` is
+    one of the two neighbours of `master`."""
+    if stochastic and param.dtype == torch.bfloat16:
+        bits = as_fp32(master).view(torch.int32)
+        low = (bits >> 16).to(torch.int16)
+        high = ((bits + 0xFFFF) >> 16).to(torch.int16)
+        found = param.detach().contiguous().view(torch.int16)
+        return bool(((found == low) | (found == high)).all())
+    made, param = rounded(as_fp32(master), param.dtype), param.detach()
     if param.dtype != torch.bfloat16:
-        return torch.equal(as_fp32(master).to(param.dtype), param.detach())
-    bits = as_fp32(master).view(torch.int32)
-    low = (bits >> 16).to(torch.int16)
-    high = ((bits + 0xFFFF) >> 16).to(torch.int16)
-    found = param.detach().contiguous().view(torch.int16)
-    return bool(((found == low) | (found == high)).all())
+        return torch.equal(made, param)
+    return torch.equal(made.view(torch.int16), param.contiguous().view(torch.int16))

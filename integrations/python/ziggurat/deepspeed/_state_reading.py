@@ -20,7 +20,7 @@ from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Checkpoint
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._parts import Part, flat_written
-from ziggurat._rounding import rounds_to
+from ziggurat._rounding import draws_params, rounds_to
 from ziggurat._state import MOMENTS
 from ziggurat.deepspeed import _files
 from ziggurat.deepspeed._letting_go import let_go, or_lost
@@ -245,8 +245,9 @@ class FolderReading:
     def _is_rounded(self, part: Part, master: int) -> bool:
         """Returns whether the engine rounds the checkpoint's master to the part."""
         values = part.memory().detach().cpu().reshape(-1)
+        drawn = draws_params(self._optimizer._settings)
         return all(
-            rounds_to(chunk, values[first : first + chunk.numel()])
+            rounds_to(chunk, values[first : first + chunk.numel()], drawn)
             for first, chunk in self._values(master, part)
         )
 
