@@ -27,7 +27,7 @@ std::string manifest_path(const std::string& directory) {
 CheckpointSave::CheckpointSave(Environment environment, Request request)
     : environment_(environment),
       request_(std::move(request)),
-      ranks_(environment.reactor, environment.ranks, environment.awaited),
+      ranks_(environment.reactor, environment.ranks),
       directory_(request_.folder + "/" + checkpoint_name(request_.content.step)) {}
 
 std::optional<LineId> CheckpointSave::line() const {
@@ -64,10 +64,10 @@ Task<> CheckpointSave::make_directory() {
   if (line()) names.push_back(checkpoint_name(step, *line()));
   for (std::string& name : names) {
     const CheckpointEntry entry{.step = step, .name = std::move(name)};
+    directory_ = request_.folder + "/" + entry.name;
     if (!co_await takes(entry)) continue;
     // Without locks only the line's own name says whose a save is that was cut off.
     if (!lock_ && line() && entry.name == checkpoint_name(step)) continue;
-    directory_ = request_.folder + "/" + entry.name;
     const std::function<void()> make = [&] { io.make_directory(directory_); };
     co_await call(make);
     co_return;
@@ -115,7 +115,7 @@ Task<bool> CheckpointSave::takes(const CheckpointEntry& name) {
 }
 
 /// Removes directories without a manifest. Without a lock other processes may be writing them, so
-/// this removes only the one with this line's name and step, which nobody else saves.
+/// this removes only those with this line's name, of any step, because nobody else saves them.
 void CheckpointSave::remove_cut_off() {
   IoEngine& io = environment_.io;
   const std::uint64_t step = request_.content.step;

@@ -42,8 +42,7 @@ class CheckpointSave {
     IoEngine& io;
     Communicator& ranks;  ///< all ranks; used for nothing else while a save is under way
     IoObservers observers{};
-    BlockingCalls calls{};            ///< run calls that name files on the target, which may hang
-    AwaitedRanks* awaited = nullptr;  ///< is told whom this save waits for, if somebody asks
+    BlockingCalls calls{};  ///< run calls that name files on the target, which may hang
   };
   struct Request {
     std::string folder;

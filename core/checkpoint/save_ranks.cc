@@ -41,23 +41,8 @@ std::string text_of(const std::exception_ptr& error) {
     text = what.what();
   } catch (...) {
   }
-  return text.empty() ? "it does not say why" : text;
+  return text.empty() ? "the error has no text" : text;
 }
-
-/// As long as it lives, the rank is waited for.
-class Awaiting {
- public:
-  Awaiting(AwaitedRanks& awaited, int rank) : awaited_(awaited), rank_(rank) {
-    awaited_.insert(rank_);
-  }
-  ~Awaiting() { awaited_.erase(rank_); }
-  Awaiting(const Awaiting&) = delete;
-  Awaiting& operator=(const Awaiting&) = delete;
-
- private:
-  AwaitedRanks& awaited_;
-  int rank_;
-};
 
 template <std::size_t kSize>
 void put(const std::string& text, std::array<char, kSize>& into) {
@@ -71,18 +56,14 @@ std::span<std::byte> bytes_in(std::vector<T>& all) {
 
 }  // namespace
 
-Task<> SaveRanks::hear(int rank, std::span<std::byte> its) {
-  const Awaiting awaiting(awaited_, rank);
-  co_await ranks_.recv(its, rank);
-}
-
 Task<> SaveRanks::exchange(std::span<const std::byte> own, std::span<std::byte> all) {
   std::memcpy(all.data() + static_cast<std::size_t>(rank()) * own.size(), own.data(), own.size());
   WorkGroup group(reactor_);
   for (int other = 0; other < ranks_.world_size(); ++other) {
     if (other == rank()) continue;
     group.spawn(ranks_.send(own, other));
-    group.spawn(hear(other, all.subspan(static_cast<std::size_t>(other) * own.size(), own.size())));
+    group.spawn(
+        ranks_.recv(all.subspan(static_cast<std::size_t>(other) * own.size(), own.size()), other));
   }
   co_await group.wait_idle();
 }
@@ -133,13 +114,13 @@ Task<std::vector<std::string>> SaveRanks::room_at_first(std::uint64_t size_bytes
 
 Task<> SaveRanks::to_first(const std::string& text, std::vector<std::string>& room) {
   if (rank() != 0) {
-    const Awaiting awaiting(awaited_, 0);
     co_await ranks_.send(std::as_bytes(std::span(text)), 0);
     co_return;
   }
   std::ranges::copy(text, room.front().begin());
   for (int its = 1; its < ranks_.world_size(); ++its)
-    co_await hear(its, std::as_writable_bytes(std::span(room[static_cast<std::size_t>(its)])));
+    co_await ranks_.recv(std::as_writable_bytes(std::span(room[static_cast<std::size_t>(its)])),
+                         its);
 }
 
 }  // namespace ziggurat

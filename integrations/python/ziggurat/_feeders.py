@@ -253,10 +253,10 @@ class DdpFeeder(Feeder):
         self._slot_of = slot_of
         named = model.module.named_parameters()
         theirs = [param for name, param in named if name not in model.parameters_to_ignore]
-        frozen = (slot_of(param) for param in theirs if not param.requires_grad)
-        # The parameters that were frozen when DDP wrapped the model, until one of DDP's buckets has
-        # them. DDP may not exchange the gradients of the rest.
-        self._frozen = {slot: None for slot in frozen if slot is not None}
+        slots_of_theirs = (slot_of(param) for param in theirs)
+        # The parameters that none of DDP's buckets has had yet. After a backward those are left
+        # that were frozen when DDP wrapped the model: it does not exchange their gradients.
+        self._frozen = {slot: None for slot in slots_of_theirs if slot is not None}
         self._buckets: dict[tuple[Slot, ...], list[Bucket]] = {}  # our buckets for each of DDP's
         # our buckets that the backward in progress has used
         self._used: dict[tuple[Slot, ...], list[Bucket]] = {}
@@ -273,7 +273,12 @@ class DdpFeeder(Feeder):
 
     def check_sent(self) -> None:
         """Checks at a step that gradients were exchanged. Errors: InvalidArgument if not."""
-        for slot in self._frozen:
+        if self._unsent:
+            raise InvalidArgument(
+                f"the gradient of parameter '{next(iter(self._unsent)).name}' was not exchanged "
+                "with the other ranks: leave no_sync() before the last backward of a step"
+            )
+        for slot in self._frozen if self._buckets else ():
             param = self._param_of(slot)
             if param.requires_grad and param.grad is not None:
                 raise InvalidArgument(
@@ -282,11 +287,6 @@ class DdpFeeder(Feeder):
                     "gradient: wrap the model with find_unused_parameters=True while the parameter "
                     "is trained, and freeze the parameter afterwards"
                 )
-        if self._unsent:
-            raise InvalidArgument(
-                f"the gradient of parameter '{next(iter(self._unsent)).name}' was not exchanged "
-                "with the other ranks: leave no_sync() before the last backward of a step"
-            )
 
     def detach(self) -> None:
         for handle in self._handles.values():

@@ -46,6 +46,19 @@ class StateOfParams(Mapping[torch.Tensor, dict[str, torch.Tensor]]):
     def __getitem__(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
         return self._optimizer.state_of(param)  # empty if there is no state, as in PyTorch
 
+    def __setitem__(self, param: torch.Tensor, entry: Entry) -> None:
+        """Accepts what the engine has already, as scripts write that move the state to a device.
+        Errors: InvalidArgument for another value."""
+        now = self[param]
+        if now.keys() != entry.keys() or not all(
+            torch.equal(torch.as_tensor(entry[name]).cpu(), torch.as_tensor(now[name]).cpu())
+            for name in now
+        ):
+            raise InvalidArgument(
+                "optimizer.state cannot be changed by assignment, because the engine has the state: "
+                "change it with load_state_dict()"
+            )
+
     def __contains__(self, param: object) -> bool:
         return isinstance(param, torch.Tensor) and self._optimizer._has_state(param)
 

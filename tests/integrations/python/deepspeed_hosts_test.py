@@ -117,6 +117,20 @@ def test_rank_0_alone_saves_nothing_that_other_ranks_have_not_taken_over(tmp_pat
     on_ranks(2, run)
 
 
+def test_a_rank_that_gives_no_folder_leaves_no_other_waiting(tmp_path):
+    def run(rank):
+        _meeting._PATIENCE = datetime.timedelta(seconds=0.5)
+        engine = engine_of(**BF16)
+        steps(engine, rank, 0, 1)
+        if rank == 0:
+            engine.save_checkpoint(tmp_path, tag="a")
+        else:
+            what_raises(ziggurat.InvalidArgument, lambda: engine.save_checkpoint("", tag="a"))
+        steps(engine, rank, 1, 2)
+
+    on_ranks(2, run)
+
+
 def test_rank_0_alone_saves_what_all_have_taken_over_for_a_checkpoint(tmp_path):
     def run(rank):
         engine = engine_of(**BF16)

@@ -195,14 +195,15 @@ def test_so_they_are_where_nothing_was_trained_before():
         torch.testing.assert_close(moved, torch.full((2,), 9.0))  # the mean of 6 and 12
 
 
-def test_what_was_frozen_when_ddp_wrapped_the_model_is_not_trained_by_each_rank_alone():
+@pytest.mark.parametrize("steps_before", [2, 0])
+def test_what_was_frozen_when_ddp_wrapped_the_model_is_not_trained_by_each_rank_alone(steps_before):
     def run(rank):
         model = Branches()
         model.forward = lambda values, _: Branches.forward(model, values, 0)
         model.head.requires_grad_(False)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, model=model)
         wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, model=wrapped)
-        branched(rank, wrapped, model, optimizer, steps=2)
+        branched(rank, wrapped, model, optimizer, steps=steps_before)
         model.head.requires_grad_(True)
         with pytest.raises(
             ziggurat.InvalidArgument, match="'head.weight' was frozen when the model was wrapped"

@@ -69,13 +69,12 @@ def save(
 ) -> None:
     step = engine.global_steps
     tag = f"global_step{step}" if tag is None else str(tag)
+    # Before the ranks meet: one that fails afterwards would leave the others waiting for it.
+    if not str(save_dir) or not tag:
+        raise InvalidArgument(f'save_checkpoint(): save_dir="{save_dir}", tag="{tag}": give both')
     engine.saves[step] += 1
     name = f"engine {engine.number}: save {engine.saves[step]} at step {step}"
     with Meeting(name, "save_checkpoint()", tag) as meeting:
-        if not str(save_dir) or not tag:
-            raise InvalidArgument(
-                f'save_checkpoint(): save_dir="{save_dir}", tag="{tag}": give both'
-            )
         if engine.global_rank == 0:
             chosen = _chosen(engine, tag, meeting)
             # Makes the folder before other ranks look for it.
@@ -83,6 +82,9 @@ def save(
             meeting.decide(json.dumps(chosen))
         else:
             chosen = _Chosen(*json.loads(meeting.decision()))
+        if chosen.everyone and engine.optimizer is not None:
+            _state_folder.take_over(engine.optimizer, "save_checkpoint()")
+        if engine.global_rank != 0:  # may fail, so not before a call of all ranks
             writes = _claims(engine, Path(save_dir), chosen)
         folder = Path(save_dir) / chosen.tag
         kept = _write_state(engine, folder / chosen.state, chosen, writes)
@@ -138,11 +140,7 @@ def _new_name(step: int) -> str:
 
 def _write_state(engine: Any, folder: Path, chosen: _Chosen, writes: bool) -> Kept | None:
     optimizer = engine.optimizer
-    if optimizer is None:
-        return None
-    if chosen.everyone:
-        _state_folder.take_over(optimizer, "save_checkpoint()")
-    if not (writes or chosen.together):
+    if optimizer is None or not (writes or chosen.together):
         return None
     resume = {"consumed_samples": engine.global_samples}
     return _state_folder.write(optimizer, folder, resume, alone=not chosen.together)
