@@ -69,13 +69,14 @@ def save(
 ) -> None:
     step = engine.global_steps
     tag = f"global_step{step}" if tag is None else str(tag)
-    # Before the ranks meet: one that fails afterwards would leave the others waiting for it.
-    if not str(save_dir) or not tag:
-        raise InvalidArgument(f'save_checkpoint(): save_dir="{save_dir}", tag="{tag}": give both')
+    if engine.global_rank != 0:
+        # Before the ranks meet, because rank 0 then counts on this one in calls of all ranks.
+        _look_at_names(save_dir, tag)
     engine.saves[step] += 1
     name = f"engine {engine.number}: save {engine.saves[step]} at step {step}"
     with Meeting(name, "save_checkpoint()", tag) as meeting:
         if engine.global_rank == 0:
+            _look_at_names(save_dir, tag)  # the other ranks hear of an error here
             chosen = _chosen(engine, tag, meeting)
             # Makes the folder before other ranks look for it.
             writes = _claims(engine, Path(save_dir), chosen)
@@ -107,6 +108,11 @@ def save(
     if writes:
         _remove_what_was(folder, "" if kept is None else chosen.state)
     say(f"saved {folder}")
+
+
+def _look_at_names(save_dir: str | Path, tag: str) -> None:
+    if not str(save_dir) or not tag:
+        raise InvalidArgument(f'save_checkpoint(): save_dir="{save_dir}", tag="{tag}": give both')
 
 
 def _chosen(engine: Any, tag: str, meeting: Meeting) -> _Chosen:
