@@ -38,8 +38,8 @@ void fill_sums(StateFormat format, float value, std::size_t count, const RecordF
   }
 }
 
-/// All of a record's codes with a sign, padding's too: what a copy of the state does not fill stays
-/// zero beside whatever scale comes with what it does.
+/// Fills all signed codes of a record with the code of zero, those of padding too. Codes that a
+/// later copy of the state does not fill then stay zero, whatever scale their block gets.
 void fill_signed_codes(OptimizerKind kind, std::size_t count, const RecordFormat& shape,
                        std::span<std::byte> record) {
   for (std::size_t k = 0; k < moment_count(kind); ++k) {

@@ -184,7 +184,8 @@ void CheckpointSave::say_notes() const {
   for (const std::string& note : notes_) log().warn("{}", note);
 }
 
-/// What can go wrong on one rank alone is asked of all before any waits for what comes next.
+/// After each part that can fail on one rank alone, all ranks agree before any of them waits for
+/// the next part.
 Task<> CheckpointSave::commit(std::exception_ptr failure) {
   Manifest manifest;
   std::string files;
@@ -193,7 +194,8 @@ Task<> CheckpointSave::commit(std::exception_ptr failure) {
     if (!error) {
       manifest.pieces = co_await writer_->finish();
       manifest.files = writer_->files();
-      // Megabytes of text, where tensors are many: not on the reactor's thread.
+      // The text has megabytes if there are many tensors, so it is not made on the reactor's
+      // thread.
       const std::function<void()> write_own = [&] { files = files_text(manifest); };
       co_await call(write_own);
     }

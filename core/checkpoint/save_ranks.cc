@@ -16,10 +16,10 @@
 namespace ziggurat {
 namespace {
 
-/// How a rank left its part.
+/// Says whether a rank has an error.
 struct Message {
-  std::array<char, 512> text{};  ///< ends with a NUL; empty: nothing is wrong
-  int native = 0;                ///< errno's, by which all ranks decide alike what to do next
+  std::array<char, 512> text{};  ///< ends with a NUL; empty if nothing is wrong
+  int native = 0;                ///< errno, by which all ranks decide alike what to do next
 };
 
 int native_of(const std::exception_ptr& error) {
@@ -32,7 +32,7 @@ int native_of(const std::exception_ptr& error) {
   }
 }
 
-/// Never empty.
+/// Returns the error's text, which is never empty.
 std::string text_of(const std::exception_ptr& error) {
   std::string text;
   try {

@@ -70,7 +70,7 @@ class Opening(AmongRanks, StateDicts):
         new = [one for one in self._named() if one[1].requires_grad and one[1] not in known]
         if not new:
             return
-        named = {param: one for one in new for param in (one[1],)}
+        named = {one[1]: one for one in new}
         new = [named[param] for param in self._in_order(named)]
         self.need_open()
         if self._resume is not None:

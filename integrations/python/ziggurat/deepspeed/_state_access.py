@@ -11,6 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ziggurat._native import InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
+from ziggurat._rounding import rounded
 from ziggurat._state import MOMENTS
 from ziggurat.deepspeed._owners import owner_of
 
@@ -44,7 +45,7 @@ def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     master = value.detach().to("cpu", torch.float32).reshape(param.shape)
     _give(optimizer, param, {"master": master})
     with torch.no_grad():
-        param.copy_(_rounded(master, param.dtype))
+        param.copy_(rounded(master, param.dtype))
 
 
 def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor | None:
@@ -133,11 +134,3 @@ def _give(optimizer: EngineOptimizer, param: torch.Tensor, changed: dict[str, An
     for opened in optimizer._opened:
         optimizer._give(opened, {param: entry}, fresh=True)
     _set_before[param] = entry
-
-
-def _rounded(master: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rounds as the engine does: to the nearest bf16, ties away from zero."""
-    if dtype != torch.bfloat16:
-        return master.to(dtype)
-    bits = (master.contiguous().view(torch.int32) + 0x8000) >> 16
-    return bits.to(torch.int16).view(torch.bfloat16)
