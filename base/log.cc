@@ -4,10 +4,12 @@
 #include "base/log.h"
 
 #include <fmt/format.h>
+#include <spdlog/logger.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -45,10 +47,36 @@ spdlog::logger& make_logger() {
   return logger;
 }
 
+spdlog::logger& logger() {
+  static spdlog::logger& instance = make_logger();
+  return instance;
+}
+
+spdlog::level::level_enum spdlog_level(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug: return spdlog::level::debug;
+    case LogLevel::kInfo: return spdlog::level::info;
+    case LogLevel::kWarn: return spdlog::level::warn;
+    case LogLevel::kError: return spdlog::level::err;
+    case LogLevel::kOff: break;
+  }
+  return spdlog::level::off;
+}
+
 }  // namespace
 
-spdlog::logger& log() {
-  static spdlog::logger& instance = make_logger();
+void Log::set_level(LogLevel level) noexcept { logger().set_level(spdlog_level(level)); }
+
+void Log::write(LogLevel level, fmt::string_view format, fmt::format_args values) noexcept {
+  try {
+    const auto wanted = spdlog_level(level);
+    if (logger().should_log(wanted)) logger().log(wanted, fmt::vformat(format, values));
+  } catch (const std::exception&) {  // no memory for the message, or for the logger
+  }
+}
+
+Log& log() {
+  static Log instance;
   return instance;
 }
 

@@ -2,7 +2,7 @@
 // base/log.h: one logger, to stderr, and the list of degraded modes that `ziggurat doctor` shows.
 #pragma once
 
-#include <spdlog/logger.h>
+#include <fmt/core.h>
 
 #include <string>
 #include <string_view>
@@ -10,9 +10,37 @@
 
 namespace ziggurat {
 
-/// The process's logger (level from ZIGGURAT_LOG=debug|info|warn|error|off, default warn).
-/// Thread-safe.
-spdlog::logger& log();
+enum class LogLevel { kDebug, kInfo, kWarn, kError, kOff };
+
+/// Writes messages of its level and above, each a line. Thread-safe. A message that cannot be
+/// written is lost, because what is logged must not end what is done.
+class Log {
+ public:
+  template <typename... T>
+  void debug(fmt::format_string<T...> format, T&&... values) noexcept {
+    write(LogLevel::kDebug, format, fmt::make_format_args(values...));
+  }
+  template <typename... T>
+  void info(fmt::format_string<T...> format, T&&... values) noexcept {
+    write(LogLevel::kInfo, format, fmt::make_format_args(values...));
+  }
+  template <typename... T>
+  void warn(fmt::format_string<T...> format, T&&... values) noexcept {
+    write(LogLevel::kWarn, format, fmt::make_format_args(values...));
+  }
+  template <typename... T>
+  void error(fmt::format_string<T...> format, T&&... values) noexcept {
+    write(LogLevel::kError, format, fmt::make_format_args(values...));
+  }
+  void set_level(LogLevel level) noexcept;
+
+ private:
+  // Formats in log.cc alone: formatting takes a compiler seconds for each file that does it.
+  void write(LogLevel level, fmt::string_view format, fmt::format_args values) noexcept;
+};
+
+/// The process's log (level from ZIGGURAT_LOG=debug|info|warn|error|off, default warn).
+Log& log();
 
 /// Notes that a degraded mode is in use: logs it the first time `key` is seen, and keeps it for
 /// degraded_modes(). Thread-safe.

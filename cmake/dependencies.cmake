@@ -3,14 +3,16 @@ find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 find_package(Boost 1.81 REQUIRED)  # Asio, header only
 
-# Debian has no archives of these two: `portable` compiles them in. Naming both of a package's targets first makes its
-# own CMake file keep ours.
+# Debian has no archives of these two: `portable` compiles them in, spdlog in the one file that reads its headers. Naming
+# both of a package's targets first makes its own CMake file keep ours.
 if(ZIGGURAT_STATIC)
   foreach(target fmt::fmt fmt::fmt-header-only spdlog::spdlog spdlog::spdlog_header_only)
     add_library(${target} INTERFACE IMPORTED)
   endforeach()
-  target_compile_definitions(fmt::fmt INTERFACE FMT_HEADER_ONLY)
-  target_compile_definitions(spdlog::spdlog INTERFACE SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY)
+  add_library(ziggurat_fmt STATIC ${CMAKE_CURRENT_LIST_DIR}/fmt_library.cc)
+  set_target_properties(ziggurat_fmt PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_link_libraries(fmt::fmt INTERFACE ziggurat_fmt)
+  target_compile_definitions(spdlog::spdlog INTERFACE SPDLOG_FMT_EXTERNAL)
 endif()
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)

@@ -123,9 +123,13 @@ void StoreRecovery::report() {
   notes.insert(notes.end(), losses_.begin(), losses_.end());
   notes.insert(notes.end(), notes_.begin(), notes_.end());
   const bool lost = survey_->damaged() || !losses_.empty();
-  for (const std::string& note : notes)
-    log().log(lost ? spdlog::level::warn : spdlog::level::info, "{}: {}", store_.file->path(),
-              note);
+  for (const std::string& note : notes) {
+    if (lost) {
+      log().warn("{}: {}", store_.file->path(), note);
+    } else {
+      log().info("{}: {}", store_.file->path(), note);
+    }
+  }
 }
 
 void StoreRecovery::throw_nothing_left() const {

@@ -68,7 +68,7 @@ inline void write_at(const Place& place, std::span<const std::byte> bytes) {
 class TrainedStore {
  public:
   explicit TrainedStore(Shape its_shape) : shape(its_shape) {
-    log().set_level(spdlog::level::off);
+    log().set_level(LogLevel::kOff);
     for (int stripe = 0; stripe < shape.stripes; ++stripe)
       directories.push_back({fmt::format("{}/live/{}", scratch.path(), stripe)});
     expected.emplace_back(model, config().clip_norm);

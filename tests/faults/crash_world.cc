@@ -70,7 +70,7 @@ struct CrashWorld::Rank {
 
 CrashWorld::CrashWorld(WorldOptions options)
     : options_(std::move(options)), disk_(options_.capacity_bytes) {
-  log().set_level(spdlog::level::off);  // thousands of dying jobs have the same thing to say
+  log().set_level(LogLevel::kOff);  // thousands of dying jobs have the same thing to say
 }
 CrashWorld::CrashWorld(const CrashWorld& other)
     : options_(other.options_),

@@ -55,7 +55,7 @@ std::vector<Kind> kinds() {
 class EngineFaults : public ::testing::Test {
  protected:
   EngineFaults() {
-    log().set_level(spdlog::level::off);  // hundreds of runs fail alike
+    log().set_level(LogLevel::kOff);  // hundreds of runs fail alike
     expected.emplace_back(model, config().clip_norm);
     while (expected.size() <= kSteps + 1) {
       expected.push_back(expected.back());

@@ -87,7 +87,7 @@ struct Count {
 
 class IoFaultCampaign : public ::testing::TestWithParam<EngineCase> {
  protected:
-  IoFaultCampaign() { log().set_level(spdlog::level::off); }  // thousands of runs fail alike
+  IoFaultCampaign() { log().set_level(LogLevel::kOff); }  // thousands of runs fail alike
 
   void run(const Job& job) {
     for (const Kind& kind : kinds(!GetParam().on_disk)) {

@@ -201,7 +201,7 @@ class RankRun {
 
 [[noreturn]] void be(const Job& job, const Strike& strike, int rank, std::uint16_t port, int pipe) {
   ::signal(SIGPIPE, SIG_IGN);
-  log().set_level(spdlog::level::off);  // hundreds of jobs fail alike
+  log().set_level(LogLevel::kOff);  // hundreds of jobs fail alike
   const Teller teller(pipe);
   try {
     RankRun(job, strike, rank, port, teller).run();
