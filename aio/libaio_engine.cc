@@ -18,6 +18,7 @@
 
 #include "aio/io_threads.h"
 #include "aio/op_queue.h"
+#include "aio/refusals.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "base/runtime/work_ended.h"
@@ -26,8 +27,6 @@ namespace ziggurat {
 namespace {
 
 constexpr int kBatch = 32;
-constexpr int kRefusalsMax = 1000;
-constexpr std::chrono::milliseconds kRefusalDelay{1};
 
 }  // namespace
 

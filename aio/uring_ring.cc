@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "aio/fork_closed.h"
+#include "aio/refusals.h"
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
@@ -35,8 +36,6 @@ constexpr unsigned kBestFlags = IORING_SETUP_CLAMP | IORING_SETUP_R_DISABLED |
 constexpr unsigned kPlainFlags = IORING_SETUP_CLAMP;
 constexpr std::size_t kRegisteredChunkBytes = kGiB;  // the kernel takes no larger iovec
 constexpr unsigned kReapBatch = 32;
-constexpr int kRefusalsMax = 1000;
-constexpr std::chrono::milliseconds kRefusalDelay{1};
 
 /// A counter that a ring changes when it ends and reads when it is made. A ring's memory may lie
 /// where another thread's ring was. The kernel orders the old ring's end before the new one's

@@ -30,7 +30,7 @@ struct Element {
   std::uint32_t size_bytes;
 };
 
-Element moment_element(StateFormat format) {
+Element stored_moment(StateFormat format) {
   switch (format) {
     case StateFormat::kBf16Moments:
     case StateFormat::kBf16: return {"bf16", 2};
@@ -78,7 +78,7 @@ RecordFormat record_format(OptimizerKind kind, StateFormat format) {
   } else {
     segments.push_back({"master fp32", 4 * kTileElements});
   }
-  const Element element = moment_element(format);
+  const Element element = stored_moment(format);
   for (const std::string& name : moment_names(kind)) {
     segments.push_back({fmt::format("{} {}", name, element.type),
                         element.size_bytes * static_cast<std::uint32_t>(kTileElements)});
@@ -101,7 +101,7 @@ StateTraffic state_traffic(const StateKind& state, bool param_elsewhere) {
 }
 
 double moment_error(StateFormat format) noexcept {
-  return moment_element(format).size_bytes == 2 ? 0x1p-8 : 0.0;
+  return stored_moment(format).size_bytes == 2 ? 0x1p-8 : 0.0;
 }
 
 void require_compatible(StateFormat format, Rounding rounding, bool param_is_bf16) {

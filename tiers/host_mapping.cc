@@ -31,9 +31,6 @@
 namespace ziggurat {
 namespace {
 
-constexpr std::uint64_t kHugePage = 2 * kMiB;
-constexpr std::uint64_t kSmallPage = 4 * kKiB;
-
 void* map(std::uint64_t size, int extra_flags = 0) {
   return ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | extra_flags,
                 -1, 0);
@@ -43,7 +40,7 @@ void* map(std::uint64_t size, int extra_flags = 0) {
 int populate_piece(std::span<std::byte> bytes) {
   if (::madvise(bytes.data(), bytes.size(), MADV_POPULATE_WRITE) == 0) return 0;
   if (errno != EINVAL) return errno;
-  for (std::uint64_t at = 0; at < bytes.size(); at += kSmallPage) {  // before Linux 5.14
+  for (std::uint64_t at = 0; at < bytes.size(); at += kSmallPageBytes) {  // before Linux 5.14
     const_cast<volatile std::byte&>(bytes[at]) = std::byte{0};
   }
   return 0;
@@ -188,7 +185,7 @@ int HostMapping::fill(const HostMappingOptions& options) {
 }
 
 std::optional<HostMapping> HostMapping::reserved(const HostMappingOptions& options) {
-  ZIGGURAT_CHECK(options.size_bytes > 0 && options.size_bytes % kHugePage == 0,
+  ZIGGURAT_CHECK(options.size_bytes > 0 && options.size_bytes % kHugePageBytes == 0,
                  "{}: {} bytes of huge pages", options.owner, options.size_bytes);
   // Reserves the pages at once, so that a lack of them is ENOMEM now and never SIGBUS later. If a
   // cpuset forbids the node of the pages, populate reports that.
@@ -206,8 +203,8 @@ HostMapping::HostMapping(const HostMappingOptions& options) {
   ZIGGURAT_CHECK(options.size_bytes > 0, "{}: a mapping of nothing", options.owner);
   // Only ranges aligned to a huge page can become one, so the mapping is made longer by that, and
   // both ends are given back.
-  const std::uint64_t size = round_up(options.size_bytes, kSmallPage);
-  void* base = map(size + kHugePage);
+  const std::uint64_t size = round_up(options.size_bytes, kSmallPageBytes);
+  void* base = map(size + kHugePageBytes);
   if (base == MAP_FAILED) {
     throw Error(ErrorCode::kResourceExhausted,
                 fmt::format("{}: cannot map {} of memory: {}", options.owner, format_bytes(size),
@@ -215,13 +212,13 @@ HostMapping::HostMapping(const HostMappingOptions& options) {
                 errno);
   }
   const auto address = reinterpret_cast<std::uintptr_t>(base);
-  const std::uint64_t before = round_up(address, kHugePage) - address;
+  const std::uint64_t before = round_up(address, kHugePageBytes) - address;
   std::byte* aligned = static_cast<std::byte*>(base) + before;
   if (before > 0) ::munmap(base, before);
-  if (before < kHugePage) ::munmap(aligned + size, kHugePage - before);
+  if (before < kHugePageBytes) ::munmap(aligned + size, kHugePageBytes - before);
   bytes_ = {aligned, size};
 
-  const bool wants_huge = options.huge_pages && size >= kHugePage;
+  const bool wants_huge = options.huge_pages && size >= kHugePageBytes;
   const bool advised = wants_huge && ::madvise(aligned, size, MADV_HUGEPAGE) == 0;
   keep_out_of_children(bytes_, options.owner);
   if (const int error = fill(options); error != 0) {

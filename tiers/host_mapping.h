@@ -18,9 +18,13 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "tiers/memory_policy.h"
 
 namespace ziggurat {
+
+constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
+constexpr std::uint64_t kSmallPageBytes = 4 * kKiB;
 
 /// Consecutive bytes of a mapping that belong on one NUMA node.
 struct NodePart {

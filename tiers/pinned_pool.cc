@@ -83,15 +83,8 @@ std::uint64_t PinnedPool::smallest_budget(const PinnedPoolOptions& options) {
   return sum;
 }
 
-namespace {
-
-constexpr std::uint64_t kHugePage = 2 * kMiB;
-constexpr std::uint64_t kSmallPage = 4 * kKiB;
-
-}  // namespace
-
 std::unique_ptr<PinnedPool> PinnedPool::create(Reactor& reactor, PinnedPoolOptions options) {
-  if (!std::has_single_bit(options.alignment_bytes) || options.alignment_bytes > kHugePage) {
+  if (!std::has_single_bit(options.alignment_bytes) || options.alignment_bytes > kHugePageBytes) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format(
@@ -123,7 +116,7 @@ std::unique_ptr<PinnedPool> PinnedPool::create(Reactor& reactor, PinnedPoolOptio
                                       smallest, parts.empty() ? "none" : parts));
   }
   options.budget_bytes = options.budget_bytes / options.alignment_bytes * options.alignment_bytes;
-  const std::uint64_t page = options.use_huge_pages ? kHugePage : kSmallPage;
+  const std::uint64_t page = options.use_huge_pages ? kHugePageBytes : kSmallPageBytes;
   const HostMappingOptions mapping{
       .owner = "pinned pool",
       .size_bytes = options.budget_bytes,
@@ -132,7 +125,7 @@ std::unique_ptr<PinnedPool> PinnedPool::create(Reactor& reactor, PinnedPoolOptio
       .lock = true,
       .policy = options.memory_policy};
   // Reserved pages would overdraw or cut a budget that is not a number of whole huge pages.
-  if (options.use_huge_pages && options.budget_bytes % kHugePage == 0) {
+  if (options.use_huge_pages && options.budget_bytes % kHugePageBytes == 0) {
     if (auto reserved = HostMapping::reserved(mapping)) {
       return std::unique_ptr<PinnedPool>(
           new PinnedPool(reactor, std::move(options), std::move(*reserved), mapping.parts));

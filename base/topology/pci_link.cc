@@ -10,7 +10,7 @@ namespace ziggurat {
 namespace {
 
 /// Returns the number at the begin of a file; 0 if there is none.
-double number_in(const std::string& file) {
+double figure_in(const std::string& file) {
   std::ifstream stream(file);
   double number = 0;
   return stream >> number ? number : 0;  // the file has "Unknown" for a link that is down
@@ -27,10 +27,10 @@ std::string PciLink::text() const {
 
 std::optional<PciLink> pci_link(const std::string& root, const std::string& address) {
   const std::string device = root + "/sys/bus/pci/devices/" + address + "/";
-  const PciLink link{.lanes = static_cast<int>(number_in(device + "current_link_width")),
-                     .gigatransfers = number_in(device + "current_link_speed"),
-                     .lanes_max = static_cast<int>(number_in(device + "max_link_width")),
-                     .gigatransfers_max = number_in(device + "max_link_speed")};
+  const PciLink link{.lanes = static_cast<int>(figure_in(device + "current_link_width")),
+                     .gigatransfers = figure_in(device + "current_link_speed"),
+                     .lanes_max = static_cast<int>(figure_in(device + "max_link_width")),
+                     .gigatransfers_max = figure_in(device + "max_link_speed")};
   if (link.lanes == 0 || link.gigatransfers == 0) return {};
   return link;
 }

@@ -18,7 +18,7 @@ namespace {
 
 /// How often a record is read before it counts as damaged. A transfer may fail although the drive
 /// holds the right bytes, and losing a record can cost a generation.
-constexpr int kLooks = 2;
+constexpr int kReads = 2;
 
 }  // namespace
 
@@ -84,7 +84,7 @@ Task<> EngineImpl::load_chunk(ChunkId id, std::vector<RecordDamage>& damaged) {
 
 Task<bool> EngineImpl::look_at_record(std::span<std::byte> record, RecordDamage& damage) {
   bool whole = false;
-  for (int look = 0; look < kLooks && !whole; ++look) whole = co_await load_record(record, damage);
+  for (int look = 0; look < kReads && !whole; ++look) whole = co_await load_record(record, damage);
   co_return whole;
 }
 

@@ -14,14 +14,14 @@
 namespace ziggurat {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kSilence{2};
 constexpr std::chrono::milliseconds kBetween{200};
 
 struct Line {
   std::string what;
-  Clock::time_point begin;
-  Clock::time_point shown;
+  SteadyClock::time_point begin;
+  SteadyClock::time_point shown;
   bool on_screen = false;
 };
 
@@ -35,7 +35,7 @@ void write(const std::string& text) {
 std::function<void(const char*, std::uint64_t, std::uint64_t)> open_progress() {
   return [line = std::make_shared<Line>()](const char* what, std::uint64_t done_bytes,
                                            std::uint64_t total_bytes) {
-    const Clock::time_point now = Clock::now();
+    const SteadyClock::time_point now = SteadyClock::now();
     if (line->what != what) *line = {.what = what, .begin = now, .shown = now};
     if (done_bytes >= total_bytes) {
       if (line->on_screen) write("\r\x1b[K");

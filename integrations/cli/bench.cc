@@ -67,7 +67,7 @@ std::span<const Setting> bench_io_settings() {
 namespace {
 
 constexpr std::uint64_t kSizeDefault = 4 * kGiB;
-constexpr double kParamsMax = 1e15;
+constexpr double kBenchParamsMax = 1e15;
 constexpr double kAspect = 128;  // width divided by layers, about as in large models
 
 /// Returns the shape of the model that the setting `model` names. A plain count of parameters
@@ -76,7 +76,7 @@ constexpr double kAspect = 128;  // width divided by layers, about as in large m
 measure::ModelShape read_model(const Settings& settings) {
   const std::string text = settings.text("model");
   if (const std::optional<double> params = parse_count(text)) {
-    if (!(*params >= 1e6) || *params > kParamsMax)
+    if (!(*params >= 1e6) || *params > kBenchParamsMax)
       throw UsageError(fmt::format("{}: the count of parameters must be between 1M and 1000T",
                                    settings.described("model")));
     const double layers = std::cbrt(*params / (12 * kAspect * kAspect));

@@ -10,7 +10,7 @@ using enum DeepSpeedKey::Use;
 
 constexpr std::string_view kWholeParams =
     "changes nothing: parameters stay whole on the device for now";
-constexpr std::string_view kBudgets =
+constexpr std::string_view kScriptBudgets =
     "changes nothing: `host_memory` decides how large buffers are";
 constexpr std::string_view kNotMeasured = "changes nothing: Ziggurat does not measure this";
 constexpr std::string_view kScripts = "changes nothing: the script does this itself";
@@ -133,7 +133,7 @@ constexpr DeepSpeedKey kScript[] = {
     {"zero_optimization.offload_param.buffer_count", kNoted, "", kWholeParams},
     {"zero_optimization.offload_param.buffer_size", kNoted, "", kWholeParams},
     {"zero_optimization.offload_param.max_in_cpu", kNoted, "", kWholeParams},
-    {"zero_optimization.offload_optimizer.buffer_count", kNoted, "", kBudgets},
+    {"zero_optimization.offload_optimizer.buffer_count", kNoted, "", kScriptBudgets},
     {"zero_optimization.offload_optimizer.ratio", kNoted, "",
      "changes nothing: all optimizer state is off the device"},
     {"zero_optimization.offload_optimizer.super_offload", kNoted, "", kAlways},
@@ -145,7 +145,7 @@ constexpr DeepSpeedKey kScript[] = {
     {"activation_checkpointing.profile", kNoted, "", kNotMeasured},
 };
 
-constexpr std::string_view kSections[] = {
+constexpr std::string_view kScriptSections[] = {
     "tensorboard",   "csv_monitor", "wandb", "checkpoint", "checkpoint.parallel_write",
     "flops_profiler"};
 
@@ -153,6 +153,6 @@ constexpr std::string_view kSections[] = {
 
 std::span<const DeepSpeedKey> deepspeed_script_keys() { return kScript; }
 
-std::span<const std::string_view> deepspeed_script_sections() { return kSections; }
+std::span<const std::string_view> deepspeed_script_sections() { return kScriptSections; }
 
 }  // namespace ziggurat

@@ -19,7 +19,7 @@ using nlohmann::json;
 
 constexpr int kDepthMax = 6;
 
-[[noreturn]] void refuse(const std::string& message) {
+[[noreturn]] void refuse_text(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
@@ -94,19 +94,19 @@ json parse_json_text(std::string_view text, const std::string& file) {
   std::vector<std::set<std::string>> open;  // keys of the objects that are open now
   const auto callback = [&](int depth, json::parse_event_t event, json& parsed) {
     if (depth > kDepthMax)
-      refuse(fmt::format("{} is nested deeper than {} levels", file, kDepthMax));
+      refuse_text(fmt::format("{} is nested deeper than {} levels", file, kDepthMax));
     if (event == json::parse_event_t::object_start) open.emplace_back();
     if (event == json::parse_event_t::object_end) open.pop_back();
     if (event == json::parse_event_t::key && !open.back().insert(parsed.get<std::string>()).second)
-      refuse(fmt::format("{} has the key \"{}\" twice", file, parsed.get<std::string>()));
+      refuse_text(fmt::format("{} has the key \"{}\" twice", file, parsed.get<std::string>()));
     return true;
   };
   try {
     return json::parse(strict(std::string(text)), callback);
   } catch (const json::parse_error& error) {
-    refuse(fmt::format("{} is not JSON: the error is at byte {}", file, error.byte));
+    refuse_text(fmt::format("{} is not JSON: the error is at byte {}", file, error.byte));
   } catch (const json::exception&) {
-    refuse(fmt::format("{} has a number that is too large", file));
+    refuse_text(fmt::format("{} has a number that is too large", file));
   }
 }
 

@@ -16,6 +16,7 @@
 #include "base/runtime/async.h"
 #include "collectives/exchange/frame.h"
 #include "collectives/rendezvous/rendezvous.h"
+#include "integrations/measure/measurement.h"
 
 namespace ziggurat::measure {
 namespace {
@@ -24,10 +25,6 @@ constexpr std::size_t kPiece = wire::kChunkBytes;
 constexpr std::size_t kPieces = 1024;  // the pieces that a rank sends
 constexpr std::size_t kCopyBytes = 256 * kMiB;
 constexpr int kRounds = 3;
-
-double seconds_since(Nanoseconds start) {
-  return std::chrono::duration<double>(monotonic_now() - start).count();
-}
 
 double gb_per_s(std::size_t bytes, double seconds) {
   return static_cast<double>(bytes) / seconds / 1e9;

@@ -14,16 +14,13 @@
 #include "base/error.h"
 #include "collectives/rendezvous/rendezvous.h"
 #include "integrations/measure/collectives_limits.h"
+#include "integrations/measure/measurement.h"
 
 namespace ziggurat::measure {
 namespace {
 
 constexpr std::size_t kSmallest = 4 * kKiB;
 constexpr std::size_t kGrowth = 16;
-
-double seconds_since(Nanoseconds start) {
-  return std::chrono::duration<double>(monotonic_now() - start).count();
-}
 
 double median(std::vector<double> values) {
   std::ranges::sort(values);

@@ -24,9 +24,10 @@ Nanoseconds read_clock(clockid_t clock) noexcept {
   return std::chrono::seconds(now.tv_sec) + Nanoseconds(now.tv_nsec);
 }
 
-double in_seconds(Nanoseconds time) noexcept { return std::chrono::duration<double>(time).count(); }
-
 }  // namespace
+
+double in_seconds(Nanoseconds time) noexcept { return std::chrono::duration<double>(time).count(); }
+double seconds_since(Nanoseconds start) noexcept { return in_seconds(monotonic_now() - start); }
 
 Nanoseconds process_cpu() noexcept { return read_clock(CLOCK_PROCESS_CPUTIME_ID); }
 Nanoseconds thread_cpu() noexcept { return read_clock(CLOCK_THREAD_CPUTIME_ID); }

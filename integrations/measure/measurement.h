@@ -31,6 +31,9 @@ struct Progress {
 enum class IoMix : std::uint8_t { kRead, kWrite, kMix };
 inline constexpr std::size_t kIoMixes = 3;
 
+double in_seconds(Nanoseconds time) noexcept;
+double seconds_since(Nanoseconds start) noexcept;
+
 /// Returns the processor time of all threads of this process; thread_cpu() returns that of the
 /// calling thread.
 Nanoseconds process_cpu() noexcept;

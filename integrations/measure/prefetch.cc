@@ -13,8 +13,6 @@ namespace {
 
 constexpr std::uint64_t kUnitsAhead = 2;
 
-double in_seconds(Nanoseconds time) { return std::chrono::duration<double>(time).count(); }
-
 class Prefetch {
  public:
   Prefetch(const Bench& bench, Targets targets, const PrefetchPlan& plan)

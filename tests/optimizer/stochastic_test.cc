@@ -53,7 +53,7 @@ void step(TiledRecord& record, OptimizerStep::Settings settings, std::uint64_t s
     update_record(OptimizerStep::make(settings), record.view(), {&whole, 1});
 }
 
-OptimizerStep::Settings settings_of(Roundings rounding) {
+OptimizerStep::Settings settings_for(Roundings rounding) {
   OptimizerStep::Settings settings = testing::usual_settings();
   settings.rounding = rounding;
   settings.beta2 = 0.999F;
@@ -67,12 +67,12 @@ TEST(StochasticState, ASecondMomentFallsAsItsRuleHasIt) {
     TiledRecord record(OptimizerKind::kAdamW, format, kTiles);
     const std::vector<float> ones(record.count, 1.0F);
     set_state(record, 2, ones);
-    step(record, settings_of(kDefault), 1500);
+    step(record, settings_for(kDefault), 1500);
     const double fallen = mean(state_of(record, 2));
     report("second moment, rounded stochastically,", format, fallen);
     EXPECT_NEAR(fallen, kept, 0.02 * kept) << to_string(format);
     set_state(record, 2, ones);
-    step(record, settings_of({}), 1500);
+    step(record, settings_for({}), 1500);
     const double stayed = mean(state_of(record, 2));
     report("second moment, rounded to nearest,", format, stayed);
     EXPECT_GT(stayed, 0.99) << to_string(format);
@@ -80,7 +80,7 @@ TEST(StochasticState, ASecondMomentFallsAsItsRuleHasIt) {
 }
 
 TEST(StochasticState, SmallDecaysOfAMasterAddUp) {
-  OptimizerStep::Settings settings = settings_of(kDefault);
+  OptimizerStep::Settings settings = settings_for(kDefault);
   settings.learning_rate = 1e-3F;
   settings.weight_decay = 0.1F;
   const double kept = std::pow(1 - 1e-4, 400);  // 0.9608
@@ -97,7 +97,7 @@ TEST(StochasticState, SmallDecaysOfAMasterAddUp) {
 }
 
 TEST(StochasticState, VarianceIsTheRules) {
-  OptimizerStep::Settings settings = settings_of(kDefault);
+  OptimizerStep::Settings settings = settings_for(kDefault);
   settings.learning_rate = 1e-3F;
   settings.weight_decay = 0.1F;
   for (const StateFormat format : kBf16Formats) {
@@ -128,7 +128,7 @@ TEST(StochasticState, Fp32StateIsTheRuleExactly) {
   for (const StateFormat format : {StateFormat::kFp32, StateFormat::kSplit}) {
     TiledRecord record(OptimizerKind::kAdamW, format, 1);
     set_state(record, 2, std::vector<float>(record.count, 1.0F));
-    step(record, settings_of(kDefault), 1500);
+    step(record, settings_for(kDefault), 1500);
     float want = 1;
     for (int t = 0; t < 1500; ++t) want = 0.999F * want;
     EXPECT_EQ(state_of(record, 2), std::vector<float>(record.count, want)) << to_string(format);
@@ -142,7 +142,7 @@ TEST(StochasticState, EachArrayOfAnElementHasItsOwnNoise) {
       TiledRecord record(OptimizerKind::kAdamW, format, kTiles);
       const std::vector<float> values(record.count, 0.75F);
       for (std::size_t index = 0; index < 3; ++index) set_state(record, index, values);
-      OptimizerStep::Settings settings = settings_of({Rounding::kStochastic, params});
+      OptimizerStep::Settings settings = settings_for({Rounding::kStochastic, params});
       settings.beta1 = settings.beta2 = 0.998F;
       settings.learning_rate = 1e-2F;
       settings.weight_decay = 0.2F;
@@ -174,7 +174,7 @@ std::vector<bf16> stepped(const ParamPlace& place, std::size_t shift = 0) {
   for (std::size_t index = 0; index < 3; ++index)
     set_state(record, index, std::vector<float>(record.count, 0.75F));
   std::ranges::fill(record.grad.span(), bf16{0});
-  OptimizerStep::Settings settings = settings_of(kDefault);
+  OptimizerStep::Settings settings = settings_for(kDefault);
   settings.learning_rate = 1e-2F;
   settings.weight_decay = 0.2F;
   std::vector<DecayRun> runs{{0, shift, true}, {shift, record.count, true}};
