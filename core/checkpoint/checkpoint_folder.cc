@@ -171,6 +171,7 @@ Task<CheckpointFacts> look_at_checkpoint(TextPlace place, std::string folder,
     co_await place.calls.run(place.reactor, take);
   } catch (const Error& error) {
     facts.flaw = error.what();
+    facts.damaged = error.code() == ErrorCode::kDataLoss || error.native() == ENOENT;
   }
   if (!facts.readable) facts.line = co_await line_by_head(place, directory);
   co_return facts;
@@ -192,7 +193,8 @@ Task<std::optional<LineId>> line_of_checkpoint(TextPlace place, std::string dire
 }
 
 Task<bool> is_newest_of_line(TextPlace place, std::string directory) {
-  const std::filesystem::path path = std::filesystem::path(directory).lexically_normal();
+  std::filesystem::path path = std::filesystem::path(directory).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();  // it ends with a slash
   const std::optional<CheckpointEntry> own = entry_of(path.filename().string());
   const std::optional<LineId> line = co_await line_of_checkpoint(place, directory);
   if (!own || !line) co_return false;

@@ -51,6 +51,7 @@ struct CheckpointFacts {
   std::uint64_t size_bytes = 0;            ///< of its files
   bool readable = false;                   ///< the members above are known
   std::string flaw;                        ///< why the checkpoint cannot be used; empty if it can
+  bool damaged = false;  ///< the flaw is the checkpoint's, not of the drive at this moment
   bool counts() const noexcept { return flaw.empty(); }
   std::optional<LineId> line_id() const { return line ? std::optional(line->id) : std::nullopt; }
 };

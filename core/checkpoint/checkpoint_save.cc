@@ -105,6 +105,13 @@ Task<bool> CheckpointSave::takes(const CheckpointEntry& name) {
         fmt::format("this step's checkpoint {} exists already and stays as it is", directory),
         EEXIST);
   }
+  if (!its.damaged) {
+    throw Error(
+        ErrorCode::kUnavailable,
+        fmt::format("this step's checkpoint {} exists already, and is not replaced, because "
+                    "it may be whole although it cannot be read now: {}",
+                    directory, its.flaw));
+  }
   notes_.push_back(
       fmt::format("the checkpoint {} is replaced, because it is damaged: {}", directory, its.flaw));
   std::string left_over;

@@ -55,6 +55,18 @@ const LineOfCheckpoints* LineHistory::find(const std::optional<LineId>& id) cons
   return found == lines_.end() ? nullptr : &*found;
 }
 
+const LineOfCheckpoints* LineHistory::left_by(const LineOfCheckpoints& line) const {
+  return line.parent && line.parent != line.id ? find(line.parent) : nullptr;
+}
+
+const LineOfCheckpoints* LineHistory::that_left(const LineOfCheckpoints& line) const {
+  if (!line.id) return nullptr;
+  const auto found = std::ranges::find_if(lines_, [&](const LineOfCheckpoints& its) {
+    return its.parent == line.id && its.id != line.id;
+  });
+  return found == lines_.end() ? nullptr : &*found;
+}
+
 std::vector<const LineOfCheckpoints*> LineHistory::newest() const {
   std::set<LineId> parents;
   for (const LineOfCheckpoints& line : lines_) {

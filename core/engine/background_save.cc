@@ -14,7 +14,9 @@
 #include "aio/probe.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/runtime/seconds.h"
+#include "core/checkpoint/save_ranks.h"
 #include "core/engine/stall_limit.h"
 #include "core/schedule/stored_record.h"
 #include "tiers/quorum.h"
@@ -166,7 +168,7 @@ Task<> BackgroundSave::ended() {
           std::make_exception_ptr(not_answered(std::chrono::duration<double>(silent).count())));
   SaveOutcome outcome{.step = run->generation, .directory = run->directory};
   outcome.failure = error_of(run->failure);
-  report(*run, std::move(outcome));
+  report(*run, std::move(outcome), run->failure);
 }
 
 Task<> BackgroundSave::ended_or(Nanoseconds longest) {
@@ -186,8 +188,13 @@ std::uint64_t BackgroundSave::answers(const Run& run) const {
          moved_.value(Counter::kNvmeReadBytes);
 }
 
-void BackgroundSave::report(Run& run, SaveOutcome outcome) {
+void BackgroundSave::report(Run& run, SaveOutcome outcome, const std::exception_ptr& failure) {
   if (std::exchange(run.reported, true)) return;
+  // Whoever shows outcomes shows rank 0's, which name another rank's failure in few words.
+  if (parts_.ranks.rank() != 0 && failure && !followed_from_another(failure)) {
+    log().warn("rank {}: the checkpoint of step {} is not saved: {}", parts_.ranks.rank(),
+               outcome.step, outcome.failure->what());
+  }
   const auto seconds = [](Nanoseconds time) { return std::chrono::duration<double>(time).count(); };
   outcome.seconds = seconds(parts_.context.reactor.clock().now() - run.begun_at);
   outcome.stalled_s = seconds(run.stall.stalled());
@@ -200,15 +207,20 @@ void BackgroundSave::report(Run& run, SaveOutcome outcome) {
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 Task<> BackgroundSave::save(RunPtr run, Request request) {
   SaveOutcome outcome{.step = run->generation, .directory = run->directory};
+  std::exception_ptr failure;
   std::unique_ptr<CheckpointSave> checkpoint;
   try {
     Context& context = parts_.context;
-    CommunicatorQuorum ranks(parts_.ranks);
     std::optional<Asked> asked;
     asked.emplace(run->asked, run->returned);
-    Task<> opening = open_folder(request.checkpoint.folder);
-    Task<> opened = together(ranks, std::move(opening), "open its checkpoint directory");
-    co_await std::move(opened);
+    std::exception_ptr refused;
+    try {
+      co_await open_folder(request.checkpoint.folder);
+    } catch (...) {
+      refused = std::current_exception();
+    }
+    SaveRanks ranks(context.reactor, parts_.ranks);
+    co_await ranks.agree(refused, request.checkpoint.folder);
     CheckpointSave::Environment environment{.reactor = context.reactor,
                                             .workers = context.workers,
                                             .io = *engines_.at(request.checkpoint.folder),
@@ -227,7 +239,8 @@ Task<> BackgroundSave::save(RunPtr run, Request request) {
     co_await checkpoint->commit(run->failure);
     outcome.directory = checkpoint->directory();
   } catch (...) {
-    outcome.failure = error_of(std::current_exception());
+    failure = std::current_exception();
+    outcome.failure = error_of(failure);
   }
   if (checkpoint) outcome.notes = checkpoint->notes();
   checkpoint.reset();
@@ -236,7 +249,7 @@ Task<> BackgroundSave::save(RunPtr run, Request request) {
     trace->span(save_track_, "save", run->begun_at, parts_.context.reactor.clock().now(),
                 static_cast<std::int64_t>(outcome.step));
   }
-  report(*run, std::move(outcome));
+  report(*run, std::move(outcome), failure);
   run_.reset();
   if (ended_) ended_->set();
 }

@@ -13,8 +13,8 @@
 // records to be made, but never for a lease, a seal or another rank.
 //
 // Whoever waits for the end of a save waits as long as its target answers. A target that has not
-// answered for stall_max (and at least kSilence) is considered to hang, and calls to it may never
-// return. Private to core/engine. Reactor's thread.
+// answered for stall_max (and at least kSilence; kLongSilence while the save begins or ends) is
+// considered to hang, and calls to it may never return. Private to core/engine. Reactor's thread.
 #pragma once
 
 #include <chrono>
@@ -43,8 +43,9 @@ class BackgroundSave final : public RecordWatch {
   /// The time allowed between two answers of a target when something waits for the save's end.
   static constexpr Nanoseconds kSilence = std::chrono::seconds(10);
   /// The time allowed for one sync, one removal, or other ranks, at the beginning and end of a
-  /// save.
-  static constexpr Nanoseconds kLongSilence = std::chrono::minutes(10);
+  /// save. It is shorter than the time after which ranks that stand still end the job
+  /// (RankOptions::call_timeout).
+  static constexpr Nanoseconds kLongSilence = std::chrono::minutes(8);
   /// Returns the host memory for records that wait to be written and for their copies that are
   /// being written.
   static std::uint64_t memory_bytes(const ChunkTable& table) {
@@ -127,7 +128,7 @@ class BackgroundSave final : public RecordWatch {
   Error not_answered(double seconds) const;
   Task<> ended_or(Nanoseconds longest);
   std::uint64_t answers(const Run& run) const;
-  void report(Run& run, SaveOutcome outcome);
+  void report(Run& run, SaveOutcome outcome, const std::exception_ptr& failure);
   Task<> pace(Run& run, Lane& lane, std::uint64_t size_bytes);
   static void copied(Run& run, ChunkId chunk);
   static void give_up(Run& run, std::exception_ptr why);

@@ -250,8 +250,8 @@ class Engine {
   virtual void save_checkpoint(const CheckpointRequest& request) = 0;
   /// Waits for the save that is under way. Should be called before make_durable() at the end of a
   /// run. Like save_checkpoint(), it waits only as long as the target of the save answers. If the
-  /// target has not answered for EngineConfig::Checkpoint::stall_max_s (and at least 10 s), it is
-  /// considered to hang, and the save is given up.
+  /// target has not answered for EngineConfig::Checkpoint::stall_max_s (and at least 10 s; 8 min
+  /// while the save begins or ends), it is considered to hang, and the save is given up.
   virtual void finish_saves() = 0;
   /// Whether a save was given up because its target hangs, and a thread is still blocked in a call
   /// to that target. Destroying the engine would wait for this thread. To end sooner, end the

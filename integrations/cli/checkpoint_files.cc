@@ -21,7 +21,10 @@ namespace ziggurat::cli {
 
 CheckpointFiles::CheckpointFiles(Runtime& runtime, const std::string& path) : runtime_(runtime) {
   std::vector<std::string> directories;
-  for (const StoreDirectory& directory : parse_store(path)) {
+  // Only a store's directories are a list: a folder of checkpoints may have a comma in its name.
+  const bool is_one = std::filesystem::exists(path);
+  for (const StoreDirectory& directory :
+       is_one ? std::vector<StoreDirectory>{{.path = path}} : parse_store(path)) {
     directories.push_back(directory.path);
     if (std::filesystem::exists(directory.path)) continue;
     throw Error(ErrorCode::kInvalidArgument,
@@ -138,7 +141,8 @@ Task<WrittenCheckpoint> write_checkpoint(Runtime& runtime, const std::string& fo
   }
   co_await checkpoint->commit(failure);
   co_return WrittenCheckpoint{.directory = checkpoint->directory(),
-                              .size_bytes = checkpoint->size_bytes()};
+                              .size_bytes = checkpoint->size_bytes(),
+                              .notes = checkpoint->notes()};
 }
 
 StateSource& CheckpointFiles::source() noexcept {

@@ -59,6 +59,7 @@ Task<> for_each_slice(StateSource& from, std::size_t tensor, const Slice& take);
 struct WrittenCheckpoint {
   std::string directory;
   std::uint64_t size_bytes = 0;
+  std::vector<std::string> notes = {};  ///< what was removed or left behind, in words
 };
 /// Writes the whole state to `sink`.
 using Give = std::function<Task<>(StateSink& sink)>;

@@ -66,6 +66,7 @@ Task<> save_weights(Runtime& runtime, SafetensorsSource& from, const std::string
   Task<WrittenCheckpoint> writing =
       write_checkpoint(runtime, folder, std::move(content), std::move(plan), give);
   const WrittenCheckpoint written = co_await std::move(writing);
+  for (const std::string& note : written.notes) console.line(note);
   console.line(fmt::format("{}: {} tensors, {}", written.directory, from.content().tensors.size(),
                            format_bytes(written.size_bytes)));
 }

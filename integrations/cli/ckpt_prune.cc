@@ -53,16 +53,34 @@ const LineOfCheckpoints* chosen(const LineHistory& history, const CkptCommand& c
                           all_lines(all)));
 }
 
-std::vector<CheckpointEntry> going(const LineOfCheckpoints& line, const CkptCommand& command) {
+/// A line between two others is what says that the later one goes on from the earlier one.
+void check_removable(const LineHistory& history, const LineOfCheckpoints& line,
+                     const std::string& folder) {
+  const LineOfCheckpoints* const earlier = history.left_by(line);
+  const LineOfCheckpoints* const later = history.that_left(line);
+  if (earlier == nullptr || later == nullptr) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("ckpt prune {}: without line {} nothing would say that line {} goes on "
+                          "from line {}; remove line {} first",
+                          folder, short_text(*line.id), short_text(*later->id),
+                          short_text(*earlier->id), short_text(*earlier->id)));
+}
+
+/// Returns the checkpoints that `command` removes. A whole line includes those of which only the
+/// line can be read.
+std::vector<CheckpointEntry> going(const std::vector<CheckpointFacts>& all,
+                                   const LineOfCheckpoints& line, const CkptCommand& command) {
   std::vector<CheckpointEntry> gone;
   if (command.keep_last == 0) {
-    for (const CheckpointFacts& its : line.checkpoints) gone.push_back(its.entry);
+    for (const CheckpointFacts& its : all) {
+      if (its.line_id() == line.id && (its.readable || line.id)) gone.push_back(its.entry);
+    }
     return gone;
   }
   const auto newest = std::find_if(line.checkpoints.rbegin(), line.checkpoints.rend(),
                                    [](const CheckpointFacts& its) { return its.counts(); });
   if (newest == line.checkpoints.rend()) return gone;
-  const Retention retention{.keep_last = command.keep_last,
+  const Retention retention{.keep_last = *command.keep_last,
                             .keep_every = command.keep_every,
                             .keep_best = command.keep_best};
   return expired(line.checkpoints, retention, *newest);
@@ -76,16 +94,18 @@ Task<> prune(Runtime& runtime, const CkptCommand& command, Console& console) {
   Task<std::vector<CheckpointFacts>> looking = look_at_checkpoints(place, folder);
   const std::vector<CheckpointFacts> all = co_await std::move(looking);
   for (const CheckpointFacts& its : all) {
-    if (!its.counts())
-      console.line(fmt::format(
-          "{}/{} is not usable, and stays unless its whole line of history is removed: {}", folder,
-          its.entry.name, its.flaw));
+    if (its.counts()) continue;
+    console.line(fmt::format("{}/{} is not usable, and stays unless {}: {}", folder, its.entry.name,
+                             its.readable || its.line ? "its whole line of history is removed"
+                                                      : "you remove the directory",
+                             its.flaw));
   }
   const LineHistory history(all);
   const LineOfCheckpoints* const line = chosen(history, command);
   std::size_t removed = 0;
   if (line != nullptr) {
-    for (const CheckpointEntry& entry : going(*line, command)) {
+    if (command.keep_last == 0) check_removable(history, *line, folder);
+    for (const CheckpointEntry& entry : going(all, *line, command)) {
       const std::string directory = folder + "/" + entry.name;
       const std::string left = remove_checkpoint(*io, directory);
       console.line(left.empty() ? "removed " + directory : left);
@@ -100,9 +120,17 @@ Task<> prune(Runtime& runtime, const CkptCommand& command, Console& console) {
 }  // namespace
 
 int ckpt_prune(const CkptCommand& command) {
-  if (command.keep_last == 0 && command.line.empty())
+  if (!command.keep_last) {
     throw UsageError(
         "ckpt prune: the number of checkpoints to keep is missing; give --keep-last N");
+  }
+  if (command.keep_last == 0 && command.line.empty())
+    throw UsageError("ckpt prune: --keep-last 0 removes a whole line; name it with --line");
+  if (command.keep_last == 0 && (command.keep_every > 0 || command.keep_best)) {
+    throw UsageError(
+        "ckpt prune: --keep-last 0 removes a whole line, so --keep-every and --keep-best would "
+        "keep nothing; leave them out, or give --keep-last 1");
+  }
   Console console;
   const auto runtime = Runtime::create({.threads = 0, .trace_path = ""});
   runtime->reactor.block_on(prune(*runtime, command, console));

@@ -39,6 +39,7 @@ Task<> save(Runtime& runtime, StoredState& from, const std::string& folder, Cons
   Task<WrittenCheckpoint> writing =
       write_checkpoint(runtime, folder, from.content(), std::move(plan), give);
   const WrittenCheckpoint written = co_await std::move(writing);
+  for (const std::string& note : written.notes) console.line(note);
   console.line(fmt::format("{}: step {}, {}", written.directory, from.content().step,
                            format_bytes(written.size_bytes)));
 }

@@ -91,7 +91,7 @@ int export_model(const ExportCommand& command);
 
 struct CkptCommand {
   std::vector<std::string> paths;  ///< checkpoints, or folders whose newest checkpoint is meant
-  std::uint64_t keep_last = 0;     ///< prune
+  std::optional<std::uint64_t> keep_last;  ///< for prune, which needs it
   std::uint64_t keep_every = 0;
   bool keep_best = false;
   /// For prune: the first digits of a line's id, or "none"; empty for the newest line.

@@ -243,9 +243,7 @@ int doctor(const std::vector<std::string>& paths) {
 
 int doctor_train(const std::vector<std::string>& paths) {
   std::vector<std::string> words{"python3", "-m", "ziggurat", "doctor", "--train"};
-  if (paths != std::vector<std::string>{"."}) {
-    for (const std::string& path : paths) words.insert(words.end(), {"--path", path});
-  }
+  for (const std::string& path : paths) words.insert(words.end(), {"--path", path});
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);

@@ -390,7 +390,7 @@ class CommandLine {
   }
 
   void add_doctor() {
-    std::vector<std::string>& paths = *paths_.emplace_back(std::make_unique<Paths>(Paths{"."}));
+    std::vector<std::string>& paths = *paths_.emplace_back(std::make_unique<Paths>());
     CLI::App* app = app_.add_subcommand(
         "doctor",
         "show what this machine offers, what Ziggurat uses of it, and why it does not use more");
@@ -401,7 +401,9 @@ class CommandLine {
                   "train a small model with PyTorch on every device that PyTorch finds, and "
                   "compare the result with torch.optim; this needs PyTorch and the Python package");
     app->callback([this, &paths] {
-      action_ = [this, &paths] { return trains_ ? doctor_train(paths) : doctor(paths); };
+      action_ = [this, &paths] {
+        return trains_ ? doctor_train(paths) : doctor(paths.empty() ? Paths{"."} : paths);
+      };
     });
   }
 

@@ -187,10 +187,14 @@ void NewestCheckpoint::say_others(const StateLine& own) {
     } else if (line.id && own.parent == line.id) {
       why = fmt::format("which this run left at step {} and does not continue", own.left_at);
     }
-    console_.line(fmt::format(
-        "  {} has {}, {}; its checkpoints stay (`ziggurat ckpt prune {} --line {} --keep-last 0` "
-        "removes them)",
-        folder_, line.description(), why, folder_, line.id ? short_text(*line.id) : "none"));
+    // A line between two others is what says that the later one goes on from the earlier one.
+    const bool between = history.left_by(line) != nullptr && history.that_left(line) != nullptr;
+    const std::string removal =
+        between ? ""
+                : fmt::format(" (`ziggurat ckpt prune {} --line {} --keep-last 0` removes them)",
+                              folder_, line.id ? short_text(*line.id) : "none");
+    console_.line(fmt::format("  {} has {}, {}; its checkpoints stay{}", folder_,
+                              line.description(), why, removal));
   }
 }
 

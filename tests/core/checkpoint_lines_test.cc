@@ -59,6 +59,18 @@ TEST(LinesOfHistory, ThatNoOtherWasMadeFromAreTheNewest) {
   EXPECT_FALSE(LineHistory(none).newest().front()->id);
 }
 
+TEST(LinesOfHistory, ALineBetweenTwoOthersHasAnEarlierAndALaterOne) {
+  const StateLine last{.id = kOther, .epoch = 1, .parent = kChild, .left_at = 25};
+  const std::vector<CheckpointFacts> all{fact(10, kFirstLine), fact(25, kChildLine),
+                                         fact(26, last)};
+  const LineHistory history(all);
+  const LineOfCheckpoints& between = *history.find(kChild);
+  EXPECT_EQ(history.left_by(between), history.find(kFirst));
+  EXPECT_EQ(history.that_left(between), history.find(kOther));
+  EXPECT_EQ(history.left_by(*history.find(kFirst)), nullptr);
+  EXPECT_EQ(history.that_left(*history.find(kOther)), nullptr);
+}
+
 TEST(LinesOfHistory, AStateGoesBackToItsOwnThenToWhatItWasMadeFrom) {
   const std::vector<CheckpointFacts> all{fact(10, kFirstLine), fact(20, kFirstLine),
                                          fact(30, kFirstLine), fact(25, kChildLine),
@@ -179,6 +191,46 @@ TEST_F(CheckpointFolder, ReplacesADamagedCheckpointOfTheStepThatIsSavedAgain) {
     EXPECT_THAT(rank.engine->ended_saves().back().notes, Contains(HasSubstr("is replaced")));
   });
   EXPECT_THAT(names(), ElementsAre(checkpoint_name(1)));
+}
+
+/// A file that cannot be opened at this moment may be whole: its drive may have an error, or its
+/// server be away.
+TEST_F(CheckpointFolder, DoesNotReplaceACheckpointThatCannotBeReadNow) {
+  on_ranks({.name = "one"}, scratch_, "", [&](CheckpointRank& rank) {
+    rank.step();
+    const CheckpointRequest request{.folder = folder_, .resume = {}};
+    rank.engine->save_checkpoint(request);
+    const std::string shard = directory(1) + "/rank-00000-of-00001-00000.safetensors";
+    fs::rename(shard, scratch_.path() + "/aside");
+    fs::create_symlink(shard, shard);  // ELOOP
+    try {
+      rank.engine->save_checkpoint(request);
+      ADD_FAILURE() << "saved";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("is not replaced"), HasSubstr("ELOOP")));
+    }
+    EXPECT_TRUE(fs::exists(directory(1) + "/manifest.json"));
+    fs::remove(shard);
+    fs::rename(scratch_.path() + "/aside", shard);
+    try {
+      rank.engine->save_checkpoint(request);
+      ADD_FAILURE() << "a whole one stays";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.native(), EEXIST);
+    }
+  });
+}
+
+TEST_F(CheckpointFolder, KnowsTheNewestOfALineHoweverItsPathIsWritten) {
+  save("one", {1, 2});
+  const auto is_newest = [&](const std::string& path) {
+    return with_io([&](const TextPlace& place) {
+      return place.reactor.block_on(is_newest_of_line(place, path));
+    });
+  };
+  EXPECT_TRUE(is_newest(directory(2)));
+  EXPECT_TRUE(is_newest(directory(2) + "/"));
+  EXPECT_FALSE(is_newest(directory(1) + "/"));
 }
 
 TEST_F(CheckpointFolder, LeavesWhatNoSaveMadeAndSaysSo) {

@@ -224,6 +224,61 @@ TEST_F(CliCheckpoint, IsComparedConvertedAndPruned) {
   EXPECT_EQ(ckpt(folder_, {"prune", checkpoints()}).exit_code, 2);
 }
 
+/// Lines: the first; one that left it at step 2; one that left that at step 3.
+TEST_F(CliCheckpoint, OfAWholeLineGoesOnlyByItsNameAndNotFromBetweenOthers) {
+  const Arguments saves{"--checkpoint-dir", checkpoints(), "--checkpoint-every", "1"};
+  ASSERT_EQ(ziggurat(folder_.path(), train("first", 2) + saves).exit_code, 0);
+  const auto from = [&](int step) {
+    return Arguments{"--load", checkpoints() + "/" + step_name(step)};
+  };
+  ASSERT_EQ(
+      ziggurat(folder_.path(), train("second", 3) + saves + from(2) + Arguments{"--lr", "2e-3"})
+          .exit_code,
+      0);
+  ASSERT_EQ(
+      ziggurat(folder_.path(), train("third", 4) + saves + from(3) + Arguments{"--lr", "3e-3"})
+          .exit_code,
+      0);
+  const auto line_of = [&](int step) {
+    const std::string manifest = contents(checkpoints() + "/" + step_name(step) + "/manifest.json");
+    return nlohmann::json::parse(manifest).at("line").at("id").get<std::string>().substr(0, 8);
+  };
+  const std::string first = line_of(2);
+  const std::string second = line_of(3);
+  ASSERT_NE(first, second);
+  ASSERT_NE(second, line_of(4));
+  const auto prune = [&](const Arguments& more) {
+    return ckpt(folder_, Arguments{"prune", checkpoints()} + more);
+  };
+  const std::set<std::string> before = files_in("checkpoints");
+  EXPECT_EQ(prune({"--line", first}).exit_code, 2) << "no number is not none";
+  EXPECT_EQ(prune({"--line", first, "--keep-every", "2"}).exit_code, 2);
+  EXPECT_EQ(prune({"--keep-last", "0"}).exit_code, 2);
+  EXPECT_EQ(prune({"--line", first, "--keep-last", "0", "--keep-best"}).exit_code, 2);
+  const Output between = prune({"--line", second, "--keep-last", "0"});
+  EXPECT_NE(between.exit_code, 0);
+  EXPECT_THAT(between.err, HasSubstr("remove line " + first + " first"));
+  EXPECT_EQ(files_in("checkpoints"), before);
+  write_file(checkpoints() + "/" + step_name(1) + "/manifest.json",
+             contents(checkpoints() + "/" + step_name(1) + "/manifest.json") + "x");
+  EXPECT_EQ(prune({"--line", first, "--keep-last", "0"}).exit_code, 0);
+  EXPECT_EQ(files_in("checkpoints").count(step_name(1)), 0U) << "its line can be read";
+  EXPECT_EQ(files_in("checkpoints").count(step_name(2)), 0U);
+  EXPECT_EQ(prune({"--line", second, "--keep-last", "0"}).exit_code, 0);
+  EXPECT_EQ(files_in("checkpoints"), (std::set<std::string>{".lock", "latest", step_name(4)}));
+}
+
+TEST_F(CliCheckpoint, IsFoundInAFolderWhoseNameHasACommaInIt) {
+  const std::string folder = folder_ / "lr=0.1,seed=5";
+  ASSERT_EQ(
+      ziggurat(folder_.path(), train("run", 2) + Arguments{"--checkpoint-dir", folder}).exit_code,
+      0);
+  const Output verified = ckpt(folder_, {"verify", folder});
+  EXPECT_EQ(verified.exit_code, 0) << verified.err;
+  const Output loaded = ziggurat(folder_.path(), train("other", 3) + Arguments{"--load", folder});
+  EXPECT_EQ(loaded.exit_code, 0) << loaded.err;
+}
+
 TEST_F(CliCheckpoint, ThatIsDamagedIsNamedAndNotLoaded) {
   ASSERT_EQ(ziggurat(folder_.path(), train("run", 2) + Arguments{"--checkpoint-dir", checkpoints()})
                 .exit_code,
