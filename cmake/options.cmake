@@ -89,9 +89,10 @@ function(ziggurat_unite target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
   foreach(source ${ARGN})
     cmake_path(ABSOLUTE_PATH source)
-    if(source MATCHES "\\.cc$" AND EXISTS ${source})
-      file(STRINGS ${source} once_a_simd_target REGEX "foreach_target" LIMIT_COUNT 1)  # it includes itself
-      if(once_a_simd_target)
+    if(source MATCHES "\\.cu?c?$" AND EXISTS ${source})
+      file(STRINGS ${source} by_itself REGEX "foreach_target" LIMIT_COUNT 1)  # a SIMD kernel, which includes itself
+      cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${ZIGGURAT_ROOT} OUTPUT_VARIABLE path)
+      if(by_itself OR path MATCHES "cuda")  # tests link mutants of these in their place
         set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
       endif()
     endif()

@@ -36,7 +36,7 @@ std::map<std::string, std::string> values(const std::vector<ConfigSetting>& sett
   return all;
 }
 
-std::string refusal(const std::string& more) {
+std::string script_refusal(const std::string& more) {
   try {
     read(more);
   } catch (const Error& error) {
@@ -73,7 +73,7 @@ TEST(DeepSpeedScript, StateIsInMemoryOrInADirectory) {
   EXPECT_EQ(placement(R"(, "cpu_offload": true)"), "\"host\"");
   EXPECT_EQ(placement(R"(, "offload_optimizer": {"device": "nvme", "nvme_path": "/n"})"),
             "\"nvme:/n\"");
-  EXPECT_THAT(refusal(R"("zero_optimization": {"offload_optimizer": {"device": "nvme"}})"),
+  EXPECT_THAT(script_refusal(R"("zero_optimization": {"offload_optimizer": {"device": "nvme"}})"),
               HasSubstr("offload_optimizer.nvme_path\" is missing"));
   EXPECT_EQ(values(read(R"("placement": "nvme:/m")").settings).at("placement"), "\"nvme:/m\"");
 }
@@ -96,12 +96,12 @@ TEST(DeepSpeedScript, AutoIsDroppedWhereDeepSpeedDropsIt) {
   EXPECT_THAT(values(its.handed), Contains(Pair("csv_monitor.job_name", "\"DeepSpeedJobName\"")));
   for (const char* more : {R"("gradient_clipping": "auto")", R"("aio": {"queue_depth": "auto"})",
                            R"("optimizer": {"type": "AdamW", "params": {"lr": "auto"}})"})
-    EXPECT_THAT(refusal(more), HasSubstr("is \"auto\": give a value")) << more;
+    EXPECT_THAT(script_refusal(more), HasSubstr("is \"auto\": give a value")) << more;
 }
 
 TEST(DeepSpeedScript, SchedulesAreDeepSpeedsFiveWithWhatTheyNeed) {
-  EXPECT_THAT(refusal(R"("scheduler": {"type": "StepLR"})"), HasSubstr("WarmupCosineLR"));
-  EXPECT_THAT(refusal(R"("scheduler": {"type": "OneCycle"})"),
+  EXPECT_THAT(script_refusal(R"("scheduler": {"type": "StepLR"})"), HasSubstr("WarmupCosineLR"));
+  EXPECT_THAT(script_refusal(R"("scheduler": {"type": "OneCycle"})"),
               HasSubstr("\"scheduler.params.cycle_min_lr\" is missing"));
   const std::string both = R"("optimizer": {"type": "Adam", "params": {"lr": 0.5}},
                               "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.25}})";
@@ -111,22 +111,24 @@ TEST(DeepSpeedScript, SchedulesAreDeepSpeedsFiveWithWhatTheyNeed) {
 }
 
 TEST(DeepSpeedScript, AKeyNearOursIsRefusedAndAnotherOneNamed) {
-  EXPECT_THAT(refusal(R"("host_memry": 1)"), HasSubstr("did you mean \"host_memory\"?"));
+  EXPECT_THAT(script_refusal(R"("host_memry": 1)"), HasSubstr("did you mean \"host_memory\"?"));
   EXPECT_THAT(read(R"("comms_config": {})").notes,
               Contains(HasSubstr("neither Ziggurat nor DeepSpeed has this key")));
-  EXPECT_THAT(refusal(R"("optimizer": "adamw")"), HasSubstr("\"optimizer\" must be an object"));
+  EXPECT_THAT(script_refusal(R"("optimizer": "adamw")"),
+              HasSubstr("\"optimizer\" must be an object"));
 }
 
 TEST(DeepSpeedScript, WhatIsNotEnabledMayBeSaid) {
   EXPECT_NO_THROW(
       read(R"("data_efficiency": {"enabled": false, "seed": 3}, "expert_parallel": {})"));
-  EXPECT_THAT(refusal(R"("data_efficiency": {"enabled": true})"), HasSubstr("data_efficiency"));
+  EXPECT_THAT(script_refusal(R"("data_efficiency": {"enabled": true})"),
+              HasSubstr("data_efficiency"));
 }
 
 TEST(DeepSpeedScript, TheParametersTypeIsTheOneThatIsEnabled) {
   EXPECT_NO_THROW(
       read(R"("bf16": {"enabled": true}, "data_types": {"param_dtype": "torch.bfloat16"})"));
-  EXPECT_THAT(refusal(R"("data_types": {"param_dtype": "half"})"),
+  EXPECT_THAT(script_refusal(R"("data_types": {"param_dtype": "half"})"),
               HasSubstr("the model is in fp32"));
 }
 
