@@ -433,8 +433,8 @@ class StateDicts(torch.optim.Optimizer):
                 continue
             if "master" in entry:
                 opened.masters[param] = entry["master"]
-            elif (index := opened.index(param)) is not None:
-                opened.engine.param_written(index)
+            else:
+                opened.becomes_master(param)
 
 
 class Groups:

@@ -9,6 +9,7 @@ import datetime
 import os
 import shutil
 import sys
+import tempfile
 import time
 
 try:
@@ -34,6 +35,7 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.deepspeed as deepspeed
 from ziggurat.deepspeed import _files, _meeting
+from ziggurat.torch import load_foreign_checkpoint
 
 MODULE = "mp_rank_00_model_states.pt"
 OF_HOSTS = {"checkpoint": {"use_node_local_storage": True}}
@@ -83,7 +85,17 @@ def load_a_state(engine):
     engine.optimizer.load_state_dict(saved)
 
 
-@pytest.mark.parametrize("change", [scale_one, replace_one, set_a_master, load_a_state])
+def take_over_weights(engine):
+    weights = {name: value * 0.5 for name, value in engine.module.state_dict().items()}
+    with tempfile.NamedTemporaryFile() as file:
+        torch.save({"model": weights}, file.name)
+        load_foreign_checkpoint(engine.optimizer, engine.module, file.name, strict=False)
+
+
+CHANGES = [scale_one, replace_one, set_a_master, load_a_state, take_over_weights]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_rank_0_alone_saves_nothing_that_other_ranks_have_not_taken_over(tmp_path, change):
     """What a script changes between two steps, each rank's next step takes over."""
 
