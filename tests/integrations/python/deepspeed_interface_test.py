@@ -83,6 +83,28 @@ def test_a_scripts_optimizer_is_the_one_of_that_name(client, name, params, as_fu
     assert same(bits(engine), bits(expected))
 
 
+def test_an_optimizer_of_ours_and_the_configuration_say_the_same(tmp_path):
+    drive = {"device": "nvme", "nvme_path": str(tmp_path)}
+    on_drive = {"zero_optimization": {"stage": 2, "offload_optimizer": drive}}
+    for more, words in (
+        (on_drive, "placement='host', but \"zero_optimization.offload_optimizer.device\""),
+        ({"placement": f"auto:{tmp_path}"}, f"give the optimizer placement='auto:{tmp_path}'"),
+        ({"state_format": "8bit"}, "has state_format='fp32', but \"state_format\""),
+        ({"threads": 2}, "has threads=1, but \"threads\""),
+    ):
+        model = small_model()
+        client = ziggurat.torch.AdamW(model.parameters(), threads=1)
+        with pytest.raises(ziggurat.InvalidArgument, match=words):
+            deepspeed.initialize(model=model, optimizer=client, config=BASE | more)
+    assert not list(tmp_path.iterdir())
+    where = {"placement": f"nvme:{tmp_path}", "threads": 1}
+    client = ziggurat.torch.AdamW(model.parameters(), **where)
+    engine = deepspeed.initialize(model=model, optimizer=client, config=BASE | on_drive)[0]
+    train(engine, 2)
+    assert list(tmp_path.glob("rank*.ziggurat"))
+    engine.destroy()
+
+
 def test_a_scheduler_for_the_scripts_optimizer_steers_the_engines(tmp_path):
     model = small_model()
     client = torch.optim.AdamW(
