@@ -422,6 +422,7 @@ class Opened:
         for index in sorted(self._become_masters):
             values = self._places[index].values(index, self.parts[index].memory())
             self._write_state(index, "master", values)
+            self.loaded = True
 
     def steps_of(self, param: torch.Tensor) -> int:
         """Returns how many steps the parameter has made, whichever rank has its state."""
