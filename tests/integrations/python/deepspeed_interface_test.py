@@ -178,6 +178,39 @@ def test_a_scripts_optimizer_that_has_made_steps_goes_on():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("more", [{}, BF16])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        deepspeed.ops.adam.DeepSpeedCPUAdam,
+        deepspeed.ops.lion.DeepSpeedCPULion,
+        deepspeed.ops.adagrad.DeepSpeedCPUAdagrad,
+    ],
+)
+def test_an_optimizer_of_deepspeeds_name_that_has_made_steps_goes_on(kind, more):
+    dtype = torch.bfloat16 if more else torch.float32
+    model, plain = small_model(dtype), small_model(dtype)
+    client, alone = kind(model.parameters(), lr=1e-2), kind(plain.parameters(), lr=1e-2)
+    for step in range(6):
+        if step == 3:
+            config = BASE | more | {"gradient_clipping": 0.0}
+            engine = deepspeed.initialize(model=model, optimizer=client, config=config)[0]
+        if step < 3:
+            loss_of(model, batch(step)).backward()
+            client.step()
+            client.zero_grad()
+        else:
+            engine.backward(loss_of(engine, batch(step)))
+            engine.step()
+        loss_of(plain, batch(step)).backward()
+        alone.step()
+        alone.zero_grad()
+    assert same(bits(engine), list(plain.parameters()))
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        found, expected = engine.optimizer.state_of(one), alone.state_of(other)
+        assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
 class OfSomebody(torch.optim.AdamW):
     pass
 

@@ -111,20 +111,20 @@ def in_place_of(
     A scheduler that the script made for `client` therefore still works. Errors: Unimplemented if
     `client` has no counterpart.
     """
-    if isinstance(client, StandIn):
-        kind = _OF_KIND[client._kind]
-        where = {"state_format": client._settings["state_format"]} | where
-        client.close()  # the client's hooks would take the gradients
-    else:
-        kind = _counterpart(client)
+    kind = _OF_KIND[client._kind] if isinstance(client, StandIn) else _counterpart(client)
     for group in client.param_groups:
         _refuse_what_is_on(group, type(client).__name__)
     client.param_groups[:] = [group for group in client.param_groups if group["params"]]
     left_out = (*_NO_MEANING, *_OFF)
     groups = [{k: group[k] for k in group if k not in left_out} for group in client.param_groups]
+    has_state = any(float(state.get("step", 1)) > 0 for state in client.state.values() if state)
+    state_dict = client.state_dict() if has_state else None
+    if isinstance(client, StandIn):
+        where = {"state_format": client._settings["state_format"]} | where
+        client.close()  # the client's hooks would take the gradients
     ours = _in_engine(kind)(groups_of(groups, module), **where)
-    if any(float(state.get("step", 1)) > 0 for state in client.state.values() if state):
-        ours.load_state_dict(client.state_dict())
+    if state_dict is not None:
+        ours.load_state_dict(state_dict)
     share_groups(ours, client)
     return ours
 
