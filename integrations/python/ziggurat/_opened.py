@@ -129,6 +129,9 @@ class Opened:
         # The indices of the parameters that the next step makes the masters, as the engine was
         # told. Until then its records have the old masters.
         self._become_masters: set[int] = set()
+        # The parameters of which this rank was given state since the newest step or settle();
+        # other ranks may not have theirs yet.
+        self._given: set[torch.Tensor] = set()
         self._indices = {param: i for i, param in enumerate(self.params)}
         own_groups = [groups[i] for i in here] or [0]
         self._group_count = max(own_groups) + 1  # other ranks may have parts of more groups
@@ -261,6 +264,7 @@ class Opened:
             update_at_once=not self._staged,
         )
         self._become_masters.clear()
+        self._given.clear()
         self._all_written = not self._staged and self._in_memory
         if self._all_written:  # the parameters are already updated when step() returns
             self.engine.wait()
@@ -394,15 +398,15 @@ class Opened:
             self._becomes_master(index)
 
     def unsettled(self) -> list[str]:
-        """Returns the names of the parameters whose masters the next step replaces: those that
-        somebody has written, and those with a loaded master. Changes nothing. No step is in
+        """Returns the names of the parameters of which the next step replaces something: those that
+        somebody has written, and those with loaded state. Changes nothing. No step is in
         progress."""
         written = [
             name
             for index, (name, part) in enumerate(zip(self.names, self.parts, strict=True))
             if index in self._become_masters or self._is_written(index, part.memory())
         ]
-        return written + [self._names_of[param] for param in self.masters]
+        return written + [self._names_of[param] for param in (*self.masters, *self._given)]
 
     def params_written(self) -> None:
         """Lets the next step make the masters of the parameters that somebody has written from
@@ -415,14 +419,15 @@ class Opened:
             place.finish_reading()
 
     def settle(self) -> None:
-        """Writes into the engine's state all that a step would take over first. No step is in
-        progress."""
+        """Writes into the engine's state all that a step would take over first. All ranks call
+        this. No step is in progress."""
         self.params_written()
         self._give_masters()
         for index in sorted(self._become_masters):
             values = self._places[index].values(index, self.parts[index].memory())
             self._write_state(index, "master", values)
             self.loaded = True
+        self._given.clear()
 
     def steps_of(self, param: torch.Tensor) -> int:
         """Returns how many steps the parameter has made, whichever rank has its state."""
@@ -457,6 +462,7 @@ class Opened:
 
     def write_state(self, param: torch.Tensor, name: str, values: torch.Tensor) -> None:
         """Writes this rank's part of `values`, which are the whole parameter's."""
+        self._given.add(param)
         index = self.index(param)
         if index is not None:
             self._write_state(index, name, self.parts[index].of_whole(values))

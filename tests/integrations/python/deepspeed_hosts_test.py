@@ -81,7 +81,9 @@ def set_a_master(engine):
 def load_a_state(engine):
     saved = engine.optimizer.state_dict()
     for its in saved["state"].values():
-        its["master"] = its["master"] + 2e-6
+        its["exp_avg"] = its["exp_avg"] * 0.5
+        if "master" in its:
+            its["master"] = its["master"] + 2e-6
     engine.optimizer.load_state_dict(saved)
 
 
@@ -92,16 +94,29 @@ def take_over_weights(engine):
         load_foreign_checkpoint(engine.optimizer, engine.module, file.name, strict=False)
 
 
-CHANGES = [scale_one, replace_one, set_a_master, load_a_state, take_over_weights]
+def set_a_moment(engine):
+    weight = engine.module[2].weight
+    deepspeed.utils.safe_set_full_optimizer_state(weight, torch.full(weight.shape, 0.1), "exp_avg")
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_rank_0_alone_saves_nothing_that_other_ranks_have_not_taken_over(tmp_path, change):
+CHANGES = [
+    (scale_one, BF16),
+    (replace_one, BF16),
+    (set_a_master, BF16),
+    (load_a_state, BF16),
+    (take_over_weights, BF16),
+    (load_a_state, {}),  # without masters, which are the parameters
+    (set_a_moment, {}),
+]
+
+
+@pytest.mark.parametrize(("change", "dtype"), CHANGES)
+def test_rank_0_alone_saves_nothing_that_other_ranks_have_not_taken_over(tmp_path, change, dtype):
     """What a script changes between two steps, each rank's next step takes over."""
 
     def run(rank):
         _meeting._PATIENCE = datetime.timedelta(seconds=0.5)
-        engine = engine_of(**BF16)
+        engine = engine_of(**dtype)
         steps(engine, rank, 0, 2)
         change(engine)
         if rank == 0:
@@ -115,12 +130,12 @@ def test_rank_0_alone_saves_nothing_that_other_ranks_have_not_taken_over(tmp_pat
             engine.save_checkpoint(tmp_path, tag="of-one")
         dist.barrier()
         _meeting._PATIENCE = datetime.timedelta(seconds=60)
-        whole = engine_of(**BF16)
+        whole = engine_of(**dtype)
         steps(whole, rank, 0, 2)
         change(whole)
         whole.save_checkpoint(tmp_path, tag="of-all")
         for tag, made_steps in (("of-one", 3), ("of-all", 2)):
-            other = engine_of(**BF16)
+            other = engine_of(**dtype)
             other.load_checkpoint(tmp_path, tag=tag)
             steps(other, rank, made_steps, 3)
             assert same(bits(other), bits(engine))
@@ -148,6 +163,7 @@ def test_rank_0_alone_saves_what_all_have_taken_over_for_a_checkpoint(tmp_path):
         engine = engine_of(**BF16)
         steps(engine, rank, 0, 2)
         scale_one(engine)
+        load_a_state(engine)
         engine.save_checkpoint(tmp_path, tag="of-all")
         _meeting._PATIENCE = datetime.timedelta(seconds=0.5)
         dist.barrier()
