@@ -6,6 +6,7 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 
 import argparse
 import csv
+import os
 import subprocess
 import sys
 import warnings
@@ -14,6 +15,7 @@ try:
     import pytest
     import torch
     from deepspeed_runs import batch, loss_of
+    from rank_runs import free_port
     from small_models import one_thread, small_model  # noqa: F401
 except ImportError as missing:
     print(f"skipped: {missing}")
@@ -644,6 +646,35 @@ print(values.tolist(), deepspeed.__version__.split("+"))
 def test_a_process_without_launcher_is_a_job_of_one():
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
     assert done.stdout == "0 1 0\n[1.0, 1.0] ['0.19.8', 'ziggurat']\n", done.stderr
+
+
+OF_TWO = """
+import datetime, sys, torch
+import ziggurat.deepspeed as deepspeed
+rank, seconds = int(sys.argv[1]), datetime.timedelta(seconds=60)
+deepspeed.init_distributed(rank=rank, world_size=2, timeout=seconds)
+values = torch.ones(2)
+deepspeed.comm.all_reduce(values)
+print(values.tolist())
+"""
+
+
+def test_a_script_may_say_itself_which_rank_it_is():
+    """With the address that the environment has; without one it would wait for nobody."""
+    variables = {"MASTER_ADDR", "MASTER_PORT"}
+    without = {name: value for name, value in os.environ.items() if name not in variables}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+
+    def started(rank, environment):
+        command = [sys.executable, "-c", OF_TWO, str(rank)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+    for rank in [started(rank, without | address) for rank in range(2)]:
+        said, words = rank.communicate(timeout=100)
+        assert said == "[2.0, 2.0]\n", words
+    _, words = started(0, without).communicate(timeout=100)
+    assert "2 ranks and no launcher, but MASTER_ADDR is not set" in words
 
 
 if __name__ == "__main__":
