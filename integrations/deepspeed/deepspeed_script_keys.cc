@@ -97,7 +97,8 @@ constexpr DeepSpeedKey kScript[] = {
     {"compile", kNoted, "", "changes nothing: call torch.compile() in the script"},
     {"datastates_ckpt", kNoted, "", kSavedSo},
     {"checkpoint.load_universal", kOnlyAs, "false",
-     "universal checkpoints cannot be read yet; leave the key out"},
+     "load_checkpoint() reads no universal checkpoints; leave the key out, and call "
+     "ziggurat.torch.load_foreign_checkpoint()"},
     {"checkpoint.parallel_write.pipeline_stage", kNoted, "", kSavedSo},
     {"checkpoint.checkpoint_serialization", kNoted, "", kSavedSo},
     {"checkpoint.writer", kNoted, "", kSavedSo},

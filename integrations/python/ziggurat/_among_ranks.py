@@ -32,7 +32,7 @@ class AmongRanks:
     _exchange: str
     _model: torch.nn.Module | None
     _sharing: Alone
-    _watches_for_ddp = False  #: whether a model that may yet be wrapped has made no forward
+    _watches_for_ddp = False  #: whether the model may yet be wrapped in DDP
 
     ddp_attached: Callable[[], None]
 
@@ -92,16 +92,19 @@ class AmongRanks:
         self.ddp_attached()
 
     def _watch_for_ddp(self, model: torch.nn.Module) -> None:
-        """Attaches to the model at its first forward, because Accelerate and Trainer wrap it after
-        the optimizer was made."""
+        """Attaches to the model at its first forward in DDP, because Accelerate and Trainer wrap it
+        after the optimizer was made. Before that they may evaluate the model as it is."""
         this = weakref.ref(self)
 
         self._watches_for_ddp = True
 
         def attach(*_: Any) -> None:
-            handle.remove()
             optimizer, ddp = this(), active_ddp()
-            if optimizer is not None and ddp is not None and type(optimizer._sharing) is Alone:
+            waits = optimizer is not None and type(optimizer._sharing) is Alone
+            if waits and ddp is None:
+                return
+            handle.remove()
+            if waits:
                 optimizer.attach_ddp(ddp)
 
         handle = model.register_forward_pre_hook(attach)

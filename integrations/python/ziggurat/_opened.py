@@ -126,6 +126,12 @@ class Opened:
         #: whether loaded state waits for the next step to write it into the records
         self.loaded = False
         self.masters: dict[torch.Tensor, torch.Tensor] = {}  #: loaded masters, until the next step
+        # The indices of the parameters that the next step makes the masters, as the engine was
+        # told. Until then its records have the old masters.
+        self._become_masters: set[int] = set()
+        # The parameters of which this rank was given state since the newest step or settle();
+        # other ranks may not have theirs yet.
+        self._given: set[torch.Tensor] = set()
         self._indices = {param: i for i, param in enumerate(self.params)}
         own_groups = [groups[i] for i in here] or [0]
         self._group_count = max(own_groups) + 1  # other ranks may have parts of more groups
@@ -257,6 +263,8 @@ class Opened:
             blob_follows=blob_follows,
             update_at_once=not self._staged,
         )
+        self._become_masters.clear()
+        self._given.clear()
         self._all_written = not self._staged and self._in_memory
         if self._all_written:  # the parameters are already updated when step() returns
             self.engine.wait()
@@ -353,10 +361,9 @@ class Opened:
         or read it."""
         return param._version != self._versions[index] or self._moved(index, param)
 
-    def _look_at_params(self) -> list[int]:
-        """Finds the parameters that somebody has written since the last step, and returns their
-        indices. The next step makes their masters from them."""
-        written = []
+    def _look_at_params(self) -> None:
+        """Finds the parameters that somebody has written since the last step. The next step makes
+        their masters from them."""
         for index, part in enumerate(self.parts):
             param = part.memory()
             if not self._is_written(index, param):
@@ -377,40 +384,50 @@ class Opened:
                     index, self._kinds[index].dtype, memory.data_ptr(), memory.numel()
                 )
                 self._lent_at[index] = memory.data_ptr()
-            self.engine.param_written(index)
+            self._becomes_master(index)
             self._versions[index] = param._version
-            written.append(index)
-        return written
+
+    def _becomes_master(self, index: int) -> None:
+        self.engine.param_written(index)
+        self._become_masters.add(index)
+
+    def becomes_master(self, param: torch.Tensor) -> None:
+        """Lets the next step make the parameter's master from the parameter."""
+        index = self.index(param)
+        if index is not None:
+            self._becomes_master(index)
 
     def unsettled(self) -> list[str]:
-        """Returns the names of the parameters whose masters the next step replaces: those that
-        somebody has written, and those with a loaded master. Changes nothing. No step is in
+        """Returns the names of the parameters of which the next step replaces something: those that
+        somebody has written, and those with loaded state. Changes nothing. No step is in
         progress."""
         written = [
             name
             for index, (name, part) in enumerate(zip(self.names, self.parts, strict=True))
-            if self._is_written(index, part.memory())
+            if index in self._become_masters or self._is_written(index, part.memory())
         ]
-        return written + [self._names_of[param] for param in self.masters]
+        return written + [self._names_of[param] for param in (*self.masters, *self._given)]
 
-    def params_written(self) -> list[int]:
-        """Makes the parameters' present values the masters, unless write_state() changes those
-        later. No step is in progress. Returns the indices of the parameters that somebody has
-        written."""
+    def params_written(self) -> None:
+        """Lets the next step make the masters of the parameters that somebody has written from
+        their present values, unless write_state() changes those masters later. No step is in
+        progress."""
         for place in self._staged:
             place.finish_writing()
-        written = self._look_at_params()
+        self._look_at_params()
         for place in self._staged:
             place.finish_reading()
-        return written
 
     def settle(self) -> None:
-        """Writes into the engine's state all that a step would take over first. No step is in
-        progress."""
-        for index in self.params_written():
-            given = as_fp32(self._places[index].values(index, self.parts[index].memory()))
-            self.engine.write_state(index, "master", given.data_ptr(), given.numel())
+        """Writes into the engine's state all that a step would take over first. All ranks call
+        this. No step is in progress."""
+        self.params_written()
         self._give_masters()
+        for index in sorted(self._become_masters):
+            values = self._places[index].values(index, self.parts[index].memory())
+            self._write_state(index, "master", values)
+            self.loaded = True
+        self._given.clear()
 
     def steps_of(self, param: torch.Tensor) -> int:
         """Returns how many steps the parameter has made, whichever rank has its state."""
@@ -445,10 +462,16 @@ class Opened:
 
     def write_state(self, param: torch.Tensor, name: str, values: torch.Tensor) -> None:
         """Writes this rank's part of `values`, which are the whole parameter's."""
+        self._given.add(param)
         index = self.index(param)
         if index is not None:
-            given = as_fp32(self.parts[index].of_whole(values))
-            self.engine.write_state(index, name, given.data_ptr(), given.numel())
+            self._write_state(index, name, self.parts[index].of_whole(values))
+
+    def _write_state(self, index: int, name: str, values: torch.Tensor) -> None:
+        given = as_fp32(values)
+        self.engine.write_state(index, name, given.data_ptr(), given.numel())
+        if name == "master":
+            self._become_masters.discard(index)
 
     def _give_masters(self) -> None:
         """Gives loaded masters to the engine at a step. By then the model has its values too,
@@ -462,5 +485,5 @@ class Opened:
             if rounds_to(part.of_whole(master), values, self._params_drawn):
                 self.write_state(param, "master", master)
             else:
-                self.engine.param_written(index)
+                self._becomes_master(index)
         self.masters.clear()

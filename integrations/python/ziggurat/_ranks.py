@@ -34,7 +34,6 @@ from ziggurat._native import (
 
 _PATIENCE = timedelta(minutes=30)  # how long to wait for a rank, as torch.distributed does
 _ASKS_FOR = 3.0  # seconds; a rank that has ended is known at once
-_PARTS_WITHIN = 60.0
 # what PyTorch's errors say if another rank has ended
 _OF_A_PEER = re.compile("gloo|NCCL|peer", re.IGNORECASE)
 _ALIGNMENT = 64  # elements: a slice begins where a cache line can begin
@@ -220,7 +219,7 @@ class Ranks:
     def part(self) -> None:
         """Waits for all ranks before this rank's engine is closed, because others may be reading
         from it."""
-        self._meet(_PARTS_WITHIN)
+        self._meet(_PATIENCE.total_seconds())
 
     def _meet(self, seconds: float) -> str:
         """Waits for all ranks, at most for `seconds`. Returns why they do not come, if that is

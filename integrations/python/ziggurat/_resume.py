@@ -17,6 +17,7 @@ from ziggurat._optimizer import EngineOptimizer
 from ziggurat._state import Groups
 
 _FORMAT = 1
+_BYTES_MAX = 1 << 20  # what a store holds beside the state: kTrainerBlobBytes of the engine
 
 
 def accelerators() -> Iterator[tuple[str, Any]]:
@@ -65,6 +66,12 @@ def _generators(loader: Any) -> list[torch.Generator]:
     return found
 
 
+def _bytes_of(state: Any) -> bytes:
+    memory = io.BytesIO()
+    torch.save(state, memory)
+    return memory.getvalue()
+
+
 class Resume:
     """Continues a script where it was, at whatever instant it was killed.
 
@@ -80,7 +87,9 @@ class Resume:
     step: parameters, moments, groups, `scheduler`, `scaler`, what `more` names, random states and
     the place in `loader`. All of these are kept with each step, as they are when the loop asks for
     the next batch, in whatever order the loop makes its calls. Pass whatever else the script
-    changes while it trains in `more`: objects with ``state_dict()`` and ``load_state_dict()``.
+    changes while it trains in `more`: objects with ``state_dict()`` and ``load_state_dict()``. All
+    that is kept takes at most 1 MiB; save what is larger, such as averages of the parameters, with
+    ``torch.save()`` beside the store.
 
     The epoch's batches that were already consumed are loaded again and dropped, so that
     augmentation in workers draws the same random numbers.
@@ -112,6 +121,7 @@ class Resume:
         # random states to continue with, once the place is found
         self._then: dict[str, Any] | None = None
         self.awaited = False  #: whether the newest step's state is not known yet
+        self._state()  # refuses what is too large before there is a store
         optimizer.open(resume=True)
         engine = optimizer.engine
         assert engine is not None
@@ -172,17 +182,27 @@ class Resume:
         return iterator
 
     def _state(self) -> bytes:
+        """Returns what is kept with a step. Errors: InvalidArgument, which names the largest object,
+        if it is more than a store holds."""
+        kept = {name: one.state_dict() for name, one in self._kept.items()}
         state = {
             "format": _FORMAT,
             "epoch": self.epoch,
             "batch": self.batch,
             "at_epoch": self._at_epoch,
             "random": random_states(),
-            "kept": {name: kept.state_dict() for name, kept in self._kept.items()},
+            "kept": kept,
         }
-        memory = io.BytesIO()
-        torch.save(state, memory)
-        return memory.getvalue()
+        saved = _bytes_of(state)
+        if len(saved) > _BYTES_MAX:
+            sizes = {name: len(_bytes_of(its)) for name, its in kept.items()}
+            name = max(sizes, key=lambda name: sizes[name])
+            raise InvalidArgument(
+                f"Resume: what is kept with each step takes {len(saved)} bytes, of which {name} takes "
+                f"{sizes[name]}, but a store holds at most {_BYTES_MAX}: leave {name} out of Resume, "
+                "and save it with torch.save() beside the store"
+            )
+        return saved
 
     def _restore(self, blob: bytes) -> None:
         if not blob:

@@ -199,9 +199,15 @@ class StateDicts(torch.optim.Optimizer):
         parameters.
 
         ``load_state_dict()`` can load it as long as the store is at that generation. All ranks
-        call this, because it makes the store durable; with FSDP2 each rank gets its own.
+        call this, because it makes the store durable; with FSDP2 each rank gets its own. Errors:
+        InvalidArgument if a parameter has another value than its master in the store.
         """
         self.synchronize()
+        if names := [name for opened in self._opened for name in opened.unsettled()]:
+            raise InvalidArgument(
+                f"state_dict(): parameter '{names[0]}' was written since the newest step, so the "
+                'store does not have its value: make a step first, or use state="full"'
+            )
         for opened in self._opened:
             # With Resume, a step becomes durable once the loop continues.
             if self._resume is None or not self._resume.awaited:
@@ -433,8 +439,8 @@ class StateDicts(torch.optim.Optimizer):
                 continue
             if "master" in entry:
                 opened.masters[param] = entry["master"]
-            elif (index := opened.index(param)) is not None:
-                opened.engine.param_written(index)
+            else:
+                opened.becomes_master(param)
 
 
 class Groups:

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ziggurat
 import ziggurat.torch
 from ziggurat._rounding import rounded
-from ziggurat.torch import load_checkpoint, save_checkpoint
+from ziggurat.torch import load_checkpoint, load_foreign_checkpoint, save_checkpoint
 
 COMMAND = os.environ.get("ZIGGURAT_COMMAND", "")
 KINDS = ("AdamW", "Lion", "Adagrad", "SGD")
@@ -372,6 +372,48 @@ def test_a_parameter_that_was_written_and_a_state_that_was_loaded_are_saved(tmp_
             train(third, loaded, 1, first=2)
             assert_same(bits(third, loaded), after)
         loaded.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_an_open_optimizer_takes_over_from_another_trainer_is_saved(dtype, tmp_path):
+    """The other trainer's file has no masters, so the weights are the masters."""
+    theirs = new_model(dtype, seed=5)
+    trained = [p for p in theirs.parameters() if p.requires_grad]
+    their_optimizer = torch.optim.AdamW(trained, lr=1e-2)
+    train(theirs, their_optimizer, 2)
+    both = {"model": theirs.state_dict(), "optimizer": their_optimizer.state_dict()}
+    torch.save(both, tmp_path / "theirs.pt")
+    model, optimizer = made(dtype)
+    train(model, optimizer, 3)
+    load_foreign_checkpoint(optimizer, model, tmp_path / "theirs.pt")
+    save_checkpoint(tmp_path / "saved", optimizer, model)
+    again, loaded = made(dtype, seed=4)
+    load_checkpoint(tmp_path / "saved", loaded, again)
+    assert_same(dict(again.state_dict()), dict(theirs.state_dict()))
+    train(model, optimizer, 1, first=3)
+    train(again, loaded, 1, first=3)
+    assert_same(bits(again, loaded), bits(model, optimizer))
+
+
+@pytest.mark.parametrize("master", ["none", "another"])
+def test_a_parameter_that_becomes_its_master_is_saved_as_its_master(master, tmp_path):
+    model, optimizer = made(torch.bfloat16)
+    train(model, optimizer, 2)
+    state = optimizer.state_dict()
+    for entry in state["state"].values():
+        if master == "none":
+            del entry["master"]
+        else:
+            entry["master"] = entry["master"] + 1.0
+    optimizer.load_state_dict(state)
+    save_checkpoint(tmp_path, optimizer, model)
+    again, loaded = made(torch.bfloat16, seed=4)
+    load_checkpoint(tmp_path, loaded, again)
+    for param in loaded._order:
+        assert torch.equal(loaded.state_of(param)["master"], param.float())
+    train(model, optimizer, 1, first=2)
+    train(again, loaded, 1, first=2)
+    assert_same(bits(again, loaded), bits(model, optimizer))
 
 
 def test_parameters_that_were_trained_later_are_saved_with_the_others(tmp_path):

@@ -313,5 +313,30 @@ def test_masters_come_out_of_a_checkpoint_without_an_engine(tmp_path):
     assert all(torch.equal(written[name], found[name]) for name in found)
 
 
+class Tied(torch.nn.Module):
+    """Its head has the weight of its embedding, under a second name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(61, 48)
+        self.head = torch.nn.Linear(48, 61)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(tokens).mean(1))
+
+
+def test_a_weight_of_two_names_has_one_master_under_both(tmp_path):
+    engine = made(Tied())
+    train(engine, 0, 4)  # the rate of the first two is 0
+    engine.save_checkpoint(tmp_path)
+    master = deepspeed.utils.safe_get_full_fp32_param(engine.module.embed.weight)
+    found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path)
+    assert torch.equal(found["embed.weight"], master)
+    assert torch.equal(found["head.weight"], master)
+    model = zero_to_fp32.load_state_dict_from_zero_checkpoint(Tied(), tmp_path)
+    assert torch.equal(model.embed.weight, master)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__, *sys.argv[1:]]))

@@ -6,6 +6,7 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 
 import argparse
 import csv
+import os
 import subprocess
 import sys
 import warnings
@@ -14,6 +15,7 @@ try:
     import pytest
     import torch
     from deepspeed_runs import batch, loss_of
+    from rank_runs import free_port
     from small_models import one_thread, small_model  # noqa: F401
 except ImportError as missing:
     print(f"skipped: {missing}")
@@ -81,6 +83,28 @@ def test_a_scripts_optimizer_is_the_one_of_that_name(client, name, params, as_fu
     train(engine, 4)
     train(expected, 4)
     assert same(bits(engine), bits(expected))
+
+
+def test_an_optimizer_of_ours_and_the_configuration_say_the_same(tmp_path):
+    drive = {"device": "nvme", "nvme_path": str(tmp_path)}
+    on_drive = {"zero_optimization": {"stage": 2, "offload_optimizer": drive}}
+    for more, words in (
+        (on_drive, "placement='host', but \"zero_optimization.offload_optimizer.device\""),
+        ({"placement": f"auto:{tmp_path}"}, f"give the optimizer placement='auto:{tmp_path}'"),
+        ({"state_format": "8bit"}, "has state_format='fp32', but \"state_format\""),
+        ({"threads": 2}, "has threads=1, but \"threads\""),
+    ):
+        model = small_model()
+        client = ziggurat.torch.AdamW(model.parameters(), threads=1)
+        with pytest.raises(ziggurat.InvalidArgument, match=words):
+            deepspeed.initialize(model=model, optimizer=client, config=BASE | more)
+    assert not list(tmp_path.iterdir())
+    where = {"placement": f"nvme:{tmp_path}", "threads": 1}
+    client = ziggurat.torch.AdamW(model.parameters(), **where)
+    engine = deepspeed.initialize(model=model, optimizer=client, config=BASE | on_drive)[0]
+    train(engine, 2)
+    assert list(tmp_path.glob("rank*.ziggurat"))
+    engine.destroy()
 
 
 def test_a_scheduler_for_the_scripts_optimizer_steers_the_engines(tmp_path):
@@ -154,6 +178,39 @@ def test_a_scripts_optimizer_that_has_made_steps_goes_on():
     # Another order of operations rounds the last bits of updates of about lr.
     for a, b in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("more", [{}, BF16])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        deepspeed.ops.adam.DeepSpeedCPUAdam,
+        deepspeed.ops.lion.DeepSpeedCPULion,
+        deepspeed.ops.adagrad.DeepSpeedCPUAdagrad,
+    ],
+)
+def test_an_optimizer_of_deepspeeds_name_that_has_made_steps_goes_on(kind, more):
+    dtype = torch.bfloat16 if more else torch.float32
+    model, plain = small_model(dtype), small_model(dtype)
+    client, alone = kind(model.parameters(), lr=1e-2), kind(plain.parameters(), lr=1e-2)
+    for step in range(6):
+        if step == 3:
+            config = BASE | more | {"gradient_clipping": 0.0}
+            engine = deepspeed.initialize(model=model, optimizer=client, config=config)[0]
+        if step < 3:
+            loss_of(model, batch(step)).backward()
+            client.step()
+            client.zero_grad()
+        else:
+            engine.backward(loss_of(engine, batch(step)))
+            engine.step()
+        loss_of(plain, batch(step)).backward()
+        alone.step()
+        alone.zero_grad()
+    assert same(bits(engine), list(plain.parameters()))
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        found, expected = engine.optimizer.state_of(one), alone.state_of(other)
+        assert all(torch.equal(found[key], value) for key, value in expected.items())
 
 
 class OfSomebody(torch.optim.AdamW):
@@ -589,6 +646,35 @@ print(values.tolist(), deepspeed.__version__.split("+"))
 def test_a_process_without_launcher_is_a_job_of_one():
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
     assert done.stdout == "0 1 0\n[1.0, 1.0] ['0.19.8', 'ziggurat']\n", done.stderr
+
+
+OF_TWO = """
+import datetime, sys, torch
+import ziggurat.deepspeed as deepspeed
+rank, seconds = int(sys.argv[1]), datetime.timedelta(seconds=60)
+deepspeed.init_distributed(rank=rank, world_size=2, timeout=seconds)
+values = torch.ones(2)
+deepspeed.comm.all_reduce(values)
+print(values.tolist())
+"""
+
+
+def test_a_script_may_say_itself_which_rank_it_is():
+    """With the address that the environment has; without one it would wait for nobody."""
+    variables = {"MASTER_ADDR", "MASTER_PORT"}
+    without = {name: value for name, value in os.environ.items() if name not in variables}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+
+    def started(rank, environment):
+        command = [sys.executable, "-c", OF_TWO, str(rank)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+    for rank in [started(rank, without | address) for rank in range(2)]:
+        said, words = rank.communicate(timeout=100)
+        assert said == "[2.0, 2.0]\n", words
+    _, words = started(0, without).communicate(timeout=100)
+    assert "2 ranks and no launcher, but MASTER_ADDR is not set" in words
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.deepspeed as deepspeed
+import ziggurat.torch
 from ziggurat.deepspeed import _meeting
 
 @pytest.mark.parametrize(("drive", "bf16"), [(False, False), (True, True)])
@@ -69,6 +70,29 @@ def test_two_ranks_are_one_with_both_batches(tmp_path, drive, bf16):
             assert one[1] == pytest.approx(plain[1], rel=tolerance)
     for one, plain in zip(ours, plain_bits, strict=True):
         assert (one.float() - plain.float()).abs().mean() < (2e-3 if bf16 else 1e-5)
+
+
+def test_an_optimizer_of_ours_trains_the_ranks_that_it_was_made_for():
+    config = {key: value for key, value in CONFIG.items() if key not in ("optimizer", "scheduler")}
+
+    def engine_of(model, **more):
+        client = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, **more)
+        return deepspeed.initialize(model=model, optimizer=client, config=config)[0]
+
+    def run(rank):
+        words = "divides its state among 1 ranks, but 2 ranks train the model.*group="
+        with pytest.raises(ziggurat.InvalidArgument, match=words):
+            engine_of(small_model())
+        engine = engine_of(small_model(), group=dist.group.WORLD)
+        named = made(scheduler=None)
+        for one in (engine, named):
+            for step in range(6):
+                one.backward(loss_of(one, batch(rank, step)))
+                one.step()
+        return bits(engine), bits(named)
+
+    (one, named), (other, _) = on_ranks(2, run)
+    assert same(one, other) and same(one, named)
 
 
 def test_all_begin_with_the_parameters_of_rank_0():

@@ -63,6 +63,7 @@ def run(folder, name, steps, placement, state, checkpoint=None):
         logging_steps=1,
         save_strategy="steps",
         save_steps=2,
+        eval_on_start=True,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
@@ -73,6 +74,7 @@ def run(folder, name, steps, placement, state, checkpoint=None):
         gpt2().bfloat16(),
         arguments,
         train_dataset=Texts(),
+        eval_dataset=Texts(),
         optimizer_cls_and_kwargs=made,
         callbacks=[watch],
     )

@@ -200,6 +200,46 @@ def test_what_resume_keeps_comes_back_and_must_be_asked_for(tmp_path):
         begun()
 
 
+class Kept:
+    def __init__(self, count):
+        self.values = torch.zeros(count)
+
+    def state_dict(self):
+        return {"values": self.values}
+
+    def load_state_dict(self, state):
+        self.values = state["values"]
+
+
+def test_what_a_store_cannot_hold_is_named_at_once_and_where_it_grows(tmp_path):
+    def begun(**kept):
+        model = torch.nn.Linear(3, 3)
+        place = f"nvme:{tmp_path}/state"
+        optimizer = ziggurat.torch.SGD(model.parameters(), lr=0.1, placement=place)
+        return model, optimizer, ziggurat.torch.Resume(optimizer, **kept)
+
+    words = r"of which ema takes 1\d{6}, but a store holds at most 1048576: leave ema out of Resume"
+    with pytest.raises(ziggurat.InvalidArgument, match=words):
+        begun(ema=Kept(300_000), seen=Kept(1000))
+    assert not (tmp_path / "state").exists()
+    grows = Kept(1000)
+    model, optimizer, resume = begun(ema=grows)
+    for count in (2000, 300_000):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        grows.values = torch.ones(count)
+    with pytest.raises(ziggurat.InvalidArgument, match=words):
+        optimizer.step()
+    grows.values = torch.ones(3000)
+    optimizer.close()
+    again = Kept(1000)
+    _, optimizer, resume = begun(ema=again)
+    assert resume.steps == 2
+    assert torch.equal(again.values, torch.ones(3000))
+    optimizer.close()
+
+
 def test_an_accelerators_random_states_come_back(tmp_path, monkeypatch):
     states = [torch.arange(3, dtype=torch.uint8), torch.arange(5, dtype=torch.uint8)]
     found = []

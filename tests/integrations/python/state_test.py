@@ -470,6 +470,30 @@ def test_a_state_dict_by_reference_is_good_while_the_store_is_there(tmp_path):
         resumed.load_state_dict(state)
 
 
+def test_a_store_that_lacks_what_a_script_has_written_is_no_state_dict(tmp_path):
+    def made(model):
+        where = {"placement": f"nvme:{tmp_path}/state", "state": "store"}
+        return ziggurat.torch.AdamW(model.parameters(), threads=1, **where)
+
+    model = small_model()
+    optimizer = made(model)
+    step(model, optimizer, 0)
+    with torch.no_grad():
+        model[0].weight.mul_(0.5)
+    with pytest.raises(ziggurat.InvalidArgument, match="was written since the newest step"):
+        optimizer.state_dict()
+    # A checkpoint takes the parameter over, but the store has it with the next step alone.
+    ziggurat.torch.save_checkpoint(tmp_path / "saved", optimizer, model)
+    assert len(optimizer.state_dict()["state"]) == 5
+    step(model, optimizer, 1)
+    state = optimizer.state_dict()
+    assert state["state"] == {}
+    optimizer.close()
+    other = small_model(seed=2)
+    made(other).load_state_dict(state)
+    assert same(bits(other), bits(model))
+
+
 def test_resume_keeps_groups_only_and_state_is_read_before_its_blob_is_given(tmp_path):
     model = small_model()
     optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")

@@ -85,6 +85,24 @@ def test_ranks_may_use_other_parameters_than_each_other(world):
         assert torch.equal(ours[0][1][6], untouched) and torch.equal(ours[1][1][6], untouched)
 
 
+def test_a_model_that_is_evaluated_before_ddp_wraps_it_trains_on_all_ranks():
+    def run(rank):
+        plain, ours = Branches(), Branches()
+        optimizer = ziggurat.torch.AdamW(ours.parameters(), lr=1e-2, model=ours)
+        with torch.no_grad():
+            ours(batch(rank, 0), 0)
+        ddp, wrapped = (
+            DistributedDataParallel(model, find_unused_parameters=True) for model in (plain, ours)
+        )
+        return (
+            branched(rank, ddp, plain, torch.optim.AdamW(plain.parameters(), lr=1e-2)),
+            branched(rank, wrapped, ours, optimizer),
+        )
+
+    for plain, ours in on_ranks(2, run):
+        close(ours, plain)
+
+
 class Recomputed(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

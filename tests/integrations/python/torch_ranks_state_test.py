@@ -5,7 +5,9 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
 import copy
+import datetime
 import sys
+import time
 
 try:
     import pytest
@@ -23,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ziggurat._checkpoint
 import ziggurat._placement
+import ziggurat._ranks
 import ziggurat.torch
 
 
@@ -70,6 +73,26 @@ def test_a_state_dict_is_whole_and_one_rank_alone_may_ask_for_it(dtype, tmp_path
             assert all(torch.equal(entry[key], other[key]) for key in entry)
             assert entry["step"] == 3 and entry["exp_avg_sq"].abs().max() > 0
             assert ("master" in entry) == (dtype != torch.float32)
+
+
+def test_a_rank_that_is_done_waits_for_the_others_as_long_as_in_any_call():
+    """Another rank may read its state for longer than a minute, where the state is large."""
+
+    def run(rank):
+        model = small_model()
+        optimizer = ours(model)
+        train(rank, model, optimizer, steps=1)
+        dist.barrier()
+        if rank == 1:
+            ziggurat._ranks._PATIENCE = datetime.timedelta(seconds=1)
+        else:
+            time.sleep(4)
+        begun = time.monotonic()
+        optimizer.close()
+        return time.monotonic() - begun
+
+    _, waited = on_ranks(2, run)
+    assert 1 <= waited < 4
 
 
 def test_torchs_optimizer_goes_on_from_it_and_ours_from_torchs():

@@ -200,6 +200,12 @@ class Config:
         self.engine_arguments: dict[str, Any] = {
             name: self._of(name) for name in OWN_KEYS if self._of(name) is not None
         }
+        #: Those that the config names, each with the key that names it.
+        self.named_arguments: dict[str, tuple[Any, str]] = {
+            name: (value, self._settings[name]["path"])
+            for name, value in self.engine_arguments.items()
+            if not self._settings[name]["assumed"]
+        }
 
     def _offload(self, section: str) -> Offload | None:
         path = f"zero_optimization.{section}"

@@ -100,14 +100,17 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         given: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None,
         params: Iterable[Any] | None,
     ) -> Any:
-        where = self._where()
         trained = list(self.module.parameters() if params is None else params)
         if given is None:
             groups = _optimizers.groups_of(trained, self.module)
-            made = _optimizers.named(self._config, groups, where)
+            made = _optimizers.named(self._config, groups, self._where())
         else:
             client = given if isinstance(given, torch.optim.Optimizer) else given(trained)
-            made = _optimizers.in_place_of(client, self.module, where)
+            if _optimizers.is_ours(client):
+                _optimizers.look_at_ours(client, self._config, self.dp_world_size)
+                made = client
+            else:
+                made = _optimizers.in_place_of(client, self.module, self._where())
             self.client_optimizer = client
         if made is not None:
             made._scale = self._scale

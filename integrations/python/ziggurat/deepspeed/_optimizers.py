@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import ziggurat.torch
-from ziggurat._native import Unimplemented
+from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._loss_scale import LossScale
@@ -77,30 +77,54 @@ def named(config: Config, trained: list[dict[str, Any]], where: dict[str, Any]) 
     return _in_engine(kind)(trained, **config.optimizer_arguments, **where)
 
 
+def is_ours(client: torch.optim.Optimizer) -> bool:
+    """Returns whether `client` is an optimizer of ziggurat.torch, which stays as it is."""
+    return isinstance(client, EngineOptimizer) and not isinstance(client, StandIn)
+
+
+def look_at_ours(client: EngineOptimizer, config: Config, ranks: int) -> None:
+    """Checks that the script made `client` for as many ranks as train here, and as the config says.
+    Errors: InvalidArgument, with what to change in the script."""
+    who = f"initialize(): the script's {type(client).__name__}"
+    made_for = 1 if client._sharing.ranks is None else client._sharing.ranks.size
+    if made_for != ranks:
+        raise InvalidArgument(
+            f"{who} divides its state among {made_for} ranks, but {ranks} ranks train the model, "
+            "and their gradients would not be exchanged: make the optimizer after "
+            "deepspeed.init_distributed(), with group=torch.distributed.group.WORLD, or name an "
+            "optimizer in the configuration"
+        )
+    has = {"threads": client._threads} | client._settings | {"placement": client.placement}
+    for name, (value, key) in config.named_arguments.items():
+        if has.get(name) != value:
+            raise InvalidArgument(
+                f'{who} has {name}={has.get(name)!r}, but "{key}" of the configuration asks for '
+                f"{name}={value!r}: give the optimizer {name}={value!r}, or leave the key out"
+            )
+
+
 def in_place_of(
     client: torch.optim.Optimizer, module: torch.nn.Module, where: dict[str, Any]
 ) -> Any:
     """Returns our optimizer with the groups and settings of `client`, which share them from now on.
 
-    A scheduler that the script made for `client` therefore still works. An optimizer of
-    ziggurat.torch is returned as it is. Errors: Unimplemented if `client` has no counterpart.
+    A scheduler that the script made for `client` therefore still works. Errors: Unimplemented if
+    `client` has no counterpart.
     """
-    if isinstance(client, StandIn):
-        kind = _OF_KIND[client._kind]
-        where = {"state_format": client._settings["state_format"]} | where
-        client.close()  # the client's hooks would take the gradients
-    elif isinstance(client, EngineOptimizer):
-        return client
-    else:
-        kind = _counterpart(client)
+    kind = _OF_KIND[client._kind] if isinstance(client, StandIn) else _counterpart(client)
     for group in client.param_groups:
         _refuse_what_is_on(group, type(client).__name__)
     client.param_groups[:] = [group for group in client.param_groups if group["params"]]
     left_out = (*_NO_MEANING, *_OFF)
     groups = [{k: group[k] for k in group if k not in left_out} for group in client.param_groups]
+    has_state = any(float(state.get("step", 1)) > 0 for state in client.state.values() if state)
+    state_dict = client.state_dict() if has_state else None
+    if isinstance(client, StandIn):
+        where = {"state_format": client._settings["state_format"]} | where
+        client.close()  # the client's hooks would take the gradients
     ours = _in_engine(kind)(groups_of(groups, module), **where)
-    if any(float(state.get("step", 1)) > 0 for state in client.state.values() if state):
-        ours.load_state_dict(client.state_dict())
+    if state_dict is not None:
+        ours.load_state_dict(state_dict)
     share_groups(ours, client)
     return ours
 
@@ -110,8 +134,8 @@ def _counterpart(client: torch.optim.Optimizer) -> type[EngineOptimizer]:
     if kind is None:
         raise Unimplemented(
             f"the optimizer {type(client).__module__}.{type(client).__name__} has no counterpart: "
-            "give AdamW, Adam, SGD or Adagrad of torch.optim, an optimizer of ziggurat.torch, or "
-            "name an optimizer in the configuration"
+            "give AdamW, Adam, SGD or Adagrad of torch.optim, an optimizer of ziggurat.torch (on "
+            "several ranks with group=), or name an optimizer in the configuration"
         )
     decoupled = any(group.get("decoupled_weight_decay") for group in client.param_groups)
     return ziggurat.torch.AdamW if decoupled else kind

@@ -81,9 +81,9 @@ def _need_settled(optimizer: EngineOptimizer) -> None:
         )
     if names := [name for opened in optimizer._opened for name in opened.unsettled()]:
         raise InvalidArgument(
-            f"save_checkpoint(): parameter '{names[0]}' was written since the newest step, so all "
-            "ranks must save, but only some do. The other ranks make their masters from it only in "
-            "the next step: let all ranks call save_checkpoint(), or make a step first"
+            f"save_checkpoint(): parameter '{names[0]}' or its state was written since the newest "
+            "step, so all ranks must save, but only some do. The other ranks may take it over only "
+            "in the next step: let all ranks call save_checkpoint(), or make a step first"
         )
 
 

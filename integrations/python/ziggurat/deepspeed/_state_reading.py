@@ -19,7 +19,7 @@ from ziggurat._checkpoint_load import AT_ONCE, read_values
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Checkpoint
 from ziggurat._optimizer import EngineOptimizer
-from ziggurat._parts import Part, flat_written
+from ziggurat._parts import Part
 from ziggurat._rounding import draws_params, rounds_to
 from ziggurat._state import MOMENTS
 from ziggurat.deepspeed import _files
@@ -113,7 +113,7 @@ class FolderReading:
         self._numbers = {param: number for number, (_, param, _) in named}
         self._steps = kept.steps
         self._owners = kept.names
-        self._changed: list[tuple[Part, torch.Tensor]] = []
+        self._changed: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.checkpoint = Checkpoint(runtime_with(optimizer), os.path.abspath(folder))
         self._tensors: dict[str, dict[str, int]] = {}  # a tensor's index, by owner and array
         for index, tensor in enumerate(self.checkpoint.tensors):
@@ -225,8 +225,8 @@ class FolderReading:
 
     def _keep_changed(self) -> None:
         """Keeps the parameters that a script has changed since the save, because the engine writes
-        the parameters. A parameter that was changed on one rank counts as changed on all ranks, as
-        if one rank had all of it."""
+        the parameters: here this rank's part, and then what the ranks gather. A parameter that was
+        changed on one rank counts as changed on all ranks, as if one rank had all of it."""
         optimizer = self._optimizer
         with_state = [param for param in self._numbers if self._arrays(param)]
         parts = [optimizer._sharing.part(param) for param in with_state]
@@ -235,12 +235,10 @@ class FolderReading:
             masters = [self._arrays(part.param)["master"] for part in parts]
             return [not self._is_rounded(*one) for one in zip(parts, masters, strict=True)]
 
-        on_any = optimizer._sharing.any_of(optimizer._sharing.together(_CALL, changed))
-        self._changed = [
-            (part, part.memory().detach().clone())
-            for part, its in zip(parts, on_any, strict=True)
-            if its
-        ]
+        sharing = optimizer._sharing
+        on_any = sharing.any_of(sharing.together(_CALL, changed))
+        here = [sharing.values(param) for param, its in zip(with_state, on_any, strict=True) if its]
+        self._changed = [(values, values.clone()) for values in here]
 
     def _is_rounded(self, part: Part, master: int) -> bool:
         """Returns whether the engine rounds the checkpoint's master to the part."""
@@ -261,9 +259,8 @@ class FolderReading:
         finally:
             optimizer._load, optimizer._resume = None, resume
         with torch.no_grad():
-            for part, values in self._changed:  # the next step makes its masters from these values
-                part.memory().copy_(values)
-                flat_written(part.param)
+            for param, values in self._changed:  # the next step makes its masters from these values
+                param.copy_(values)
         for opened in optimizer._opened:
             for param in opened.members:
                 if opened.index(param) is None:

@@ -78,6 +78,17 @@ def _first_host(nodes: str) -> str | None:
     return None if found is None else found[1] + (found[2] or "")
 
 
+def _address_given(world_size: int, distributed_port: int) -> str:
+    host = os.environ.get("MASTER_ADDR")
+    if host is None:
+        raise InvalidArgument(
+            f"init_distributed(): there are {world_size} ranks and no launcher, but MASTER_ADDR is "
+            "not set: set MASTER_ADDR and MASTER_PORT on all ranks to the host of rank 0 and a free "
+            "port there, or give init_method="
+        )
+    return f"{host}:{os.environ.get('MASTER_PORT', distributed_port)}"
+
+
 def init_distributed(
     dist_backend: str | None = None,
     auto_mpi_discovery: bool = True,
@@ -91,7 +102,9 @@ def init_distributed(
     world_size: int = -1,
 ) -> None:
     """Joins the ranks of this job, unless that is done, and sets RANK, WORLD_SIZE and LOCAL_RANK,
-    which scripts read. Errors: InvalidArgument if the launcher has not set what is needed."""
+    which scripts read. Without a launcher, `rank` and `world_size` say which rank of how many this
+    process is, and MASTER_ADDR and MASTER_PORT where rank 0 is. Errors: InvalidArgument if what is
+    needed is not set."""
     if torch.distributed.is_initialized():
         os.environ.setdefault("LOCAL_RANK", "0")
         return
@@ -105,6 +118,8 @@ def init_distributed(
     place = place_of(os.environ, distributed_port)
     if rank >= 0 and world_size >= 1:
         place = place._replace(rank=rank, world_size=world_size)
+    if place.world_size > 1 and place.address is None and init_method is None:
+        place = place._replace(address=_address_given(place.world_size, distributed_port))
     os.environ["RANK"] = str(place.rank)
     os.environ["WORLD_SIZE"] = str(place.world_size)
     os.environ["LOCAL_RANK"] = str(place.local_rank)

@@ -38,14 +38,25 @@ def get_fp32_state_dict_from_zero_checkpoint(
         )
     saved = _files.read(path)
     own = saved["ziggurat"]
-    masters = _masters(folder, own)
+    module = saved["module"]
+    # A tied weight has several names, but its master has the first of them.
+    masters = {
+        _place(module[name]): master
+        for name, master in _masters(folder, own).items()
+        if name in module
+    }
     weights: dict[str, torch.Tensor] = {}
-    for name, value in saved["module"].items():
-        if name in masters and value.dtype != torch.float32:
-            weights[name] = masters[name]
+    for name, value in module.items():
+        if value.dtype != torch.float32 and _place(value) in masters:
+            weights[name] = masters[_place(value)]
         elif not exclude_frozen_parameters or name not in own["frozen"]:
             weights[name] = value.float() if value.is_floating_point() else value
     return weights
+
+
+def _place(value: torch.Tensor) -> tuple[Any, ...]:
+    """Returns where the values lie: the same for all names of a tied weight."""
+    return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
 def _masters(folder: Path, own: dict[str, Any]) -> dict[str, torch.Tensor]:
