@@ -129,22 +129,22 @@ EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine
                       .keep_best = its.value("keep_best", false)};
     save.content = content_of(its);
     for (const json& param : its.at("params")) save.params.push_back(param_of(param));
-    const json& parts = its.at("engines");
+    const json& lists = its.at("engines");
     const json& values = its.at("values");
-    if (engines.empty() || parts.size() != engines.size() || values.size() != memory.size())
+    if (engines.empty() || lists.size() != engines.size() || values.size() != memory.size())
       throw wrong(
           fmt::format("content: \"engines\" has {} lists for {} engines, and \"values\" has {} "
                       "parts for {} values: give at least one engine, one list for each engine and "
                       "one part for each of the values",
-                      parts.size(), engines.size(), values.size(), memory.size()));
+                      lists.size(), engines.size(), values.size(), memory.size()));
     for (std::size_t e = 0; e < engines.size(); ++e) {
       Engine& engine = save.engines.emplace_back(Engine{.engine = engines[e], .parts = {}});
-      if (parts[e].size() != engines[e]->param_count())
+      if (lists[e].size() != engines[e]->param_count())
         throw wrong(fmt::format(
             "content: {} parts were given for an engine of {} parameters: give one for each",
-            parts[e].size(), engines[e]->param_count()));
-      for (std::size_t p = 0; p < parts[e].size(); ++p) {
-        engine.parts.push_back(saved_part(parts[e][p], save.params, engines[e]->count_of(p)));
+            lists[e].size(), engines[e]->param_count()));
+      for (std::size_t p = 0; p < lists[e].size(); ++p) {
+        engine.parts.push_back(saved_part(lists[e][p], save.params, engines[e]->count_of(p)));
         const Part& part = engine.parts.back();
         if (!part.part.boxes.empty() && !save.params[part.param].trained)
           throw wrong(fmt::format(
@@ -181,19 +181,19 @@ EmbeddedParts EmbeddedParts::parse(std::string_view text, std::span<const std::u
     EmbeddedParts all{.parts = {},
                       .steps = its.at("steps").get<std::vector<std::uint64_t>>(),
                       .weights_only = its.at("weights_only").get<bool>()};
-    const json& parts = its.at("parts");
-    if (parts.size() != counts.size() || all.steps.size() != counts.size()) {
+    const json& places = its.at("parts");
+    if (places.size() != counts.size() || all.steps.size() != counts.size()) {
       throw wrong(
           fmt::format("load: {} parts and {} counts of steps were given for {} parameters: give "
                       "one of each for every parameter",
-                      parts.size(), all.steps.size(), counts.size()));
+                      places.size(), all.steps.size(), counts.size()));
     }
     for (std::size_t p = 0; p < counts.size(); ++p) {
-      if (parts[p].is_null()) {
+      if (places[p].is_null()) {
         all.parts.emplace_back();
       } else {
-        all.parts.push_back(part_of(parts[p], parts[p].at("name").get<std::string>(),
-                                    parts[p].at("shape").get<Shape>(), counts[p]));
+        all.parts.push_back(part_of(places[p], places[p].at("name").get<std::string>(),
+                                    places[p].at("shape").get<Shape>(), counts[p]));
       }
     }
     return all;

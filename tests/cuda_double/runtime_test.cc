@@ -188,7 +188,8 @@ TEST_F(Runtime, memory_of_a_stream_needs_its_order) {
 TEST_F(Runtime, a_pool_keeps_what_its_threshold_allows) {
   cudaMemPoolProps properties{};
   properties.allocType = cudaMemAllocationTypePinned;
-  properties.location = {cudaMemLocationTypeDevice, {0}};
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = 0;
   cudaMemPool_t pool = nullptr;
   ASSERT_EQ(cudaMemPoolCreate(&pool, &properties), cudaSuccess);
   std::uint64_t threshold = 3 * kSize;

@@ -54,7 +54,7 @@ void write_line(int pipe, const std::string& line) {
 void write_report(int pipe) {
   nccl_double::Report report;
   if (void* const found = ::dlsym(RTLD_DEFAULT, nccl_double::kReportSymbol)) {
-    report = reinterpret_cast<nccl_double::GetReport>(found)();
+    reinterpret_cast<nccl_double::GetReport>(found)(&report);
   }
   write_line(pipe, fmt::format("{} {} {} {} {} {} {} {}", kReportLine, report.joined,
                                report.destroyed, report.aborted, report.living, report.operations,

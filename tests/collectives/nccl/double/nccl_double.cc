@@ -419,11 +419,10 @@ using namespace ziggurat::nccl_double;  // NOLINT: the functions below are C's
 
 extern "C" {
 
-NCCL_DOUBLE_API Report ziggurat_nccl_double_report() {
+NCCL_DOUBLE_API void ziggurat_nccl_double_report(Report* report) {
   const std::lock_guard lock(state().mutex);
-  Report report = state().report;
-  report.living = state().living.size();
-  return report;
+  *report = state().report;
+  report->living = state().living.size();
 }
 
 NCCL_DOUBLE_API ncclResult_t ncclGetVersion(int* version) {

@@ -23,7 +23,7 @@ struct Report {
   std::size_t sums = 0;        ///< of operations: those that NCCL adds in
 };
 
-using GetReport = Report (*)();
+using GetReport = void (*)(Report*);
 inline constexpr const char* kReportSymbol = "ziggurat_nccl_double_report";
 
 }  // namespace ziggurat::nccl_double
