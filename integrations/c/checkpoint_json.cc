@@ -129,22 +129,22 @@ EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine
                       .keep_best = its.value("keep_best", false)};
     save.content = content_of(its);
     for (const json& param : its.at("params")) save.params.push_back(param_of(param));
-    const json& lists = its.at("engines");
-    const json& values = its.at("values");
-    if (engines.empty() || lists.size() != engines.size() || values.size() != memory.size())
+    const json& parts = its.at("engines");
+    const json& untrained = its.at("values");
+    if (engines.empty() || parts.size() != engines.size() || untrained.size() != memory.size())
       throw wrong(
           fmt::format("content: \"engines\" has {} lists for {} engines, and \"values\" has {} "
                       "parts for {} values: give at least one engine, one list for each engine and "
                       "one part for each of the values",
-                      lists.size(), engines.size(), values.size(), memory.size()));
+                      parts.size(), engines.size(), untrained.size(), memory.size()));
     for (std::size_t e = 0; e < engines.size(); ++e) {
       Engine& engine = save.engines.emplace_back(Engine{.engine = engines[e], .parts = {}});
-      if (lists[e].size() != engines[e]->param_count())
+      if (parts[e].size() != engines[e]->param_count())
         throw wrong(fmt::format(
             "content: {} parts were given for an engine of {} parameters: give one for each",
-            lists[e].size(), engines[e]->param_count()));
-      for (std::size_t p = 0; p < lists[e].size(); ++p) {
-        engine.parts.push_back(saved_part(lists[e][p], save.params, engines[e]->count_of(p)));
+            parts[e].size(), engines[e]->param_count()));
+      for (std::size_t p = 0; p < parts[e].size(); ++p) {
+        engine.parts.push_back(saved_part(parts[e][p], save.params, engines[e]->count_of(p)));
         const Part& part = engine.parts.back();
         if (!part.part.boxes.empty() && !save.params[part.param].trained)
           throw wrong(fmt::format(
@@ -153,7 +153,7 @@ EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine
       }
     }
     for (std::size_t v = 0; v < memory.size(); ++v) {
-      const Part part = saved_part(values[v], save.params, memory[v].count());
+      const Part part = saved_part(untrained[v], save.params, memory[v].count());
       const bool given = !part.part.boxes.empty();
       if (given && save.params[part.param].trained)
         throw wrong(
