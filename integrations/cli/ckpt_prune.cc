@@ -5,9 +5,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <filesystem>
 
 #include "base/bytes.h"
+#include "base/error.h"
 #include "core/checkpoint/checkpoint_folder.h"
 #include "core/checkpoint/line_history.h"
 #include "core/engine/runtime.h"
@@ -130,6 +133,11 @@ int ckpt_prune(const CkptCommand& command) {
     throw UsageError(
         "ckpt prune: --keep-last 0 removes a whole line, so --keep-every and --keep-best would "
         "keep nothing; leave them out, or give --keep-last 1");
+  }
+  const std::string& folder = command.paths.at(0);
+  if (!std::filesystem::exists(folder)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} does not exist, so it holds no checkpoints", folder), ENOENT);
   }
   Console console;
   const auto runtime = Runtime::create({.threads = 0, .trace_path = ""});

@@ -222,6 +222,9 @@ TEST_F(CliCheckpoint, IsComparedConvertedAndPruned) {
   EXPECT_FALSE(std::filesystem::exists(two));
   EXPECT_TRUE(std::filesystem::exists(four));
   EXPECT_EQ(ckpt(folder_, {"prune", checkpoints()}).exit_code, 2);
+  const Output nowhere = ckpt(folder_, {"prune", folder_ / "nowhere", "--keep-last", "1"});
+  EXPECT_EQ(nowhere.exit_code, 1);
+  EXPECT_THAT(nowhere.err, HasSubstr("nowhere does not exist"));
 }
 
 /// Lines: the first; one that left it at step 2; one that left that at step 3.
