@@ -156,15 +156,13 @@ def test_a_scheduler_may_be_a_function_of_the_optimizer():
     assert engine.get_lr() == [2.5e-3]
 
 
-def test_a_scripts_optimizer_that_has_made_steps_goes_on():
-    model, plain = small_model(), small_model()
-    client = torch.optim.AdamW(model.parameters(), **DECAYS)
-    theirs = torch.optim.AdamW(plain.parameters(), **DECAYS)
+def handed_over(model, client, plain, other, more=None):
+    """Makes six steps, of which the last three with the engine that takes `client` over, and the
+    same ones of `plain` by `other` alone. Returns the engine."""
     for step in range(6):
         if step == 3:
-            engine = deepspeed.initialize(
-                model=model, optimizer=client, config=BASE | {"gradient_clipping": 0.0}
-            )[0]
+            config = BASE | (more or {}) | {"gradient_clipping": 0.0}
+            engine = deepspeed.initialize(model=model, optimizer=client, config=config)[0]
         if step < 3:
             loss_of(model, batch(step)).backward()
             client.step()
@@ -173,8 +171,16 @@ def test_a_scripts_optimizer_that_has_made_steps_goes_on():
             engine.backward(loss_of(engine, batch(step)))
             engine.step()
         loss_of(plain, batch(step)).backward()
-        theirs.step()
-        theirs.zero_grad()
+        other.step()
+        other.zero_grad()
+    return engine
+
+
+def test_a_scripts_optimizer_that_has_made_steps_goes_on():
+    model, plain = small_model(), small_model()
+    client = torch.optim.AdamW(model.parameters(), **DECAYS)
+    theirs = torch.optim.AdamW(plain.parameters(), **DECAYS)
+    handed_over(model, client, plain, theirs)
     # Another order of operations rounds the last bits of updates of about lr.
     for a, b in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
@@ -193,20 +199,7 @@ def test_an_optimizer_of_deepspeeds_name_that_has_made_steps_goes_on(kind, more)
     dtype = torch.bfloat16 if more else torch.float32
     model, plain = small_model(dtype), small_model(dtype)
     client, alone = kind(model.parameters(), lr=1e-2), kind(plain.parameters(), lr=1e-2)
-    for step in range(6):
-        if step == 3:
-            config = BASE | more | {"gradient_clipping": 0.0}
-            engine = deepspeed.initialize(model=model, optimizer=client, config=config)[0]
-        if step < 3:
-            loss_of(model, batch(step)).backward()
-            client.step()
-            client.zero_grad()
-        else:
-            engine.backward(loss_of(engine, batch(step)))
-            engine.step()
-        loss_of(plain, batch(step)).backward()
-        alone.step()
-        alone.zero_grad()
+    engine = handed_over(model, client, plain, alone, more)
     assert same(bits(engine), list(plain.parameters()))
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         found, expected = engine.optimizer.state_of(one), alone.state_of(other)
