@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainer's checkpoints on several ranks, which torchrun starts: any number of ranks goes on from
-those that have the state, with its bits; those that name a store are refused in words.
+"""Trainer's checkpoints on several ranks: any number of ranks goes on from those that have the state,
+with its bits; those that name a store are refused in words.
 
-Run by pytest; as a script it exits with 77 where PyTorch, transformers, accelerate or pytest is missing.
+Most ranks are forked from this process, which has imported transformers once for all of them; torchrun
+starts those of two runs. Run by pytest; as a script it exits with 77 where PyTorch, transformers,
+accelerate or pytest is missing.
 """
 
 import functools
@@ -23,28 +25,31 @@ for module in ("transformers", "accelerate"):
         print(f"skipped: no {module} here")
         sys.exit(77)
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-SCRIPT = str(Path(__file__).with_name("hf_ranks_runs.py"))
+import transformers  # noqa: E402
+from hf_ranks_runs import run  # noqa: E402
+from rank_runs import on_ranks  # noqa: E402
+
+transformers.logging.set_verbosity_error()
 
 
-def begun(folder, name, ranks, steps, placement="host", state="full", checkpoint=None):
-    command = [*TORCHRUN, "--nproc-per-node", str(ranks), SCRIPT, str(folder), name, str(steps)]
-    command += [placement.format(folder), state, *([str(checkpoint)] if checkpoint else [])]
+def under_torchrun(folder, name, ranks, steps, placement="host", state="full", checkpoint=None):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), str(Path(__file__).with_name("hf_ranks_runs.py"))]
+    command += [str(folder), name, str(steps), placement.format(folder), state]
+    command += [str(checkpoint)] if checkpoint else []
     return subprocess.run(
         command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
     )
 
 
-def ended(folder, name, *arguments, **more):
-    done = begun(folder, name, *arguments, **more)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}"
+def result(folder, name):
     return torch.load(folder / f"{name}.pt", weights_only=False)
 
 
-def refused(folder, name, *arguments, **more):
-    done = begun(folder, name, *arguments, **more)
-    assert done.returncode != 0
-    return done.stderr
+def ended(folder, name, ranks, steps, placement="host", state="full", checkpoint=None):
+    saved = str(checkpoint) if checkpoint else None
+    on_ranks(ranks, lambda _: run(folder, name, steps, placement.format(folder), state, saved))
+    return result(folder, name)
 
 
 def assert_same(one, other):
@@ -62,11 +67,15 @@ def of_ranks(tmp_path_factory):
     """A run of so many ranks to step 4, and where it is."""
 
     @functools.cache
-    def run(ranks):
+    def to_step_4(ranks):
         folder = tmp_path_factory.mktemp(f"of-{ranks}")
-        return folder, ended(folder, "first", ranks, 4)
+        if ranks == 1:
+            return folder, ended(folder, "first", ranks, 4)
+        done = under_torchrun(folder, "first", ranks, 4)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}"
+        return folder, result(folder, "first")
 
-    return run
+    return to_step_4
 
 
 @pytest.mark.parametrize(("ranks", "others"), [(2, 1), (2, 3), (1, 2)])
@@ -93,7 +102,9 @@ def test_as_many_ranks_go_on_from_the_state_and_from_its_store(of_ranks, tmp_pat
     assert_same(by_store["end"], first["end"])
     saved = tmp_path / "first" / "checkpoint-4"
     by_reference = {"placement": "nvme:{}/state", "state": "store", "checkpoint": saved}
-    words = refused(tmp_path, "other", 1, 6, **by_reference)
+    refused = under_torchrun(tmp_path, "other", 1, 6, **by_reference)
+    assert refused.returncode != 0
+    words = refused.stderr
     assert "of 2 ranks, but this run has 1: start 2 ranks" in words
     assert 'save with state="full"' in words
     again = ended(tmp_path, "again", 2, 6, **by_reference)

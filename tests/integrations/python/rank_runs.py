@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # noqa: F401: the first optimizer of a process imports it, for 1.5 s in each rank
 import torch.distributed as dist
 
 _PATIENCE = 120.0  # for a case of a few seconds, on a machine that has other work
