@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 
 try:
+    import deepspeed_operations
     import foreign_runs
     import pytest
     import torch
@@ -24,7 +25,6 @@ try:
     from foreign_test import Hostile
     from rank_runs import on_ranks
     from small_models import one_thread  # noqa: F401
-    from torch.utils.cpp_extension import get_default_build_root
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
@@ -57,25 +57,14 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # same weights with moments that begin anew are 3e-2 off in the second step.
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
 
-
-# DeepSpeed's compiled operations, built here at the first run. Of this file alone: a job that is
-# killed while it builds leaves a lock behind, for which every later one would wait for ever.
-OPERATIONS = Path(get_default_build_root()) / "ziggurat_foreign_deepspeed"
-BUILDS = "from deepspeed.ops.op_builder import cpu; " + "; ".join(
-    f"cpu.{name}Builder().load(verbose=False)"
-    for name in ("CPUAdam", "CPUAdagrad", "CPULion", "FusedAdam", "ShareMemComm")
-)
 PATIENCE = 600.0  # for a minute's work, on a machine that has other work
 
 
 def deepspeeds(*command):
     """Runs it; once more where it hangs, since that is not what is tested here."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where ninja is
-    more = {"DS_ACCELERATOR": "cpu", "PATH": path, "TORCH_EXTENSIONS_DIR": str(OPERATIONS)}
-    more["PATIENCE"] = str(PATIENCE / 2)
+    more = deepspeed_operations.ENVIRONMENT | {"PATIENCE": str(PATIENCE / 2)}
     for again in (True, False):
-        for lock in OPERATIONS.glob("*/lock"):
-            lock.unlink()
+        deepspeed_operations.remove_left_locks()
         done = subprocess.Popen(
             [sys.executable, *map(str, command)],
             env=os.environ | more,
@@ -98,7 +87,7 @@ def deepspeeds(*command):
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     """{ranks: the folder of theirs}, each with its universal ones."""
-    deepspeeds("-c", BUILDS)
+    deepspeed_operations.build("CPUAdam", "CPUAdagrad", "CPULion", "FusedAdam", "ShareMemComm")
     folders = {}
     for ranks, cases in ((2, CASES), (3, THREE_RANKS)):
         more = [*VARIANTS, *LION] if ranks == 2 else []

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import deepspeed_operations
+
 SCRIPTS = Path(__file__).parent / "deepspeed_scripts"
 RANKS = {"offload_cpu": 1, "offload_nvme": 1, "ranks": 2}
 DEEPSPEED, OURS = "deepspeed", "ziggurat.deepspeed"
@@ -29,11 +31,14 @@ def source_of(script: str, library: str) -> str:
 
 
 def prepare(script: str, library: str, folder: Path) -> None:
-    """Puts the script, what it imports and its settings into `folder`."""
+    """Puts the script, what it imports and its settings into `folder`; builds what DeepSpeed loads."""
     folder.mkdir(parents=True)
     shutil.copy(SCRIPTS / "transformer.py", folder)
     shutil.copy(SCRIPTS / f"ds_{script}.json", folder / "settings.json")
     (folder / "script.py").write_text(source_of(script, library))
+    if library == DEEPSPEED:
+        more = ["AsyncIO"] if script == "offload_nvme" else []
+        deepspeed_operations.build("CPUAdam", "ShareMemComm", *more)
 
 
 def launch(script: str, folder: Path, data: Sequence[Path], *arguments: str) -> list[Line]:
@@ -47,9 +52,7 @@ def launch(script: str, folder: Path, data: Sequence[Path], *arguments: str) -> 
     command += ["--nproc-per-node", str(RANKS[script]), "--", "script.py"]
     command += ["--deepspeed_config", "settings.json", "--data", *map(str, data)]
     command += ["--log", str(log), *arguments]
-    # DeepSpeed builds its operations with the ninja that is beside the interpreter.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    more = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PATH": path}
+    more = deepspeed_operations.ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
     with (folder / "output.txt").open("w") as output:
         status = subprocess.run(
             command, cwd=folder, env=os.environ | more, stdout=output, stderr=output

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSpeed's compiled operations, built once for all tests that run DeepSpeed.
+
+They are of these tests alone. A job that is killed while it builds or loads one leaves a lock
+behind, for which every later job would wait for ever. So jobs only load what build() has built, one
+process at a time, and a lock that is older than a load takes is removed.
+"""
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from torch.utils.cpp_extension import get_default_build_root
+
+_FOLDER = Path(get_default_build_root()) / "ziggurat_deepspeed"
+_STALE_S = 60.0  # a job that only loads has its lock for less than a second
+
+# Of every job that loads operations: ninja is beside the interpreter.
+ENVIRONMENT = {
+    "DS_ACCELERATOR": "cpu",
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "TORCH_EXTENSIONS_DIR": str(_FOLDER),
+}
+
+
+def remove_left_locks() -> None:
+    for lock in _FOLDER.glob("*/lock"):
+        if time.time() - lock.stat().st_mtime > _STALE_S:
+            lock.unlink()
+
+
+def build(*names: str) -> None:
+    """Builds DeepSpeed's op_builder.cpu.NAMEBuilder of each name, where that is not done yet."""
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    loads = [f"cpu.{name}Builder().load(verbose=False)" for name in names]
+    program = "; ".join(["from deepspeed.ops.op_builder import cpu", *loads])
+    with (_FOLDER / "one_at_a_time").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        remove_left_locks()
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    if done.returncode != 0:
+        raise RuntimeError(f"DeepSpeed's operations were not built: {done.stdout[-6000:]}")
