@@ -18,7 +18,7 @@ from torch.utils.cpp_extension import get_default_build_root
 _FOLDER = Path(get_default_build_root()) / "ziggurat_deepspeed"
 _STALE_S = 60.0  # a job that only loads has its lock for less than a second
 
-# Of every job that loads operations: ninja is beside the interpreter.
+# What every job that loads operations is given. ninja is beside the interpreter.
 ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
