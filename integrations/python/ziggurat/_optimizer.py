@@ -336,7 +336,8 @@ class EngineOptimizer(Opening):
         """Waits until every step is durable, and closes the engine. At exit the engine is closed
         without this wait.
 
-        Among ranks it waits for all of them, which may still read this rank's state."""
+        Among ranks it waits for all of them, which may still read this rank's state; only for
+        seconds if it is called while an exception is handled."""
         if self._closed:
             return
         if self._resume is not None:

@@ -218,8 +218,10 @@ class Ranks:
 
     def part(self) -> None:
         """Waits for all ranks before this rank's engine is closed, because others may be reading
-        from it."""
-        self._meet(_PATIENCE.total_seconds())
+        from it. Waits only seconds while an exception ends the caller, because then the others may
+        be waiting for this rank, and hear of it only when its engine is closed."""
+        failing = sys.exc_info()[0] is not None
+        self._meet(_ASKS_FOR if failing else _PATIENCE.total_seconds())
 
     def _meet(self, seconds: float) -> str:
         """Waits for all ranks, at most for `seconds`. Returns why they do not come, if that is
