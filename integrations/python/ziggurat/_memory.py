@@ -4,6 +4,7 @@ control group limits it."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,16 @@ def size_text(size_bytes: float) -> str:
             return f"{size_bytes:.1f} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.1f} TiB"
+
+
+def size_of(size: int | str) -> float:
+    """Returns the bytes of a size as settings give it: 67108864, "64MiB" or "0.1GB"; NaN if it is
+    none, about which the engine complains."""
+    found = re.fullmatch(r"(\d+\.?\d*) *([kmgt]?)(ib|b|)", str(size).lower())
+    if found is None:
+        return math.nan
+    number, prefix, unit = found.groups()
+    return float(number) * (1000 if unit == "b" else 1024) ** " kmgt".index(prefix or " ")
 
 
 def _groups(root: Path) -> Iterator[tuple[int, Path]]:

@@ -401,12 +401,30 @@ class Opened:
         """Returns the names of the parameters of which the next step replaces something: those that
         somebody has written, and those with loaded state. Changes nothing. No step is in
         progress."""
-        written = [
-            name
-            for index, (name, part) in enumerate(zip(self.names, self.parts, strict=True))
+        return [self.names[index] for index in self._replaced()] + self._loaded_names()
+
+    def differing(self) -> list[str]:
+        """Returns the names of the parameters whose present value or loaded state the engine does
+        not have. A parameter that was written with the value of its master is none of them. Changes
+        nothing. No step is in progress."""
+        unlike = [index for index in self._replaced() if not self._is_as_master(index)]
+        return [self.names[index] for index in unlike] + self._loaded_names()
+
+    def _replaced(self) -> list[int]:
+        return [
+            index
+            for index, part in enumerate(self.parts)
             if index in self._become_masters or self._is_written(index, part.memory())
         ]
-        return written + [self._names_of[param] for param in (*self.masters, *self._given)]
+
+    def _loaded_names(self) -> list[str]:
+        return [self._names_of[param] for param in (*self.masters, *self._given)]
+
+    def _is_as_master(self, index: int) -> bool:
+        part = self.parts[index]
+        values = part.memory().detach().cpu()
+        master = self.read_state(part.param, "master")
+        return values.shape == master.shape and rounds_to(master, values, self._params_drawn)
 
     def params_written(self) -> None:
         """Lets the next step make the masters of the parameters that somebody has written from

@@ -104,6 +104,7 @@ class EngineOptimizer(Opening):
                 warnings.warn(f"{flag}={value} has no effect, because the engine updates the "
                               f"parameters", stacklevel=3)
         self.placement = placement  #: what was given; after the first open(), what "auto" chose
+        self._given_placement = placement
         self._tier, self._path = parsed(placement)
         self._threads = threads
         self._settings: dict[str, Any] = {

@@ -5,8 +5,10 @@ bits."""
 from __future__ import annotations
 
 import io
+import json
 import random
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -72,6 +74,20 @@ def _bytes_of(state: Any) -> bytes:
     return memory.getvalue()
 
 
+def _packed_names(groups: dict[str, Any]) -> torch.Tensor:
+    """Takes the parameters' names out of the groups' state dict, and returns them compressed: names
+    of many thousand parameters are alike."""
+    names = [group.pop("param_names", None) for group in groups["param_groups"]]
+    return torch.frombuffer(bytearray(zlib.compress(json.dumps(names).encode())), dtype=torch.uint8)
+
+
+def _put_names_back(groups: dict[str, Any], packed: torch.Tensor) -> None:
+    names = json.loads(zlib.decompress(packed.numpy().tobytes()))
+    for group, its in zip(groups["param_groups"], names, strict=True):
+        if its is not None:
+            group["param_names"] = its
+
+
 class Resume:
     """Continues a script where it was, at whatever instant it was killed.
 
@@ -121,7 +137,8 @@ class Resume:
         # random states to continue with, once the place is found
         self._then: dict[str, Any] | None = None
         self.awaited = False  #: whether the newest step's state is not known yet
-        self._state()  # refuses what is too large before there is a store
+        # Refuses what is too large before there is a store.
+        optimizer._sharing.together("Resume", self._state)
         optimizer.open(resume=True)
         engine = optimizer.engine
         assert engine is not None
@@ -182,8 +199,8 @@ class Resume:
         return iterator
 
     def _state(self) -> bytes:
-        """Returns what is kept with a step. Errors: InvalidArgument, which names the largest object,
-        if it is more than a store holds."""
+        """Returns what is kept with a step. Errors: InvalidArgument, which names what is large, if
+        it is more than a store holds."""
         kept = {name: one.state_dict() for name, one in self._kept.items()}
         state = {
             "format": _FORMAT,
@@ -192,17 +209,24 @@ class Resume:
             "at_epoch": self._at_epoch,
             "random": random_states(),
             "kept": kept,
+            "names": _packed_names(kept["optimizer"]),
         }
         saved = _bytes_of(state)
-        if len(saved) > _BYTES_MAX:
-            sizes = {name: len(_bytes_of(its)) for name, its in kept.items()}
-            name = max(sizes, key=lambda name: sizes[name])
+        if len(saved) <= _BYTES_MAX:
+            return saved
+        needed = f"Resume: what is kept with each step takes {len(saved)} bytes"
+        sizes = {name: len(_bytes_of(its)) for name, its in kept.items() if name != "optimizer"}
+        if len(saved) - sum(sizes.values()) > _BYTES_MAX:
             raise InvalidArgument(
-                f"Resume: what is kept with each step takes {len(saved)} bytes, of which {name} takes "
-                f"{sizes[name]}, but a store holds at most {_BYTES_MAX}: leave {name} out of Resume, "
-                "and save it with torch.save() beside the store"
+                f"{needed}, most of it groups and names of the optimizer's parameters, but a store "
+                f"holds at most {_BYTES_MAX}: give the optimizer fewer groups, or save with "
+                "save_checkpoint() instead"
             )
-        return saved
+        name = max(sizes, key=lambda name: sizes[name])
+        raise InvalidArgument(
+            f"{needed}, of which {name} takes {sizes[name]}, but a store holds at most {_BYTES_MAX}: "
+            f"leave {name} out of Resume, and save it with torch.save() beside the store"
+        )
 
     def _restore(self, blob: bytes) -> None:
         if not blob:
@@ -226,6 +250,8 @@ class Resume:
             raise InvalidArgument(
                 f"Resume: the store has no state of {', '.join(sorted(missing))}: leave it out"
             )
+        if "names" in state:  # a store of an earlier version has them in the groups
+            _put_names_back(state["kept"]["optimizer"], state["names"])
         for name, kept in self._kept.items():
             kept.load_state_dict(state["kept"][name])
         self.epoch, self.batch = state["epoch"], state["batch"]

@@ -175,9 +175,10 @@ class StateDicts(torch.optim.Optimizer):
         the next step, so until then the state dict holds it. Errors: ResourceExhausted if the
         state does not fit into the free memory.
         """
-        loaded = bool(self._to_load) or any(opened.loaded for opened in self._opened)
-        if self._by_reference and not loaded:
-            return self.reference()
+        if self._by_reference:
+            loaded = bool(self._to_load) or any(opened.loaded for opened in self._opened)
+            if not self._sharing.any_of([loaded])[0]:
+                return self.reference()
         self.look_at_memory(param for param in self.state if param in self._opened_with)
         return super().state_dict()
 
@@ -203,11 +204,7 @@ class StateDicts(torch.optim.Optimizer):
         InvalidArgument if a parameter has another value than its master in the store.
         """
         self.synchronize()
-        if names := [name for opened in self._opened for name in opened.unsettled()]:
-            raise InvalidArgument(
-                f"state_dict(): parameter '{names[0]}' was written since the newest step, so the "
-                'store does not have its value: make a step first, or use state="full"'
-            )
+        self._sharing.together("state_dict()", self._look_at_written)
         for opened in self._opened:
             # With Resume, a step becomes durable once the loop continues.
             if self._resume is None or not self._resume.awaited:
@@ -219,6 +216,13 @@ class StateDicts(torch.optim.Optimizer):
             "checksum": self._checksum(),
         }
         return Groups(self).state_dict() | {_REFERENCE: reference}
+
+    def _look_at_written(self) -> None:
+        if names := [name for opened in self._opened for name in opened.differing()]:
+            raise InvalidArgument(
+                f"state_dict(): parameter '{names[0]}' was written since the newest step, so the "
+                'store does not have its value: make a step first, or use state="full"'
+            )
 
     def _generations(self) -> list[int]:
         return [opened.engine.generation for opened in self._opened]

@@ -107,6 +107,31 @@ def test_an_optimizer_of_ours_and_the_configuration_say_the_same(tmp_path):
     engine.destroy()
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"placement": "auto:{}/s"}, {"placement": "auto:{}/s"}),
+        ({"placement": "auto:{}/s/"}, {"placement": "auto:{}/s"}),
+        ({"host_memory": 512 << 20}, {"host_memory": "512MiB"}),
+        ({"host_memory": "0.5GiB"}, {"host_memory": "512M"}),
+    ],
+)
+def test_an_optimizer_of_ours_may_spell_what_the_configuration_says_in_another_way(
+    given, named, tmp_path
+):
+    given, named = (
+        {key: value.format(tmp_path) if key == "placement" else value for key, value in its.items()}
+        for its in (given, named)
+    )
+    model = small_model()
+    client = ziggurat.torch.AdamW(model.parameters(), **given)
+    loss_of(model, batch(0)).backward()
+    client.step()  # "auto" has chosen
+    client.zero_grad()
+    engine = deepspeed.initialize(model=model, optimizer=client, config=BASE | named)[0]
+    engine.destroy()
+
+
 def test_a_scheduler_for_the_scripts_optimizer_steers_the_engines(tmp_path):
     model = small_model()
     client = torch.optim.AdamW(
@@ -648,7 +673,7 @@ rank, seconds = int(sys.argv[1]), datetime.timedelta(seconds=60)
 deepspeed.init_distributed(rank=rank, world_size=2, timeout=seconds)
 values = torch.ones(2)
 deepspeed.comm.all_reduce(values)
-print(values.tolist())
+print(values.tolist(), deepspeed.comm.get_local_rank())
 """
 
 
@@ -663,9 +688,10 @@ def test_a_script_may_say_itself_which_rank_it_is():
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
 
-    for rank in [started(rank, without | address) for rank in range(2)]:
-        said, words = rank.communicate(timeout=100)
-        assert said == "[2.0, 2.0]\n", words
+    both = [started(rank, without | address | {"LOCAL_RANK": str(rank)}) for rank in range(2)]
+    for rank, process in enumerate(both):
+        said, words = process.communicate(timeout=100)
+        assert said == f"[2.0, 2.0] {rank}\n", words
     _, words = started(0, without).communicate(timeout=100)
     assert "2 ranks and no launcher, but MASTER_ADDR is not set" in words
 

@@ -4,6 +4,7 @@
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.torch
 from ziggurat import _placement
-from ziggurat._memory import free_bytes, size_text
+from ziggurat._memory import free_bytes, size_of, size_text
 
 MIB, GIB = 1 << 20, 1 << 30
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n"
@@ -144,6 +145,13 @@ def test_this_machine_has_memory():
 def test_sizes_read_as_the_engines():
     assert [size_text(n) for n in (7, 46.1 * MIB, 84 * GIB)] == ["7.0 B", "46.1 MiB", "84.0 GiB"]
     assert size_text(5000 * GIB) == "4.9 TiB"
+
+
+def test_sizes_are_read_as_the_engine_reads_them():
+    assert [size_of(s) for s in (7, "7", "64MiB", "384 m", "1.5GiB", "2GB", "1TB", "9 b")] == [
+        7, 7, 64 * MIB, 384 * MIB, 1.5 * GIB, 2e9, 1e12, 9
+    ]  # fmt: skip
+    assert all(math.isnan(size_of(text)) for text in ("", "MiB", "1.2.3", "-1", "3 miles"))
 
 
 def model_of(*layers):

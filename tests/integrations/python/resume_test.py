@@ -240,6 +240,40 @@ def test_what_a_store_cannot_hold_is_named_at_once_and_where_it_grows(tmp_path):
     optimizer.close()
 
 
+def test_the_names_of_many_parameters_take_little_of_what_a_store_holds(tmp_path):
+    class Experts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            for index in range(400):
+                name = f"layers_{index % 48}_feed_forward_experts_{index // 48}_" + "w" * 3000
+                self.register_parameter(name, torch.nn.Parameter(torch.ones(1)))
+
+    def begun():
+        model = Experts()
+        place = f"nvme:{tmp_path}/state"
+        named = list(model.named_parameters())
+        optimizer = ziggurat.torch.SGD(named, lr=0.1, placement=place)
+        return model, optimizer, ziggurat.torch.Resume(optimizer)
+
+    model, optimizer, _ = begun()
+    names = optimizer.param_groups[0]["param_names"]
+    assert sum(map(len, names)) > 1 << 20
+    sum(param.sum() for param in model.parameters()).backward()
+    optimizer.step()
+    optimizer.close()
+    _, optimizer, resume = begun()
+    assert resume.steps == 1
+    assert optimizer.param_groups[0]["param_names"] == names
+    optimizer.close()
+
+
+def test_groups_that_a_store_cannot_hold_are_said_to_be_the_optimizers(tmp_path):
+    groups = [{"params": [torch.nn.Parameter(torch.ones(1))], "tag": f"{i:04}" * 1000} for i in range(300)]
+    optimizer = ziggurat.torch.SGD(groups, lr=0.1, placement=f"nvme:{tmp_path}/state")
+    with pytest.raises(ziggurat.InvalidArgument, match="give the optimizer fewer groups"):
+        ziggurat.torch.Resume(optimizer, seen=Kept(1000))
+
+
 def test_an_accelerators_random_states_come_back(tmp_path, monkeypatch):
     states = [torch.arange(3, dtype=torch.uint8), torch.arange(5, dtype=torch.uint8)]
     found = []

@@ -494,6 +494,32 @@ def test_a_store_that_lacks_what_a_script_has_written_is_no_state_dict(tmp_path)
     assert same(bits(other), bits(model))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_store_is_a_state_dict_of_values_that_were_written_back(dtype, tmp_path):
+    """As an average of the parameters is put in their place for an evaluation, and taken away."""
+
+    def made(model):
+        where = {"placement": f"nvme:{tmp_path}/state", "state": "store"}
+        return ziggurat.torch.AdamW(model.parameters(), threads=1, **where)
+
+    model = small_model(dtype)
+    optimizer = made(model)
+    step(model, optimizer, 0)
+    optimizer.synchronize()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    model.load_state_dict(before)
+    state = optimizer.state_dict()
+    assert state["state"] == {}
+    optimizer.close()
+    other = small_model(dtype, seed=2)
+    other.load_state_dict(before)
+    made(other).load_state_dict(state)
+    assert same(bits(other), bits(model))
+
+
 def test_resume_keeps_groups_only_and_state_is_read_before_its_blob_is_given(tmp_path):
     model = small_model()
     optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")

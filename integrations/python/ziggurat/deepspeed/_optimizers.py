@@ -4,14 +4,17 @@ own."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 import ziggurat.torch
+from ziggurat._memory import size_of
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._optimizer import EngineOptimizer
+from ziggurat._placement import parsed
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._loss_scale import LossScale
 from ziggurat.deepspeed.ops._stand_in import StandIn
@@ -94,13 +97,25 @@ def look_at_ours(client: EngineOptimizer, config: Config, ranks: int) -> None:
             "deepspeed.init_distributed(), with group=torch.distributed.group.WORLD, or name an "
             "optimizer in the configuration"
         )
-    has = {"threads": client._threads} | client._settings | {"placement": client.placement}
+    has = {"threads": client._threads} | client._settings | {"placement": client._given_placement}
     for name, (value, key) in config.named_arguments.items():
-        if has.get(name) != value:
+        if name == "placement" and _means(name, client.placement) == _means(name, value):
+            continue  # what "auto" chose
+        if _means(name, has.get(name)) != _means(name, value):
             raise InvalidArgument(
                 f'{who} has {name}={has.get(name)!r}, but "{key}" of the configuration asks for '
                 f"{name}={value!r}: give the optimizer {name}={value!r}, or leave the key out"
             )
+
+
+def _means(name: str, value: Any) -> Any:
+    """Returns what is equal for two spellings of one setting."""
+    if name == "placement" and value is not None:
+        tier, path = parsed(value)
+        return tier, path and os.path.abspath(path)
+    if name == "host_memory" and value is not None:
+        return size_of(value)
+    return value
 
 
 def in_place_of(

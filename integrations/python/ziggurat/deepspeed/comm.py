@@ -89,6 +89,19 @@ def _address_given(world_size: int, distributed_port: int) -> str:
     return f"{host}:{os.environ.get('MASTER_PORT', distributed_port)}"
 
 
+def _local_rank_given(world_size: int) -> int:
+    """Returns what a script without launcher has set as LOCAL_RANK. Ranks that did not set it would
+    all take the first device of their host."""
+    devices = get_accelerator().device_count()
+    if "LOCAL_RANK" not in os.environ and world_size > 1 and devices > 1:
+        raise InvalidArgument(
+            f"init_distributed(): there are {world_size} ranks and no launcher, and this host has "
+            f"{devices} devices, but LOCAL_RANK is not set: set LOCAL_RANK to the number of this "
+            "rank on its host, from 0"
+        )
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def init_distributed(
     dist_backend: str | None = None,
     auto_mpi_discovery: bool = True,
@@ -118,6 +131,8 @@ def init_distributed(
     place = place_of(os.environ, distributed_port)
     if rank >= 0 and world_size >= 1:
         place = place._replace(rank=rank, world_size=world_size)
+        if place.launcher is None:
+            place = place._replace(local_rank=_local_rank_given(world_size))
     if place.world_size > 1 and place.address is None and init_method is None:
         place = place._replace(address=_address_given(place.world_size, distributed_port))
     os.environ["RANK"] = str(place.rank)
