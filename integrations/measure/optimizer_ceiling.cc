@@ -7,8 +7,10 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep; includes this file once for each target
 #include <hwy/highway.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
+#include <numeric>
 
 #include "integrations/measure/optimizer_ceiling.h"
 
@@ -90,7 +92,10 @@ std::uint32_t walk_streams(CeilingShape shape, const CeilingWalk& walk, std::siz
     write_run(shape.written.data, run_bytes(shape.written), with);
     shape.written.data += run_bytes(shape.written);
   }
-  return hn::GetLane(hn::SumOfLanes(d, sum));
+  // Added by hand: GCC's reduction of 512 bits adds signed numbers, which overflow.
+  HWY_ALIGN std::array<std::uint32_t, hn::MaxLanes(Words())> lanes{};
+  hn::Store(sum, d, lanes.data());
+  return std::accumulate(lanes.begin(), lanes.end(), std::uint32_t{0});
 }
 
 std::uint32_t ceiling(const CeilingShape& shape, const CeilingWalk& walk, std::size_t elements,

@@ -52,7 +52,19 @@ LoopFilesystem::LoopFilesystem(std::uint64_t bytes, Kind kind) {
   std::ofstream(image).put('\0');
   fs::resize_file(image, bytes);
   why_not_ = failure_of(fmt::format("{} '{}'", mkfs(kind), image.string()), folder_ / "log");
+  if (why_not_.empty()) why_not_ = share();
   if (why_not_.empty()) why_not_ = mount();
+}
+
+/// Lets what is mounted in the folder go away everywhere. A process with mounts of its own that
+/// begins meanwhile (ip netns exec) would keep them, and a filesystem that was shut down would be
+/// mounted again as it is.
+std::string LoopFilesystem::share() {
+  const std::string bind = fmt::format("mount --bind '{0}' '{0}'", folder_.string());
+  if (const std::string failure = failure_of(bind, folder_ / "log"); !failure.empty())
+    return failure;
+  shared_ = true;
+  return failure_of(fmt::format("mount --make-shared '{}'", folder_.string()), folder_ / "log");
 }
 
 std::string LoopFilesystem::mount() {
@@ -77,6 +89,9 @@ LoopFilesystem::~LoopFilesystem() {
     if (mounted_) return;  // what is still mounted must not be removed
   }
   std::error_code ignored;
+  if (shared_) {
+    EXPECT_EQ(failure_of(fmt::format("umount '{}'", folder_.string()), "/dev/null"), "");
+  }
   fs::remove_all(folder_, ignored);
 }
 

@@ -38,13 +38,15 @@ class LoopFilesystem {
   void mount_again();
 
  private:
-  /// Both: what went wrong, or "".
+  /// All: what went wrong, or "".
+  std::string share();
   std::string mount();
   std::string unmount();
 
   std::filesystem::path folder_;
   std::filesystem::path mount_point_;
   std::string why_not_;
+  bool shared_ = false;
   bool mounted_ = false;
 };
 
