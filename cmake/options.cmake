@@ -8,7 +8,7 @@ set_property(CACHE ZIGGURAT_WITH_CUDA ZIGGURAT_WITH_URING ZIGGURAT_WITH_LIBAIO Z
   ZIGGURAT_WITH_NCCL PROPERTY STRINGS AUTO ON OFF)
 option(ZIGGURAT_WERROR "Warnings are errors" ${PROJECT_IS_TOP_LEVEL})
 option(ZIGGURAT_STATIC "Link third-party libraries statically where an archive exists" OFF)
-option(ZIGGURAT_UNITY "Compile a library's files eight at a time, in a third of the time; OFF suits who edits them" ON)
+option(ZIGGURAT_UNITY "Compile a library's files eight at a time, in less than half of the time; OFF suits who edits them" ON)
 option(ZIGGURAT_FUZZ "Build the fuzz targets, in place of the tests: Clang alone has libFuzzer" OFF)
 set(ZIGGURAT_SANITIZE "" CACHE STRING "Sanitizers, as for -fsanitize=")
 

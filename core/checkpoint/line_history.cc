@@ -55,16 +55,25 @@ const LineOfCheckpoints* LineHistory::find(const std::optional<LineId>& id) cons
   return found == lines_.end() ? nullptr : &*found;
 }
 
-const LineOfCheckpoints* LineHistory::left_by(const LineOfCheckpoints& line) const {
-  return line.parent && line.parent != line.id ? find(line.parent) : nullptr;
+std::optional<LineId> LineHistory::left_by(const LineOfCheckpoints& line) const {
+  if (!line.parent || line.parent == line.id) return std::nullopt;
+  const bool is_there =
+      find(line.parent) != nullptr ||
+      std::ranges::any_of(unreadable_, [&](const CheckpointFacts& its) {
+        return its.line_id() == line.parent;
+      });
+  return is_there ? line.parent : std::nullopt;
 }
 
-const LineOfCheckpoints* LineHistory::that_left(const LineOfCheckpoints& line) const {
-  if (!line.id) return nullptr;
-  const auto found = std::ranges::find_if(lines_, [&](const LineOfCheckpoints& its) {
-    return its.parent == line.id && its.id != line.id;
-  });
-  return found == lines_.end() ? nullptr : &*found;
+std::optional<LineId> LineHistory::that_left(const LineOfCheckpoints& line) const {
+  if (!line.id) return std::nullopt;
+  for (const LineOfCheckpoints& its : lines_) {
+    if (its.parent == line.id && its.id != line.id) return its.id;
+  }
+  for (const CheckpointFacts& its : unreadable_) {
+    if (its.line && its.line->parent == line.id && its.line->id != *line.id) return its.line->id;
+  }
+  return std::nullopt;
 }
 
 std::vector<const LineOfCheckpoints*> LineHistory::newest() const {

@@ -32,9 +32,10 @@ class LineHistory {
 
   const std::vector<LineOfCheckpoints>& lines() const noexcept { return lines_; }
   const LineOfCheckpoints* find(const std::optional<LineId>& id) const;
-  /// The line that `line` left, and a line that left `line`; null if the folder has none.
-  const LineOfCheckpoints* left_by(const LineOfCheckpoints& line) const;
-  const LineOfCheckpoints* that_left(const LineOfCheckpoints& line) const;
+  /// The line that `line` left, and a line that left `line`; nothing if the folder has none. Lines
+  /// count of which only the name can be read.
+  std::optional<LineId> left_by(const LineOfCheckpoints& line) const;
+  std::optional<LineId> that_left(const LineOfCheckpoints& line) const;
   /// Lines that no other line came from. Checkpoints without a line are older than all lines.
   std::vector<const LineOfCheckpoints*> newest() const;
   /// Returns the checkpoints that a state of `line` can go back to, newest first: those of its own

@@ -59,14 +59,14 @@ const LineOfCheckpoints* chosen(const LineHistory& history, const CkptCommand& c
 /// A line between two others is what says that the later one goes on from the earlier one.
 void check_removable(const LineHistory& history, const LineOfCheckpoints& line,
                      const std::string& folder) {
-  const LineOfCheckpoints* const earlier = history.left_by(line);
-  const LineOfCheckpoints* const later = history.that_left(line);
-  if (earlier == nullptr || later == nullptr) return;
+  const std::optional<LineId> earlier = history.left_by(line);
+  const std::optional<LineId> later = history.that_left(line);
+  if (!earlier || !later) return;
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("ckpt prune {}: without line {} nothing would say that line {} goes on "
                           "from line {}; remove line {} first",
-                          folder, short_text(*line.id), short_text(*later->id),
-                          short_text(*earlier->id), short_text(*earlier->id)));
+                          folder, short_text(*line.id), short_text(*later), short_text(*earlier),
+                          short_text(*earlier)));
 }
 
 /// Returns the checkpoints that `command` removes. A whole line includes those of which only the
@@ -96,14 +96,15 @@ Task<> prune(Runtime& runtime, const CkptCommand& command, Console& console) {
   const auto lock = lock_checkpoints(place, folder, kLockWait);
   Task<std::vector<CheckpointFacts>> looking = look_at_checkpoints(place, folder);
   const std::vector<CheckpointFacts> all = co_await std::move(looking);
+  const LineHistory history(all);
   for (const CheckpointFacts& its : all) {
     if (its.counts()) continue;
-    console.line(fmt::format("{}/{} is not usable, and stays unless {}: {}", folder, its.entry.name,
-                             its.readable || its.line ? "its whole line of history is removed"
-                                                      : "you remove the directory",
-                             its.flaw));
+    const bool in_line =
+        its.readable || (its.line && history.find(its.line_id()) != nullptr);  // --line finds it
+    console.line(fmt::format(
+        "{}/{} is not usable, and stays unless {}: {}", folder, its.entry.name,
+        in_line ? "its whole line of history is removed" : "you remove the directory", its.flaw));
   }
-  const LineHistory history(all);
   const LineOfCheckpoints* const line = chosen(history, command);
   std::size_t removed = 0;
   if (line != nullptr) {

@@ -188,7 +188,7 @@ void NewestCheckpoint::say_others(const StateLine& own) {
       why = fmt::format("which this run left at step {} and does not continue", own.left_at);
     }
     // A line between two others is what says that the later one goes on from the earlier one.
-    const bool between = history.left_by(line) != nullptr && history.that_left(line) != nullptr;
+    const bool between = history.left_by(line) && history.that_left(line);
     const std::string removal =
         between ? ""
                 : fmt::format(" (`ziggurat ckpt prune {} --line {} --keep-last 0` removes them)",

@@ -65,10 +65,19 @@ TEST(LinesOfHistory, ALineBetweenTwoOthersHasAnEarlierAndALaterOne) {
                                          fact(26, last)};
   const LineHistory history(all);
   const LineOfCheckpoints& between = *history.find(kChild);
-  EXPECT_EQ(history.left_by(between), history.find(kFirst));
-  EXPECT_EQ(history.that_left(between), history.find(kOther));
-  EXPECT_EQ(history.left_by(*history.find(kFirst)), nullptr);
-  EXPECT_EQ(history.that_left(*history.find(kOther)), nullptr);
+  EXPECT_EQ(history.left_by(between), kFirst);
+  EXPECT_EQ(history.that_left(between), kOther);
+  EXPECT_FALSE(history.left_by(*history.find(kFirst)));
+  EXPECT_FALSE(history.that_left(*history.find(kOther)));
+}
+
+TEST(LinesOfHistory, AreBesideALineThoughOnlyTheirNamesCanBeRead) {
+  const StateLine last{.id = kOther, .epoch = 1, .parent = kChild, .left_at = 25};
+  std::vector<CheckpointFacts> all{fact(10, kFirstLine), fact(25, kChildLine), fact(26, last)};
+  all.front().readable = all.back().readable = false;
+  const LineHistory history(all);
+  EXPECT_EQ(history.left_by(*history.find(kChild)), kFirst);
+  EXPECT_EQ(history.that_left(*history.find(kChild)), kOther);
 }
 
 TEST(LinesOfHistory, AStateGoesBackToItsOwnThenToWhatItWasMadeFrom) {
