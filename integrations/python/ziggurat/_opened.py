@@ -401,30 +401,29 @@ class Opened:
         """Returns the names of the parameters of which the next step replaces something: those that
         somebody has written, and those with loaded state. Changes nothing. No step is in
         progress."""
-        return [self.names[index] for index in self._replaced()] + self._loaded_names()
+        return self.loaded_names() + [self._names_of[param] for param in self.written()]
 
-    def differing(self) -> list[str]:
-        """Returns the names of the parameters whose present value or loaded state the engine does
-        not have. A parameter that was written with the value of its master is none of them. Changes
-        nothing. No step is in progress."""
-        unlike = [index for index in self._replaced() if not self._is_as_master(index)]
-        return [self.names[index] for index in unlike] + self._loaded_names()
-
-    def _replaced(self) -> list[int]:
+    def written(self) -> list[torch.Tensor]:
+        """Returns the parameters that somebody has written since the newest step. No step is in
+        progress."""
         return [
-            index
+            part.param
             for index, part in enumerate(self.parts)
             if index in self._become_masters or self._is_written(index, part.memory())
         ]
 
-    def _loaded_names(self) -> list[str]:
+    def loaded_names(self) -> list[str]:
+        """Returns the names of the parameters with loaded state, which the next step takes over."""
         return [self._names_of[param] for param in (*self.masters, *self._given)]
 
-    def _is_as_master(self, index: int) -> bool:
-        part = self.parts[index]
-        values = part.memory().detach().cpu()
-        master = self.read_state(part.param, "master")
-        return values.shape == master.shape and rounds_to(master, values, self._params_drawn)
+    def name_of(self, param: torch.Tensor) -> str:
+        return self._names_of[param]
+
+    def rounds_to(self, master: torch.Tensor, values: torch.Tensor) -> bool:
+        """Returns whether a step would make `values` of `master`."""
+        return master.numel() == values.numel() and rounds_to(
+            master.view(values.shape), values.cpu(), self._params_drawn
+        )
 
     def params_written(self) -> None:
         """Lets the next step make the masters of the parameters that somebody has written from

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ziggurat._dtensor import is_dtensor, local_of
 from ziggurat._memory import free_bytes, size_text
 from ziggurat._names import made_up, ours_by_number
 from ziggurat._native import InvalidArgument, ResourceExhausted, Unimplemented
@@ -175,10 +176,9 @@ class StateDicts(torch.optim.Optimizer):
         the next step, so until then the state dict holds it. Errors: ResourceExhausted if the
         state does not fit into the free memory.
         """
-        if self._by_reference:
-            loaded = bool(self._to_load) or any(opened.loaded for opened in self._opened)
-            if not self._sharing.any_of([loaded])[0]:
-                return self.reference()
+        loaded = bool(self._to_load) or any(opened.loaded for opened in self._opened)
+        if self._by_reference and not loaded:
+            return self.reference()
         self.look_at_memory(param for param in self.state if param in self._opened_with)
         return super().state_dict()
 
@@ -204,7 +204,7 @@ class StateDicts(torch.optim.Optimizer):
         InvalidArgument if a parameter has another value than its master in the store.
         """
         self.synchronize()
-        self._sharing.together("state_dict()", self._look_at_written)
+        self._look_at_written()
         for opened in self._opened:
             # With Resume, a step becomes durable once the loop continues.
             if self._resume is None or not self._resume.awaited:
@@ -218,11 +218,19 @@ class StateDicts(torch.optim.Optimizer):
         return Groups(self).state_dict() | {_REFERENCE: reference}
 
     def _look_at_written(self) -> None:
-        if names := [name for opened in self._opened for name in opened.differing()]:
-            raise InvalidArgument(
-                f"state_dict(): parameter '{names[0]}' was written since the newest step, so the "
-                'store does not have its value: make a step first, or use state="full"'
-            )
+        """Compares with the whole master, because Trainer lets one rank alone make a state dict."""
+        for opened in self._opened:
+            names = opened.loaded_names()
+            for param in opened.written():
+                master = self._sharing.whole_state(opened, param, "master")
+                master = local_of(master) if is_dtensor(master) else master
+                if not opened.rounds_to(master, self._sharing.values(param)):
+                    names.append(opened.name_of(param))
+            if names:
+                raise InvalidArgument(
+                    f"state_dict(): parameter '{names[0]}' was written since the newest step, so the "
+                    'store does not have its value: make a step first, or use state="full"'
+                )
 
     def _generations(self) -> list[int]:
         return [opened.engine.generation for opened in self._opened]
