@@ -57,11 +57,10 @@ const LineOfCheckpoints* LineHistory::find(const std::optional<LineId>& id) cons
 
 std::optional<LineId> LineHistory::left_by(const LineOfCheckpoints& line) const {
   if (!line.parent || line.parent == line.id) return std::nullopt;
-  const bool is_there =
-      find(line.parent) != nullptr ||
-      std::ranges::any_of(unreadable_, [&](const CheckpointFacts& its) {
-        return its.line_id() == line.parent;
-      });
+  const bool is_there = find(line.parent) != nullptr ||
+                        std::ranges::any_of(unreadable_, [&](const CheckpointFacts& its) {
+                          return its.line_id() == line.parent;
+                        });
   return is_there ? line.parent : std::nullopt;
 }
 
