@@ -99,7 +99,7 @@ def _local_rank_given(world_size: int) -> int:
             f"{devices} devices, but LOCAL_RANK is not set: set LOCAL_RANK to the number of this "
             "rank on its host, from 0"
         )
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return get_local_rank()
 
 
 def init_distributed(
