@@ -47,7 +47,8 @@ def size_text(size_bytes: float) -> str:
 def size_of(size: int | str) -> float:
     """Returns the bytes of a size as settings give it: 67108864, "64MiB" or "0.1GB"; NaN if it is
     none, about which the engine complains."""
-    found = re.fullmatch(r"(\d+\.?\d*) *([kmgt]?)(ib|b|)", str(size).lower())
+    text = str(size).lower().replace(" ", "")
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)([kmgt]?)(ib|b|)", text)
     if found is None:
         return math.nan
     number, prefix, unit = found.groups()

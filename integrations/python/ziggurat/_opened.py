@@ -112,6 +112,7 @@ class Opened:
         self._elsewhere = dict.fromkeys(set(self.members) - set(self.params), 0)
         shapes = {part.param: kind.shape for part, kind in zip(parts, kinds, strict=True)}
         self._shapes_elsewhere = {param: shapes[param] for param in self._elsewhere}
+        self._versions_elsewhere = {param: param._version for param in self._elsewhere}
         self._hooks = hooks
         self._params_drawn = draws_params(settings)
         # The gradients of pending parameters. They stay alive until the engine has read them, even
@@ -364,6 +365,8 @@ class Opened:
     def _look_at_params(self) -> None:
         """Finds the parameters that somebody has written since the last step. The next step makes
         their masters from them."""
+        for param in self._elsewhere:
+            self._versions_elsewhere[param] = param._version
         for index, part in enumerate(self.parts):
             param = part.memory()
             if not self._is_written(index, param):
@@ -404,12 +407,17 @@ class Opened:
         return self.loaded_names() + [self._names_of[param] for param in self.written()]
 
     def written(self) -> list[torch.Tensor]:
-        """Returns the parameters that somebody has written since the newest step. No step is in
-        progress."""
-        return [
+        """Returns the parameters that somebody has written since the newest step, on this rank, of
+        which it may have no part. No step is in progress."""
+        here = [
             part.param
             for index, part in enumerate(self.parts)
             if index in self._become_masters or self._is_written(index, part.memory())
+        ]
+        return here + [
+            param
+            for param, version in self._versions_elsewhere.items()
+            if param._version != version
         ]
 
     def loaded_names(self) -> list[str]:
@@ -420,10 +428,12 @@ class Opened:
         return self._names_of[param]
 
     def rounds_to(self, master: torch.Tensor, values: torch.Tensor) -> bool:
-        """Returns whether a step would make `values` of `master`."""
-        return master.numel() == values.numel() and rounds_to(
-            master.view(values.shape), values.cpu(), self._params_drawn
-        )
+        """Returns whether a step makes `values`, and nothing else, of `master`."""
+        if master.numel() != values.numel():
+            return False
+        if self._params_drawn and values.dtype == torch.bfloat16:
+            return False  # the store would draw the parameter again: maybe the other neighbour
+        return rounds_to(master.view(values.shape), values.cpu(), stochastic=False)
 
     def params_written(self) -> None:
         """Lets the next step make the masters of the parameters that somebody has written from

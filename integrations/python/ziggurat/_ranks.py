@@ -152,6 +152,15 @@ class _Ticket:
         self._ticket.finish()
 
 
+def _handles_an_error() -> bool:
+    """Returns whether the caller's rank may be the only one that ends. A signal, the end of an
+    iterator and an exit without an error come to all ranks, of which one may then be saving."""
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit):
+        return error.code not in (None, 0)
+    return isinstance(error, Exception) and not isinstance(error, StopIteration)
+
+
 def _address(tensor: torch.Tensor) -> int:
     if tensor.device.type != "cpu":
         raise Unimplemented(
@@ -218,10 +227,9 @@ class Ranks:
 
     def part(self) -> None:
         """Waits for all ranks before this rank's engine is closed, because others may be reading
-        from it. Waits only seconds while an exception ends the caller, because then the others may
+        from it. Waits only seconds while the caller handles an error, because then the others may
         be waiting for this rank, and hear of it only when its engine is closed."""
-        failing = sys.exc_info()[0] is not None
-        self._meet(_ASKS_FOR if failing else _PATIENCE.total_seconds())
+        self._meet(_ASKS_FOR if _handles_an_error() else _PATIENCE.total_seconds())
 
     def _meet(self, seconds: float) -> str:
         """Waits for all ranks, at most for `seconds`. Returns why they do not come, if that is

@@ -74,11 +74,22 @@ def _bytes_of(state: Any) -> bytes:
     return memory.getvalue()
 
 
-def _packed_names(groups: dict[str, Any]) -> torch.Tensor:
-    """Takes the parameters' names out of the groups' state dict, and returns them compressed: names
-    of many thousand parameters are alike."""
-    names = [group.pop("param_names", None) for group in groups["param_groups"]]
-    return torch.frombuffer(bytearray(zlib.compress(json.dumps(names).encode())), dtype=torch.uint8)
+class _PackedNames:
+    """The names of the optimizer's parameters, compressed: names of many thousand are alike."""
+
+    def __init__(self) -> None:
+        self._names: list[list[str] | None] | None = None
+        self._packed = torch.empty(0, dtype=torch.uint8)
+
+    def take_from(self, groups: dict[str, Any]) -> torch.Tensor:
+        """Takes the names out of the groups' state dict, and returns them compressed. Compresses
+        only when they have changed, because every step asks."""
+        found = [group.pop("param_names", None) for group in groups["param_groups"]]
+        names = [None if its is None else list(its) for its in found]
+        if names != self._names:
+            packed = bytearray(zlib.compress(json.dumps(names).encode()))
+            self._names, self._packed = names, torch.frombuffer(packed, dtype=torch.uint8)
+        return self._packed
 
 
 def _put_names_back(groups: dict[str, Any], packed: torch.Tensor) -> None:
@@ -131,6 +142,7 @@ class Resume:
         groups = Groups(optimizer)
         self._kept = {"optimizer": groups, "scheduler": scheduler, "scaler": scaler} | more
         self._kept = {name: kept for name, kept in self._kept.items() if kept is not None}
+        self._names = _PackedNames()
         self.epoch = 0  #: number of finished passes through the loader
         self.batch = 0  #: number of batches of this pass that are consumed
         self._at_epoch: dict[str, Any] | None = None  # random states before iter(loader)
@@ -209,20 +221,20 @@ class Resume:
             "at_epoch": self._at_epoch,
             "random": random_states(),
             "kept": kept,
-            "names": _packed_names(kept["optimizer"]),
+            "names": self._names.take_from(kept["optimizer"]),
         }
         saved = _bytes_of(state)
         if len(saved) <= _BYTES_MAX:
             return saved
         needed = f"Resume: what is kept with each step takes {len(saved)} bytes"
         sizes = {name: len(_bytes_of(its)) for name, its in kept.items() if name != "optimizer"}
-        if len(saved) - sum(sizes.values()) > _BYTES_MAX:
+        name = max(sizes, key=lambda name: sizes[name], default="")
+        if len(saved) - sum(sizes.values()) > max(_BYTES_MAX, sizes.get(name, 0)):
             raise InvalidArgument(
                 f"{needed}, most of it groups and names of the optimizer's parameters, but a store "
-                f"holds at most {_BYTES_MAX}: give the optimizer fewer groups, or save with "
-                "save_checkpoint() instead"
+                f"holds at most {_BYTES_MAX}: give the optimizer fewer groups or unnamed parameters, "
+                "or save with save_checkpoint() instead"
             )
-        name = max(sizes, key=lambda name: sizes[name])
         raise InvalidArgument(
             f"{needed}, of which {name} takes {sizes[name]}, but a store holds at most {_BYTES_MAX}: "
             f"leave {name} out of Resume, and save it with torch.save() beside the store"

@@ -63,7 +63,6 @@ def rounds_to(master: torch.Tensor, param: torch.Tensor, stochastic: bool) -> bo
         high = ((bits + 0xFFFF) >> 16).to(torch.int16)
         found = param.detach().contiguous().view(torch.int16)
         return bool(((found == low) | (found == high)).all())
-    made, param = rounded(as_fp32(master), param.dtype), param.detach()
-    if param.dtype != torch.bfloat16:
-        return torch.equal(made, param)
-    return torch.equal(made.view(torch.int16), param.contiguous().view(torch.int16))
+    made = rounded(as_fp32(master), param.dtype)
+    bits = torch.int32 if param.dtype == torch.float32 else torch.int16
+    return torch.equal(made.view(bits), param.detach().contiguous().view(bits))

@@ -6,11 +6,13 @@ behind, for which every later job would wait for ever. So jobs only load what bu
 process at a time, and a lock that is older than a load takes is removed.
 """
 
+import contextlib
 import fcntl
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch.utils.cpp_extension import get_default_build_root
@@ -26,20 +28,32 @@ ENVIRONMENT = {
 }
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    with (_FOLDER / "one_at_a_time").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def remove_left_locks() -> None:
+    with _alone():
+        _remove_left_locks()
+
+
+def _remove_left_locks() -> None:
     for lock in _FOLDER.glob("*/lock"):
-        if time.time() - lock.stat().st_mtime > _STALE_S:
-            lock.unlink()
+        with contextlib.suppress(FileNotFoundError):  # its job has ended
+            if time.time() - lock.stat().st_mtime > _STALE_S:
+                lock.unlink()
 
 
 def build(*names: str) -> None:
     """Builds DeepSpeed's op_builder.cpu.NAMEBuilder of each name, where that is not done yet."""
-    _FOLDER.mkdir(parents=True, exist_ok=True)
     loads = [f"cpu.{name}Builder().load(verbose=False)" for name in names]
     program = "; ".join(["from deepspeed.ops.op_builder import cpu", *loads])
-    with (_FOLDER / "one_at_a_time").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        remove_left_locks()
+    with _alone():
+        _remove_left_locks()
         done = subprocess.run(
             [sys.executable, "-c", program],
             env=os.environ | ENVIRONMENT,

@@ -148,8 +148,9 @@ def test_sizes_read_as_the_engines():
 
 
 def test_sizes_are_read_as_the_engine_reads_them():
-    assert [size_of(s) for s in (7, "7", "64MiB", "384 m", "1.5GiB", "2GB", "1TB", "9 b")] == [
-        7, 7, 64 * MIB, 384 * MIB, 1.5 * GIB, 2e9, 1e12, 9
+    sizes = (7, "7", "64MiB", "384 m", "1.5GiB", "2GB", "1TB", "9 b", ".5 G i B ")
+    assert [size_of(s) for s in sizes] == [
+        7, 7, 64 * MIB, 384 * MIB, 1.5 * GIB, 2e9, 1e12, 9, GIB / 2
     ]  # fmt: skip
     assert all(math.isnan(size_of(text)) for text in ("", "MiB", "1.2.3", "-1", "3 miles"))
 

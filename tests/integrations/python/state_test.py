@@ -520,6 +520,25 @@ def test_a_store_is_a_state_dict_of_values_that_were_written_back(dtype, tmp_pat
     assert same(bits(other), bits(model))
 
 
+def test_a_store_that_draws_parameters_is_no_state_dict_of_values_that_were_written_back(tmp_path):
+    """It would draw the other neighbour of a master again, though a script wrote the nearer one."""
+    model = small_model(torch.bfloat16)
+    optimizer = ziggurat.torch.AdamW(
+        model.parameters(),
+        threads=1,
+        placement=f"nvme:{tmp_path}/state",
+        state="store",
+        param_rounding="stochastic",
+    )
+    step(model, optimizer, 0)
+    assert optimizer.state_dict()["state"] == {}
+    with torch.no_grad():
+        for param in model.parameters():
+            param.copy_(optimizer.state_of(param)["master"])
+    with pytest.raises(ziggurat.InvalidArgument, match="was written since the newest step"):
+        optimizer.state_dict()
+
+
 def test_resume_keeps_groups_only_and_state_is_read_before_its_blob_is_given(tmp_path):
     model = small_model()
     optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")

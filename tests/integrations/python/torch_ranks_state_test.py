@@ -92,6 +92,12 @@ def test_a_rank_refuses_a_state_dict_by_reference_though_another_has_what_was_wr
         dist.barrier()
         with torch.no_grad():
             weight.copy_(before)
+            model[5].bias[0] += 1  # rank 1 has no slice of it
+        if rank == 1:
+            with pytest.raises(ziggurat.InvalidArgument, match="'group0.6' was written since"):
+                optimizer.state_dict()
+        dist.barrier()
+        train(rank, model, optimizer, first=3, steps=1)
         reference = optimizer.state_dict()
         optimizer.close()
         return len(reference["state"])
@@ -122,6 +128,20 @@ def test_a_rank_that_is_done_waits_for_others_and_one_that_fails_does_not(monkey
 
     patience = ziggurat._ranks._PATIENCE.total_seconds()
     assert on_ranks(2, run) == [[ziggurat._ranks._ASKS_FOR if failing else patience]] * 2
+
+
+def handles_an_error(raised):
+    try:
+        raise raised
+    except BaseException:
+        return ziggurat._ranks._handles_an_error()
+
+
+def test_what_ends_all_ranks_alike_is_no_error_of_one():
+    """One of them may then be saving, and reads from the others."""
+    assert handles_an_error(KeyError()) and handles_an_error(SystemExit(1))
+    alike = (KeyboardInterrupt(), StopIteration(), SystemExit(), SystemExit(0))
+    assert not any(handles_an_error(raised) for raised in alike)
 
 
 def test_torchs_optimizer_goes_on_from_it_and_ours_from_torchs():

@@ -4,6 +4,7 @@ own."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -114,7 +115,7 @@ def _means(name: str, value: Any) -> Any:
         tier, path = parsed(value)
         return tier, path and os.path.abspath(path)
     if name == "host_memory" and value is not None:
-        return size_of(value)
+        return value if math.isnan(size := size_of(value)) else size
     return value
 
 

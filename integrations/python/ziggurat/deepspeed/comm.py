@@ -131,8 +131,8 @@ def init_distributed(
     place = place_of(os.environ, distributed_port)
     if rank >= 0 and world_size >= 1:
         place = place._replace(rank=rank, world_size=world_size)
-        if place.launcher is None:
-            place = place._replace(local_rank=_local_rank_given(world_size))
+    if place.launcher is None:
+        place = place._replace(local_rank=_local_rank_given(place.world_size))
     if place.world_size > 1 and place.address is None and init_method is None:
         place = place._replace(address=_address_given(place.world_size, distributed_port))
     os.environ["RANK"] = str(place.rank)
