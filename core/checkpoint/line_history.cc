@@ -32,7 +32,7 @@ std::string LineOfCheckpoints::description() const {
 LineHistory::LineHistory(std::span<const CheckpointFacts> checkpoints) {
   std::map<std::optional<LineId>, LineOfCheckpoints> by_id;
   for (const CheckpointFacts& its : checkpoints) {
-    if (!its.readable) {
+    if (!its.readable && !its.line) {
       unreadable_.push_back(its);
       continue;
     }
@@ -57,20 +57,13 @@ const LineOfCheckpoints* LineHistory::find(const std::optional<LineId>& id) cons
 
 std::optional<LineId> LineHistory::left_by(const LineOfCheckpoints& line) const {
   if (!line.parent || line.parent == line.id) return std::nullopt;
-  const bool is_there = find(line.parent) != nullptr ||
-                        std::ranges::any_of(unreadable_, [&](const CheckpointFacts& its) {
-                          return its.line_id() == line.parent;
-                        });
-  return is_there ? line.parent : std::nullopt;
+  return find(line.parent) != nullptr ? line.parent : std::nullopt;
 }
 
 std::optional<LineId> LineHistory::that_left(const LineOfCheckpoints& line) const {
   if (!line.id) return std::nullopt;
   for (const LineOfCheckpoints& its : lines_) {
     if (its.parent == line.id && its.id != line.id) return its.id;
-  }
-  for (const CheckpointFacts& its : unreadable_) {
-    if (its.line && its.line->parent == line.id && its.line->id != *line.id) return its.line->id;
   }
   return std::nullopt;
 }
@@ -111,9 +104,7 @@ std::vector<CheckpointFacts> LineHistory::of(const std::optional<StateLine>& of)
     next = StateLine{
         .id = *parent->id, .epoch = 0, .parent = parent->parent, .left_at = parent->left_at};
   }
-  for (const CheckpointFacts& its : unreadable_) {
-    if (!its.line || seen.contains(its.line->id)) all.push_back(its);
-  }
+  all.insert(all.end(), unreadable_.begin(), unreadable_.end());
   std::ranges::stable_sort(all, std::greater{},
                            [](const CheckpointFacts& its) { return its.entry.step; });
   limit = UINT64_MAX;

@@ -14,7 +14,8 @@
 
 namespace ziggurat {
 
-/// Checkpoints of one line, or those that were made before lines were recorded (no id).
+/// Checkpoints of one line, or those that were made before lines were recorded (no id). A line also
+/// has the checkpoints of which nothing else can be read.
 struct LineOfCheckpoints {
   std::optional<LineId> id;
   std::optional<LineId> parent;
@@ -32,21 +33,20 @@ class LineHistory {
 
   const std::vector<LineOfCheckpoints>& lines() const noexcept { return lines_; }
   const LineOfCheckpoints* find(const std::optional<LineId>& id) const;
-  /// The line that `line` left, and a line that left `line`; nothing if the folder has none. Lines
-  /// count of which only the name can be read.
+  /// The line that `line` left, and a line that left `line`; nothing if the folder has none.
   std::optional<LineId> left_by(const LineOfCheckpoints& line) const;
   std::optional<LineId> that_left(const LineOfCheckpoints& line) const;
   /// Lines that no other line came from. Checkpoints without a line are older than all lines.
   std::vector<const LineOfCheckpoints*> newest() const;
   /// Returns the checkpoints that a state of `line` can go back to, newest first: those of its own
   /// line; those of its parent up to the step at which it left the parent, and so on; last those
-  /// without a line. Checkpoints with a flaw are among them, and those that cannot be read, which
-  /// may be of any line.
+  /// without a line. Checkpoints with a flaw are among them, and those whose line cannot be read,
+  /// which may be of any line.
   std::vector<CheckpointFacts> of(const std::optional<StateLine>& line) const;
 
  private:
   std::vector<LineOfCheckpoints> lines_;
-  std::vector<CheckpointFacts> unreadable_;  // checkpoints that cannot be read
+  std::vector<CheckpointFacts> unreadable_;  // checkpoints whose line cannot be read
 };
 
 /// Says which checkpoints of a line stay when a new one is whole.

@@ -99,8 +99,7 @@ Task<> prune(Runtime& runtime, const CkptCommand& command, Console& console) {
   const LineHistory history(all);
   for (const CheckpointFacts& its : all) {
     if (its.counts()) continue;
-    const bool in_line =
-        its.readable || (its.line && history.find(its.line_id()) != nullptr);  // --line finds it
+    const bool in_line = its.readable || its.line;  // --line finds it
     console.line(fmt::format(
         "{}/{} is not usable, and stays unless {}: {}", folder, its.entry.name,
         in_line ? "its whole line of history is removed" : "you remove the directory", its.flaw));

@@ -80,6 +80,16 @@ TEST(LinesOfHistory, AreBesideALineThoughOnlyTheirNamesCanBeRead) {
   EXPECT_EQ(history.that_left(*history.find(kChild)), kOther);
 }
 
+TEST(LinesOfHistory, ALineIsNotTheNewestIfWhatLeftItCannotBeReadButForItsName) {
+  std::vector<CheckpointFacts> all{fact(20, kFirstLine), fact(30, kFirstLine),
+                                   fact(40, kChildLine)};
+  all.back().readable = false;
+  const LineHistory history(all);
+  ASSERT_EQ(history.newest().size(), 1U);
+  EXPECT_EQ(history.newest().front()->id, kChild);
+  EXPECT_THAT(steps_of(history.of(kChildLine)), ElementsAre(40, 20));
+}
+
 TEST(LinesOfHistory, AStateGoesBackToItsOwnThenToWhatItWasMadeFrom) {
   const std::vector<CheckpointFacts> all{fact(10, kFirstLine), fact(20, kFirstLine),
                                          fact(30, kFirstLine), fact(25, kChildLine),
