@@ -142,6 +142,7 @@ void EngineImpl::wait_on(StreamRef& stream, const Event& event) {
 
 TypedDeviceSpan<const std::byte> EngineImpl::acquire(UnitId unit, StreamRef& stream) {
   const Turn turn(turn_);
+  require_not_lent("acquire()");
   calls_->require_acquire(unit, generation_);
   refuse_unfit(stream);
   at_rest_ = false;

@@ -38,8 +38,8 @@ void EngineImpl::make_durable() {
     self.cancel_.check();
     co_await self.sweep_->settled();
     // Nothing may remain under way in which other ranks take part.
-    co_await self.cache_->quiesce();
-    for (UnitId u = 0; u < self.table_->unit_count(); ++u) co_await self.cache_->wait_updated(u);
+    if (self.cache_) co_await self.cache_->quiesce();
+    co_await self.gates_->wait_all();
     co_await self.checkpoint_ended();
     if (self.durable_generation() == self.generation_) co_return;
     self.require_all_open("make_durable()");

@@ -138,6 +138,7 @@ class EngineImpl final : public LentEngine {
   Task<> open_stored();
   void choose_placement_if_automatic();
   Task<> build_floors();
+  ParamCacheLimits cache_limits() const;
   DeviceRequest device_request() const;
   Task<> create_state(const Initializer& initialize);
   Task<> create_chunk(ChunkId id, const Initializer& initialize);
@@ -289,9 +290,12 @@ class EngineImpl final : public LentEngine {
   Task<StepResult> finish_step(const StepOptions& options);
   Task<StepVerdict> judged(const StepOptions& options);
   Task<StepVerdict> judge_step(const StepOptions& options);
-  Task<> agree_on_step(const StepOptions& options, StepRefusal refusal, StepVerdict& verdict);
-  StepRefusal refusal_of(const StepOptions& options) const;
-  std::string refusal_text(StepRefusal refusal, const StepOptions& options) const;
+  Task<StepVerdict> agree(StepFacts own, const std::optional<Error>& refusal,
+                          std::span<std::byte> messages);
+  StepFacts facts(const StepOptions& options) const;
+  std::optional<Error> objection_to_gradients();
+  std::optional<Error> refusal_of(const StepOptions& options) const;
+  std::optional<Error> refusal_of_blob(std::span<const std::byte> blob) const;
   Task<> undo_step();
   Error undo_failed(const std::exception_ptr& cause) const;
   void begin_step();
@@ -331,12 +335,13 @@ class EngineImpl final : public LentEngine {
   std::atomic<bool> ended_ = false;  // cancel_ is cancelled; read by the trainer's thread
   LentMemory lent_memory_;
   std::optional<WorkGroup> tasks_;
+  std::optional<UnitGates> gates_;
   std::optional<Context> context_;
   std::unique_ptr<ParamHome> params_;
   std::unique_ptr<GradHome> grads_;
   std::unique_ptr<RecordHome> records_;
   std::unique_ptr<DeviceStaging> staging_;
-  std::unique_ptr<ParamCache> cache_;
+  std::unique_ptr<ParamCache> cache_;  // null if a trainer lends its parameters
   std::unique_ptr<GradientFlow> flow_;
   std::unique_ptr<HomeGather> home_gather_;  // used in stages 1 and 2
   std::optional<StateWrites> writes_;        // used if a trainer lends its parameters

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/numerics/typed_value.h"
 #include "core/engine/engine_impl.h"
-#include "core/engine/lent_agreement.h"
+#include "core/engine/step_agreement.h"
 #include "core/engine/store_rounding.h"
 #include "tiers/host_device.h"
 
@@ -103,12 +103,14 @@ void EngineImpl::validate_lent() {
   }
 }
 
-/// Throws for a `call` that only a trainer makes whose gradients are in the engine's memory.
+/// Throws for a `call` that only a trainer makes whose parameters and gradients are in the engine's
+/// memory.
 void EngineImpl::require_not_lent(const char* call) const {
   if (!is_lent()) return;
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("{} cannot be called, because the trainer of this engine lends its "
-                          "gradients: give them to step()",
+                          "parameters and gradients: read the parameters where they are, and give "
+                          "the gradients to step()",
                           call));
 }
 
@@ -139,7 +141,7 @@ void EngineImpl::lend_params(UnitId unit, TypedSpan<std::byte> params) {
                             model_.units[unit].name, to_string(dtype), to_string(params.dtype)));
   }
   run_lent([](EngineImpl& self, UnitId of, auto lent) -> Task<> {
-    co_await self.cache_->wait_updated(of);
+    co_await self.gates_->wait(of);
     self.params_->lend(of, lent);
   }(*this, unit, params));
 }
@@ -168,7 +170,7 @@ void EngineImpl::wait_updated(UnitId unit) {
   calls_->require_unit("wait_updated", unit);
   run_lent([](EngineImpl& self, UnitId of) -> Task<> {
     self.cancel_.check();
-    co_await self.cache_->wait_updated(of);
+    co_await self.gates_->wait(of);
   }(*this, unit));
 }
 
@@ -176,7 +178,7 @@ void EngineImpl::wait_all_updated() {
   const Turn turn(turn_);
   run_lent([](EngineImpl& self) -> Task<> {
     self.cancel_.check();
-    for (UnitId u = 0; u < self.table_->unit_count(); ++u) co_await self.cache_->wait_updated(u);
+    co_await self.gates_->wait_all();
   }(*this));
 }
 
@@ -210,8 +212,7 @@ std::optional<Error> EngineImpl::lent_refusal(std::span<const TypedSpan<const st
   } catch (const Error& error) {
     return error;
   }
-  if (const StepRefusal refusal = refusal_of(options); refusal != StepRefusal::kNone)
-    return Error(ErrorCode::kInvalidArgument, refusal_text(refusal, options));
+  if (const std::optional<Error> refusal = refusal_of(options)) return refusal;
   const bool some_left_out =
       std::ranges::any_of(gradients, [](const auto& gradient) { return gradient.bytes.empty(); });
   const bool counted = table_->rounding() && config_.param_steps;
@@ -233,14 +234,14 @@ Task<bool> EngineImpl::agree_on_lent_step(const StepOptions& options,
   require_all_open("step()");
   ++agreements_;
   agreeing_ = true;
-  const LentFacts own = lent_facts(generation_ + 1, options, checkpoint_due(), refusal);
-  const Communicator& ranks = *channels_->steps;
-  std::vector<LentFacts> all(static_cast<std::size_t>(ranks.world_size()));
+  // Each trainer decides groups and gradients for its own parameters, so nothing follows the facts.
+  std::vector<StepFacts> all(static_cast<std::size_t>(channels_->steps->world_size()));
+  StepVerdict verdict;
   std::exception_ptr lost;
   try {
-    const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
-    co_await channels_->steps->all_gather(std::as_bytes(std::span(&own, 1)),
-                                          std::as_writable_bytes(std::span(all)));
+    Task<StepVerdict> agreeing =
+        agree(facts(options), refusal, std::as_writable_bytes(std::span(all)));
+    verdict = co_await std::move(agreeing);
   } catch (...) {
     lost = std::current_exception();
   }
@@ -249,9 +250,8 @@ Task<bool> EngineImpl::agree_on_lent_step(const StepOptions& options,
     fail(lost);
     std::rethrow_exception(lost);
   }
-  if (const std::optional<Error> objection = lent_objection(all, ranks.rank(), refusal))
-    throw *objection;
-  co_return all[0].checkpoint != 0;
+  if (verdict.refused) throw not_made(generation_ + 1, *verdict.refused);
+  co_return verdict.checkpoint;
 }
 
 /// Makes a step. No update starts before the trainers of all ranks have agreed to the step, so none
@@ -263,7 +263,7 @@ Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const st
   const bool checkpoint = co_await agree_on_lent_step(options, refusal);
   at_rest_ = false;
   // The gradients of the previous step are in use until all units are updated.
-  for (UnitId u = 0; u < table_->unit_count(); ++u) co_await cache_->wait_updated(u);
+  co_await gates_->wait_all();
   co_await checkpoint_ended();
   for (UnitId u = 0; u < table_->unit_count(); ++u) grads_->lend(u, gradients[u]);
   sweep_->gradient_started(0, generation_ + 1, nullptr);
@@ -310,7 +310,7 @@ Task<> EngineImpl::updated_from_memory() {
     return records_->stays(chunks.first_chunk) && records_->stays(last);
   };
   for (UnitId u = 0; u < table_->unit_count(); ++u)
-    if (in_memory(u)) co_await cache_->wait_updated(u);
+    if (in_memory(u)) co_await gates_->wait(u);
 }
 
 void EngineImpl::require_blob_given(const char* call) const {
@@ -330,9 +330,7 @@ void EngineImpl::give_blob(std::span<const std::byte> blob) {
                             "step's options that a blob follows",
                             generation_));
   }
-  if (blob.size() > blob_bytes_max()) {
-    throw Error(ErrorCode::kInvalidArgument, refusal_text(StepRefusal::kBlob, {.blob = blob}));
-  }
+  if (const std::optional<Error> refusal = refusal_of_blob(blob)) throw Error(*refusal);
   run_lent([](EngineImpl& self, std::span<const std::byte> given) -> Task<> {
     self.cancel_.check();
     self.last_blob_ = wrap_blob(self.generation_, self.line_record_, given);

@@ -84,7 +84,8 @@ Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   if (ranks.optimizer_sharded() && !ranks.params_sharded())
     home_gather_ = std::make_unique<HomeGather>(*context_, *params_, *cache_, generation_);
   for (UnitId u = 0; u < table_->unit_count(); ++u) unit_updated(u, generation_);
-  cache_->begin_generation(generation_);
+  gates_->begin_generation(generation_);
+  if (cache_) cache_->begin_generation(generation_);
   stored_at_ = runtime_.reactor.clock().now();
   if (!service_) co_return;
   service_->made(generation_);
@@ -97,7 +98,7 @@ void EngineImpl::unit_updated(UnitId unit, std::uint64_t generation) {
   if (home_gather_) {
     home_gather_->slice_updated(unit, generation);
   } else {
-    cache_->unit_updated(unit, generation);
+    gates_->at_home(unit, generation);
   }
 }
 
@@ -232,6 +233,7 @@ Task<> EngineImpl::build_floors() {
   to_device_ = device_.create_stream("host to device");
   to_host_ = device_.create_stream("device to host");
   tasks_.emplace(runtime_.reactor);
+  gates_.emplace(cancel_, runtime_.metrics, table_->unit_count());
   context_.emplace(
       Context{.reactor = runtime_.reactor,
               .workers = *runtime_.workers,
@@ -248,19 +250,12 @@ Task<> EngineImpl::build_floors() {
               .rounding = {.rounding = rounding_.params, .seed = config_.optimizer.rounding_seed},
               .cancel = cancel_,
               .tasks = *tasks_,
+              .gates = *gates_,
               .lent = lent_memory_,
               .chunk_nodes = node_plan_.chunk_nodes,
               .fail = [this](std::exception_ptr error) { fail(error); }});
   params_ = ParamHome::create(*context_, storage_->places, lent_params_);
-  // Without a limit, a unit is kept even if its next use is not known.
-  const auto limit = [](std::uint64_t elements) {
-    return elements < kElementsMax ? elements : std::numeric_limits<std::uint64_t>::max();
-  };
-  const ParamCacheLimits limits{.max_live_parameters = limit(config_.max_live_parameters),
-                                .max_reuse_distance = limit(config_.max_reuse_distance),
-                                .param_persistence_threshold = config_.param_persistence_threshold,
-                                .prefetch_elements_max = limit(config_.prefetch_elements_max)};
-  cache_ = std::make_unique<ParamCache>(*context_, *params_, limits);
+  if (!is_lent()) cache_ = std::make_unique<ParamCache>(*context_, *params_, cache_limits());
   const GradHome::AllocateDevice allocate = [this](std::uint64_t size_bytes, Purpose purpose) {
     return cache_->allocate(size_bytes, purpose);
   };
@@ -276,6 +271,17 @@ Task<> EngineImpl::build_floors() {
   co_await set_gather_region_aside();
   open_saves();
   describe();
+}
+
+ParamCacheLimits EngineImpl::cache_limits() const {
+  // Without a limit, a unit is kept even if its next use is not known.
+  const auto limit = [](std::uint64_t elements) {
+    return elements < kElementsMax ? elements : std::numeric_limits<std::uint64_t>::max();
+  };
+  return {.max_live_parameters = limit(config_.max_live_parameters),
+          .max_reuse_distance = limit(config_.max_reuse_distance),
+          .param_persistence_threshold = config_.param_persistence_threshold,
+          .prefetch_elements_max = limit(config_.prefetch_elements_max)};
 }
 
 DeviceRequest EngineImpl::device_request() const {

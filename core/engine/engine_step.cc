@@ -106,7 +106,7 @@ void EngineImpl::prepare_step(const StepOptions& options) {
     self.cancel_.check();
     self.guess_.reset();
     self.announced_.reset();
-    const bool sound = self.refusal_of(announced) == StepRefusal::kNone;
+    const bool sound = !self.refusal_of(announced);
     self.announced_ = announced;
     self.announced_->blob = {};
     self.announced_groups_.assign(announced.groups.begin(), announced.groups.end());
@@ -140,12 +140,7 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
   if (verdict.refused || !std::isfinite(norm)) {
     const std::uint64_t step = generation_ + 1;
     co_await undo_step();
-    if (verdict.refused) {
-      throw Error(
-          verdict.refused->code(),
-          fmt::format("step {}: {}; nothing was updated, and generation {} is still current", step,
-                      verdict.refused->what(), generation_));
-    }
+    if (verdict.refused) throw not_made(step, *verdict.refused);
     if (options.loss_scale)
       co_return StepResult{.generation = generation_, .grad_norm = norm, .skipped = true};
     throw Error(ErrorCode::kNotFinite,
@@ -186,16 +181,16 @@ Task<StepVerdict> EngineImpl::judged(const StepOptions& options) {
 }
 
 Task<StepVerdict> EngineImpl::judge_step(const StepOptions& options) {
-  StepVerdict verdict;
-  const StepRefusal own = refusal_of(options);
-  if (own != StepRefusal::kNone)
-    verdict.refused.emplace(ErrorCode::kInvalidArgument, refusal_text(own, options));
-  if (table_->sharding().ranks() > 1) {
-    co_await agree_on_step(options, own, verdict);
-  } else {
-    verdict.checkpoint = checkpoint_due();
-    verdict.saving = save_state();
-  }
+  const std::optional<Error> refusal = refusal_of(options);
+  GradientNorm& norm = flow_->norm();
+  norm.finish_message();
+  const std::uint64_t order = cache_->take_order();
+  std::memcpy(norm.message(place_.rank).data() + sizeof(StepFacts), &order, sizeof(order));
+  StepFacts own = facts(options);
+  own.groups = groups_hash(options.groups);
+  Task<StepVerdict> agreeing = agree(own, refusal, norm.messages());
+  StepVerdict verdict = co_await std::move(agreeing);
+  if (!verdict.refused) verdict.refused = objection_to_gradients();
   if (verdict.refused) co_return verdict;
   double squared = 0;
   const std::function<void()> sum = [&] { squared = flow_->norm().squared(); };
@@ -204,39 +199,55 @@ Task<StepVerdict> EngineImpl::judge_step(const StepOptions& options) {
   co_return verdict;
 }
 
-/// Exchanges the sums of squares of all slices, tile by tile, so that each rank adds up the same
-/// numbers in the same order. The same message has the facts that must be equal on all ranks, and
-/// whether a rank refuses the step. An objection is put into `verdict`: either every rank finds
-/// one, or none does.
-Task<> EngineImpl::agree_on_step(const StepOptions& options, StepRefusal refusal,
-                                 StepVerdict& verdict) {
-  const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
-  GradientNorm& norm = flow_->norm();
-  const int own = channels_->steps->rank();
-  const StepFacts facts{.generation = generation_ + 1,
-                        .options = options_hash(options),
-                        .order = cache_->take_order(),
-                        .refusal = refusal,
-                        .saving = save_state(),
-                        .checkpoint = checkpoint_due() ? 1U : 0U};
-  static_assert(sizeof(facts) <= GradientNorm::kHeadBytes);
-  std::memcpy(norm.message(own).data(), &facts, sizeof(facts));
-  norm.finish_message();
-  co_await channels_->steps->all_gather(norm.message(own), norm.messages());
-  std::optional<Error>& against = verdict.refused;
-  for (int rank = 0; rank < channels_->steps->world_size(); ++rank) {
-    StepFacts theirs{};
-    std::memcpy(&theirs, norm.message(rank).data(), sizeof(theirs));
-    if (rank == 0) verdict.checkpoint = theirs.checkpoint != 0;
-    verdict.saving = std::max(verdict.saving, theirs.saving);
-    const auto objected = objection(theirs, rank, facts, own);
-    if (objected && !against) against.emplace(ErrorCode::kInvalidArgument, *objected);
+StepFacts EngineImpl::facts(const StepOptions& options) const {
+  return {.generation = generation_ + 1,
+          .options = options_hash(options),
+          .saving = save_state(),
+          .checkpoint = checkpoint_due() ? 1U : 0U};
+}
+
+/// Exchanges `messages`, one of each rank, of one size and side by side, and judges the step by
+/// their facts. Of this rank's message all but the facts is there. Either every rank finds an
+/// objection, or none does.
+Task<StepVerdict> EngineImpl::agree(StepFacts own, const std::optional<Error>& refusal,
+                                    std::span<std::byte> messages) {
+  if (refusal) own.refuse(*refusal);
+  Communicator& ranks = *channels_->steps;
+  const std::size_t message_bytes = messages.size() / static_cast<std::size_t>(ranks.world_size());
+  const std::span<std::byte> message =
+      messages.subspan(message_bytes * static_cast<std::size_t>(ranks.rank()), message_bytes);
+  std::memcpy(message.data(), &own, sizeof(own));
+  if (ranks.world_size() > 1) {
+    const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
+    co_await ranks.all_gather(message, messages);
   }
+  const StepVerdict verdict =
+      judgement(facts_of(messages, ranks.world_size()), ranks.rank(), refusal);
   // A checkpoint that one rank has given up cannot be completed, so no rank needs to wait for it.
   if (verdict.saving == SaveState::kGivenUp && saves_) saves_->give_up_with_others();
+  co_return verdict;
+}
+
+/// Returns why the step cannot be made with what follows the facts in the ranks' messages: the
+/// order in which each used the units, and its sums of squares.
+std::optional<Error> EngineImpl::objection_to_gradients() {
+  const GradientNorm& norm = flow_->norm();
+  const auto order_of = [&](int rank) {
+    std::uint64_t order = 0;
+    std::memcpy(&order, norm.message(rank).data() + sizeof(StepFacts), sizeof(order));
+    return order;
+  };
+  static_assert(sizeof(StepFacts) + sizeof(std::uint64_t) <= GradientNorm::kHeadBytes);
+  for (int rank = 0; rank < table_->sharding().ranks(); ++rank) {
+    if (order_of(rank) == order_of(place_.rank)) continue;
+    return Error(ErrorCode::kInvalidArgument,
+                 fmt::format("rank {} used the units in another order than rank {}: every rank "
+                             "must make the same calls",
+                             rank, place_.rank));
+  }
   const auto differs = norm.difference();
-  if (!differs || against) co_return;
-  against.emplace(
+  if (!differs) return std::nullopt;
+  return Error(
       ErrorCode::kUnavailable,
       fmt::format("unit {} ('{}'): the gradients of parameters that tensor-parallel ranks share "
                   "differ between ranks {} and {}. Use machines with the same CPU and the same "
@@ -245,22 +256,43 @@ Task<> EngineImpl::agree_on_step(const StepOptions& options, StepRefusal refusal
                   differs->rank));
 }
 
-StepRefusal EngineImpl::refusal_of(const StepOptions& options) const {
-  if (!std::isfinite(options.learning_rate)) return StepRefusal::kLearningRate;
+/// Returns why this rank will not make a step with `options`; none if it will.
+std::optional<Error> EngineImpl::refusal_of(const StepOptions& options) const {
+  const auto refused = [](const std::string& why) {
+    return Error(ErrorCode::kInvalidArgument, why);
+  };
+  if (!std::isfinite(options.learning_rate)) {
+    return refused(
+        fmt::format("the learning rate is {}: give a finite number", options.learning_rate));
+  }
   const Betas betas = betas_of(options);
   for (const double beta : {betas.beta1, betas.beta2}) {
-    if (!(beta >= 0 && static_cast<float>(beta) < 1)) return StepRefusal::kBetas;
+    if (beta >= 0 && static_cast<float>(beta) < 1) continue;
+    return refused(
+        fmt::format("the betas are {:g} and {:g}: each must be at least 0 and less than 1",
+                    betas.beta1, betas.beta2));
   }
-  if (!groups_fit(options)) return StepRefusal::kGroups;
-  if (options.loss_scale && !(*options.loss_scale > 0 && std::isfinite(*options.loss_scale)))
-    return StepRefusal::kLossScale;
-  if (options.blob.size() > blob_bytes_max()) return StepRefusal::kBlob;
+  if (!groups_fit(options)) return refused(groups_text(options));
+  const float scale = options.loss_scale.value_or(1.0F);
+  if (!(scale > 0 && std::isfinite(scale)))
+    return refused(fmt::format("the loss scale is {:g}: give a positive, finite number", scale));
+  if (const std::optional<Error> blob = refusal_of_blob(options.blob)) return blob;
   if (announced_ &&
       (announced_->learning_rate != options.learning_rate || announced_->betas != options.betas ||
        announced_->loss_scale != options.loss_scale ||
-       !std::ranges::equal(announced_->groups, options.groups)))
-    return StepRefusal::kAnnounced;
-  return StepRefusal::kNone;
+       !std::ranges::equal(announced_->groups, options.groups))) {
+    return refused(
+        "the learning rate, betas, groups or loss scale of step() differ from what prepare_step() "
+        "announced: give both calls the same");
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> EngineImpl::refusal_of_blob(std::span<const std::byte> blob) const {
+  if (blob.size() <= blob_bytes_max()) return std::nullopt;
+  return Error(ErrorCode::kInvalidArgument,
+               fmt::format("the blob has {} bytes, but the store has room for only {}", blob.size(),
+                           blob_bytes_max()));
 }
 
 bool EngineImpl::makes_step(const GroupStep& group) const {
@@ -302,30 +334,6 @@ std::string EngineImpl::groups_text(const StepOptions& options) const {
       "1) and an eps of at least 0; only sgd may have dampening and nesterov",
       whose, bad->learning_rate, bad->beta1, bad->beta2, bad->eps, bad->weight_decay,
       bad->grad_scale, bad->dampening, bad->nesterov ? ", nesterov" : "");
-}
-
-/// Describes this rank's own refusal, with the values.
-std::string EngineImpl::refusal_text(StepRefusal refusal, const StepOptions& options) const {
-  const Betas betas = betas_of(options);
-  switch (refusal) {
-    case StepRefusal::kLearningRate:
-      return fmt::format("the learning rate is {}: give a finite number", options.learning_rate);
-    case StepRefusal::kBetas:
-      return fmt::format("the betas are {:g} and {:g}: each must be at least 0 and less than 1",
-                         betas.beta1, betas.beta2);
-    case StepRefusal::kGroups: return groups_text(options);
-    case StepRefusal::kLossScale:
-      return fmt::format("the loss scale is {:g}: give a positive, finite number",
-                         options.loss_scale.value_or(0.0F));
-    case StepRefusal::kBlob:
-      return fmt::format("the blob has {} bytes, but the store has room for only {}",
-                         options.blob.size(), blob_bytes_max());
-    case StepRefusal::kAnnounced:
-      return "the learning rate, betas, groups or loss scale of step() differ from what "
-             "prepare_step() announced: give both calls the same";
-    case StepRefusal::kNone: break;
-  }
-  return to_string(refusal);
 }
 
 /// Undoes the step, so that the state is as before the step's first gradient. If that fails, the
@@ -373,7 +381,8 @@ void EngineImpl::begin_step() {
   announced_.reset();
   calls_->ended_step();
   if (flow_) flow_->begin_step();
-  cache_->begin_generation(generation_);
+  gates_->begin_generation(generation_);
+  if (cache_) cache_->begin_generation(generation_);
 }
 
 /// Returns the largest blob that a step may have, without the engine's own header. A store of an

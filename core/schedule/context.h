@@ -18,6 +18,7 @@
 #include "core/compute/compute.h"
 #include "core/schedule/lent_memory.h"
 #include "core/schedule/rank_channels.h"
+#include "core/schedule/unit_gates.h"
 #include "core/sharding/chunk_table.h"
 #include "core/sharding/placement.h"
 #include "optimizer/state_format.h"
@@ -48,6 +49,7 @@ struct Context {
   CancelScope& cancel;
   /// The engine's background pipelines. The first one that fails ends the run through `fail`.
   WorkGroup& tasks;
+  UnitGates& gates;  ///< which units are at home at the generation that the trainer uses
   /// The parameters and gradients that a trainer lends.
   LentMemory& lent;
   /// The NUMA node of each chunk, where its bytes lie and are worked on. Empty if nothing is placed

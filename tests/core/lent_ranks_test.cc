@@ -15,7 +15,6 @@
 
 #include "aio/faulty_engine.h"
 #include "aio/probe.h"
-#include "core/engine/lent_agreement.h"
 #include "tests/core/lent_world.h"
 
 namespace ziggurat::testing {
@@ -201,27 +200,6 @@ TEST(LentRanksRefusal, OfOneIsEveryRanksAndChangesNothing) {
     rank.engine.make_durable();
     EXPECT_TRUE(rank.trainer.same()) << "rank " << rank.number;
   }));
-}
-
-TEST(LentRanksAgreement, NamesTheRankThatMakesAnotherStep) {
-  const StepOptions options{.learning_rate = 0.1F, .blob = {}};
-  std::vector<LentFacts> all(3, lent_facts(7, options, false, {}));
-  EXPECT_FALSE(lent_objection(all, 0, {}));
-  all[2] = lent_facts(8, options, false, {});
-  EXPECT_THAT(lent_objection(all, 0, {})->what(),
-              AllOf(HasSubstr("step 7"), HasSubstr("rank 2 makes step 8")));
-  EXPECT_THAT(lent_objection(all, 2, {})->what(),
-              AllOf(HasSubstr("step 8"), HasSubstr("rank 0 makes step 7")));
-  all[2] = lent_facts(7, {.learning_rate = 0.2F, .blob = {}}, false, {});
-  EXPECT_THAT(lent_objection(all, 1, {})->what(), HasSubstr("rank 2 has another learning rate"));
-  const std::vector<GroupStep> groups(4);
-  all[2] = lent_facts(7, {.learning_rate = 0.1F, .groups = groups, .blob = {}}, false, {});
-  EXPECT_FALSE(lent_objection(all, 0, {})) << "groups are each rank's own";
-  const Error longest(ErrorCode::kUnimplemented, std::string(4000, 'x'));
-  all[1] = lent_facts(7, options, false, longest);
-  EXPECT_EQ(lent_objection(all, 0, {})->code(), ErrorCode::kUnimplemented);
-  EXPECT_THAT(lent_objection(all, 0, {})->what(), HasSubstr("rank 1 refused the step: xxx"));
-  EXPECT_THAT(lent_objection(all, 1, longest)->what(), HasSubstr(longest.what()));
 }
 
 TEST(LentRanksEnd, OfOneIsTheEndOfAllAndIsNamed) {

@@ -108,7 +108,7 @@ Task<GradientFlow::Accumulator> GradientFlow::accumulator(UnitId unit) {
   const std::uint64_t size_bytes = chunks.padded_count * sizeof(float);
   // The last gradient of the unit may not have been used before this. (A trainer that has acquired
   // the unit has waited for it already.)
-  co_await cache_.wait_updated(unit);
+  co_await context_.gates.wait(unit);
   buffer = co_await take_accumulator(size_bytes);
   stages_[unit] = Stage::kAccumulating;
   // A trainer's stream may still read parameters that were in this memory before.

@@ -31,7 +31,7 @@ Task<> HomeGather::drain() {
       co_await cache_.readers_done(unit);
       co_await home_.gather(unit, Need{.generation = generation, .position = unit});
     }
-    cache_.unit_updated(unit, generation);
+    context_.gates.at_home(unit, generation);
     if (++next_unit_ == updated_.size()) {
       next_unit_ = 0;
       ++next_generation_;

@@ -23,7 +23,7 @@ class HomeGather {
   HomeGather(Context& context, ParamHome& home, ParamCache& cache, std::uint64_t generation);
 
   /// Notes that this rank's slice of `unit` is at home at `generation`. Once that is so on all
-  /// ranks, the unit is gathered and the cache is told.
+  /// ranks, the unit is gathered and its gate opens.
   void slice_updated(UnitId unit, std::uint64_t generation);
 
  private:

@@ -63,7 +63,7 @@ Task<ParamCache::Acquired> ParamCache::acquire(UnitId unit) {
     co_return co_await std::move(gathered);
   }
   if (home_.used_at_home()) {
-    co_await wait_updated(unit);
+    co_await context_.gates.wait(unit);
     ++slot.pins;
     const TypedDeviceSpan<const std::byte> params{dtype, home_.view(unit).first(unpadded_bytes)};
     co_return Acquired{.params = params, .landed = {}};
@@ -72,7 +72,7 @@ Task<ParamCache::Acquired> ParamCache::acquire(UnitId unit) {
       slot.state == State::kPresent && slot.generation == generation_ && slot.landed.happened();
   context_.metrics.add(present ? Counter::kPrefetchHits : Counter::kPrefetchMisses, 1);
   while (slot.state != State::kPresent || slot.generation != generation_) {
-    co_await wait_updated(unit);
+    co_await context_.gates.wait(unit);
     const CountedTime waited(context_.metrics, Counter::kWaitParamsNs);
     if (slot.state == State::kLoading) {
       home_.hurry(unit);
@@ -100,7 +100,7 @@ Task<ParamCache::Acquired> ParamCache::acquire_gathered(UnitId unit) {
   const std::shared_ptr<UnitGather::Flight> flight = slot.flight;
   context_.metrics.add(flight->done.is_set() ? Counter::kPrefetchHits : Counter::kPrefetchMisses,
                        1);
-  co_await wait_updated(unit);
+  co_await context_.gates.wait(unit);
   if (!flight->done.is_set()) {
     const CountedTime waited(context_.metrics, Counter::kWaitRanksNs);
     gather_->hurry(*flight);
@@ -122,7 +122,7 @@ bool ParamCache::start_gather(UnitId unit, std::uint64_t nearer_than) {
   drop(slot);
   const Need need{.generation = generation_, .position = 0};
   do {
-    slot.flight = gather_->start(unit, need, slot.updated);
+    slot.flight = gather_->start(unit, need, context_.gates.gate(unit));
   } while (!slot.flight && drop_farthest(nearer_than));
   if (!slot.flight) return false;
   slot.generation = generation_;
@@ -162,7 +162,7 @@ Task<> ParamCache::load(UnitId unit, bool on_demand) {
   const std::uint64_t generation = generation_;
   std::exception_ptr error;
   try {
-    co_await slot.updated.wait();
+    co_await context_.gates.gate(unit).wait();
     const std::uint64_t size_bytes = context_.table.unit_param_bytes(unit);
     DeviceBuffer buffer;
     if (on_demand) {
@@ -205,15 +205,6 @@ Task<> ParamCache::land(UnitId unit, ParamHome::Loading loading) {
                             format_bytes(context_.table.unit_param_bytes(unit)), error.what()),
                 error.native());
   }
-}
-
-Task<> ParamCache::wait_updated(UnitId unit) {
-  if (slots_[unit].updated.is_set()) {
-    co_await slots_[unit].updated.wait();  // rethrows a failure
-    co_return;
-  }
-  const CountedTime waited(context_.metrics, Counter::kWaitSweepNs);
-  co_await slots_[unit].updated.wait();
 }
 
 Task<DeviceBuffer> ParamCache::allocate(std::uint64_t size_bytes, Purpose purpose) {
@@ -355,18 +346,10 @@ void ParamCache::begin_generation(std::uint64_t generation) {
   surprises_ = 0;
   position_ = 0;
   for (Slot& slot : slots_) {
-    if (slot.home_generation < generation) slot.updated.reset();
     if (slot.pins == 0) drop(slot);
     slot.may_change = false;
   }
   prefetch();
-}
-
-void ParamCache::unit_updated(UnitId unit, std::uint64_t generation) {
-  slots_[unit].home_generation = generation;
-  // Without clipping, updates run during backward, so the sweep may be ahead of generation_. That
-  // is safe: nobody waits for the unit in this step any more.
-  slots_[unit].updated.set();
 }
 
 }  // namespace ziggurat

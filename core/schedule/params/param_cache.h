@@ -67,8 +67,6 @@ class ParamCache {
   /// overwritten.
   Task<> readers_done(UnitId unit);
 
-  /// Waits until `unit` is at home at the current generation.
-  Task<> wait_updated(UnitId unit);
   /// Allocates device memory for something else. Drops clean parameters, those with the farthest
   /// next use first, and waits if it must. Errors: kResourceExhausted with the device's account if
   /// no memory can come back.
@@ -82,10 +80,8 @@ class ParamCache {
   /// Waits until nothing is being loaded, so that parameters may change at home.
   Task<> quiesce();
   /// Makes acquire() give the parameters of `generation` from now on. Cached parameters of another
-  /// generation become stale.
+  /// generation become stale. The gates have begun the generation already.
   void begin_generation(std::uint64_t generation);
-  /// Notes that all chunks of `unit` are at home at `generation`.
-  void unit_updated(UnitId unit, std::uint64_t generation);
   /// Returns a hash of what this rank gathered since the last call (UnitGather); 0 if nothing is
   /// gathered.
   std::uint64_t take_order() noexcept { return gather_ ? gather_->take_order() : 0; }
@@ -94,7 +90,7 @@ class ParamCache {
   /// kPresent means that the unit's copy is at least queued.
   enum class State : std::uint8_t { kAbsent, kLoading, kPresent };
   struct Slot {
-    explicit Slot(CancelScope& cancel) : settled(cancel), updated(cancel) {}
+    explicit Slot(CancelScope& cancel) : settled(cancel) {}
     State state = State::kAbsent;
     DeviceBuffer buffer;
     Event landed;  // when the last copy from home has ended
@@ -105,8 +101,6 @@ class ParamCache {
     std::size_t pins = 0;
     bool may_change = false;  // parameters may change at home
     Signal settled;           // set while the state is not kLoading
-    std::uint64_t home_generation = 0;
-    Signal updated;  // set if home_generation == generation_
   };
 
   Task<Acquired> acquire_gathered(UnitId unit);
