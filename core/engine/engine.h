@@ -154,7 +154,75 @@ class StoreLost : public Error {
   std::optional<StateLine> line_;
 };
 
-class Engine {
+/// A part of the parameters of a model that a rank has.
+struct RankPiece {
+  std::string name;
+  std::uint64_t count = 0;  ///< elements
+};
+
+/// The calls on the state that every engine has, whoever trains.
+class StateEngine {
+ public:
+  virtual ~StateEngine() = default;
+
+  /// Return the generation of the current parameters (the number of finished steps), and the newest
+  /// durable generation.
+  virtual std::uint64_t generation() const = 0;
+  virtual std::uint64_t durable_generation() const = 0;
+  /// Waits until every finished step is durable on every rank. If state is not on NVMe, writes a
+  /// checkpoint first. May be called in the middle of a step: the records that it makes durable do
+  /// not change before step(). Must be called before exit: if one of several ranks closes its
+  /// engine without this call, the calls of the other ranks fail.
+  virtual void make_durable() = 0;
+
+  /// Saves the newest step and returns when that is done. If a save is under way, waits for that
+  /// first. Errors: why the save failed; then nothing of it is left, and training may go on.
+  virtual void save_checkpoint(const CheckpointRequest& request) = 0;
+  /// Waits for the save that is under way. Should be called before make_durable() at the end of a
+  /// run. Like save_checkpoint(), it waits only as long as the target of the save answers. If the
+  /// target has not answered for EngineConfig::Checkpoint::stall_max_s (and at least 10 s; 8 min
+  /// while the save begins or ends), it is considered to hang, and the save is given up.
+  virtual void finish_saves() = 0;
+  /// Whether a save was given up because its target hangs, and a thread is still blocked in a call
+  /// to that target. Destroying the engine would wait for this thread. To end sooner, end the
+  /// process without destroying the engine and what it uses.
+  virtual bool saves_hang() const { return false; }
+  /// Returns the saves that have ended since the last call, whether they succeeded or failed.
+  virtual std::vector<SaveOutcome> ended_saves() = 0;
+
+  /// Returns whether open() resumed from a store, or loaded a state with its step. If so,
+  /// resumed_blob() returns the blob of that generation.
+  virtual bool resumed() const = 0;
+  virtual std::span<const std::byte> resumed_blob() const = 0;
+
+  /// Passes the fp32 master parameters of `unit` that this rank updates, at generation(), to
+  /// `consume(first, values)`, in the order of elements.
+  virtual void read_master(
+      UnitId unit,
+      const std::function<void(std::uint64_t first, std::span<const float> values)>& consume) = 0;
+
+  /// Returns where each class of state is. If the config left it to the engine, this is what the
+  /// engine chose.
+  virtual Placement placement() const { return {}; }
+  /// Return how much host memory can hold records while the sweep waits for the norm, and how much
+  /// memory keeps records from sweep to sweep. The lower bound of a step's time depends on both.
+  virtual std::uint64_t read_ahead_bytes() const { return 0; }
+  virtual std::uint64_t kept_record_bytes() const { return 0; }
+  /// Returns how many seconds opening took to make, load or read the state, after memory was
+  /// allocated.
+  virtual double state_seconds() const { return 0; }
+  virtual const Metrics& metrics() const = 0;
+  virtual Account host_account() const = 0;
+  /// Returns lines for the start of a run: what was chosen and measured at open (I/O path, kind of
+  /// pages, chunk table, durability).
+  virtual std::vector<std::string> description() const = 0;
+  /// Returns the line of history to which the engine's states belong. Its checkpoints record it.
+  virtual StateLine line() const = 0;
+};
+
+/// An engine for a trainer that computes with parameters which the engine brings to a device, unit
+/// by unit.
+class Engine : public StateEngine {
  public:
   /// Opens or creates the state of `model`. Resumes at the newest durable generation if
   /// config.resume says so and there is one. Every rank of runtime.ranks opens its engine, and
@@ -173,8 +241,6 @@ class Engine {
   static std::unique_ptr<Engine> open(const ModelSpec& model, const EngineConfig& config,
                                       Runtime& runtime, Device& device, StateSource& source,
                                       const LoadOptions& options);
-  virtual ~Engine() = default;
-
   /// Makes `unit`'s parameters of the current generation present on the device, in
   /// ModelSpec::dtype, and pins them there until release(). They are flat, in ModelSpec's order.
   /// Nested acquires count. Work that is queued on `stream` from now on finds them. A trainer on
@@ -234,60 +300,6 @@ class Engine {
   /// options that differ from another rank's. After any other error the engine has ended: every
   /// call throws, and the newest durable generation is undamaged.
   virtual StepResult step(const StepOptions& options) = 0;
-
-  /// Return the generation of the current parameters (the number of finished steps), and the newest
-  /// durable generation.
-  virtual std::uint64_t generation() const = 0;
-  virtual std::uint64_t durable_generation() const = 0;
-  /// Waits until every finished step is durable on every rank. If state is not on NVMe, writes a
-  /// checkpoint first. May be called in the middle of a step: the records that it makes durable do
-  /// not change before step(). Must be called before exit: if one of several ranks closes its
-  /// engine without this call, the calls of the other ranks fail.
-  virtual void make_durable() = 0;
-
-  /// Saves the newest step and returns when that is done. If a save is under way, waits for that
-  /// first. Errors: why the save failed; then nothing of it is left, and training may go on.
-  virtual void save_checkpoint(const CheckpointRequest& request) = 0;
-  /// Waits for the save that is under way. Should be called before make_durable() at the end of a
-  /// run. Like save_checkpoint(), it waits only as long as the target of the save answers. If the
-  /// target has not answered for EngineConfig::Checkpoint::stall_max_s (and at least 10 s; 8 min
-  /// while the save begins or ends), it is considered to hang, and the save is given up.
-  virtual void finish_saves() = 0;
-  /// Whether a save was given up because its target hangs, and a thread is still blocked in a call
-  /// to that target. Destroying the engine would wait for this thread. To end sooner, end the
-  /// process without destroying the engine and what it uses.
-  virtual bool saves_hang() const { return false; }
-  /// Returns the saves that have ended since the last call, whether they succeeded or failed.
-  virtual std::vector<SaveOutcome> ended_saves() = 0;
-
-  /// Returns whether open() resumed from a store, or loaded a state with its step. If so,
-  /// resumed_blob() returns the blob of that generation.
-  virtual bool resumed() const = 0;
-  virtual std::span<const std::byte> resumed_blob() const = 0;
-
-  /// Passes the fp32 master parameters of `unit` that this rank updates, at generation(), to
-  /// `consume(first, values)`, in the order of elements.
-  virtual void read_master(
-      UnitId unit,
-      const std::function<void(std::uint64_t first, std::span<const float> values)>& consume) = 0;
-
-  /// Returns where each class of state is. If the config left it to the engine, this is what the
-  /// engine chose.
-  virtual Placement placement() const { return {}; }
-  /// Return how much host memory can hold records while the sweep waits for the norm, and how much
-  /// memory keeps records from sweep to sweep. The lower bound of a step's time depends on both.
-  virtual std::uint64_t read_ahead_bytes() const { return 0; }
-  virtual std::uint64_t kept_record_bytes() const { return 0; }
-  /// Returns how many seconds opening took to make, load or read the state, after memory was
-  /// allocated.
-  virtual double state_seconds() const { return 0; }
-  virtual const Metrics& metrics() const = 0;
-  virtual Account host_account() const = 0;
-  /// Returns lines for the start of a run: what was chosen and measured at open (I/O path, kind of
-  /// pages, chunk table, durability).
-  virtual std::vector<std::string> description() const = 0;
-  /// Returns the line of history to which the engine's states belong. Its checkpoints record it.
-  virtual StateLine line() const = 0;
 };
 
 }  // namespace ziggurat

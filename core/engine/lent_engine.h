@@ -38,7 +38,7 @@
 
 namespace ziggurat {
 
-class LentEngine : public Engine {
+class LentEngine : public StateEngine {
  public:
   /// Opens an engine like Engine::open(). `params` has each unit's parameters, without padding, in
   /// the unit's type. The masters of a new store are made from them, and the masters of an existing
@@ -60,7 +60,6 @@ class LentEngine : public Engine {
   /// Makes a step with `gradients`: one for each unit, without padding, in any type. A unit with an
   /// empty gradient does not take part: it has no decay, and the step is not counted for it.
   /// Returns when the sweep has begun. The engine uses the memory until wait_updated(unit).
-  /// Replaces Engine's calls for gradients, which are errors here.
   ///
   /// Errors are thrown on every rank if one has them, and name that rank. After kInvalidArgument
   /// for invalid options or a wrong number of elements, and after kUnimplemented, nothing was
@@ -69,7 +68,6 @@ class LentEngine : public Engine {
   /// parameters.
   virtual StepResult step(std::span<const TypedSpan<const std::byte>> gradients,
                           const StepOptions& options) = 0;
-  using Engine::step;
   /// Called instead of step() if this rank's trainer cannot make the step that the other ranks are
   /// making. They get an error that names this rank and `why`, and nothing is changed. Throws
   /// `why`.
@@ -123,11 +121,7 @@ class LentEngine : public Engine {
   /// of `take`.
   virtual void copy_state(bool widen_codes, const TakeArray& take) = 0;
 
-  /// A part of the parameters that a rank has: one of its units.
-  struct Piece {
-    std::string name;
-    std::uint64_t count = 0;  ///< elements
-  };
+  using Piece = RankPiece;  ///< one of a rank's units
   /// Returns the pieces of `rank`, which may be this rank. Errors: kInvalidArgument for a rank that
   /// does not exist.
   virtual std::vector<Piece> pieces_of(int rank) const = 0;

@@ -30,8 +30,8 @@ inline constexpr std::uint64_t kChunkTilesMax = 32;
 inline constexpr std::uint64_t kWorkItemsWanted = 12;
 
 /// The number of buffers that a save in the background has, each as large as the largest record
-/// (core/engine/background_save.h). They are set aside for as long as the engine lives, beside the
-/// pool.
+/// (core/engine/state/background_save.h). They are set aside for as long as the engine lives,
+/// beside the pool.
 inline constexpr std::uint64_t kSaveRecords = 4;
 
 /// The host memory that a rank may use, and whether it saves checkpoints in the background.

@@ -11,7 +11,7 @@
 
 #include "base/bytes.h"
 #include "core/engine/engine_settings.h"
-#include "core/engine/store_reshard.h"
+#include "core/engine/state/store_reshard.h"
 #include "core/plan/machine_profile.h"
 #include "integrations/cli/commands.h"
 #include "integrations/cli/console.h"

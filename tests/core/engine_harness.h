@@ -15,7 +15,7 @@
 #include "base/bytes.h"
 #include "collectives/quantize/quantize.h"
 #include "core/engine/engine.h"
-#include "core/engine/store_rounding.h"
+#include "core/engine/state/store_rounding.h"
 #include "core/sharding/chunk_table.h"
 #include "optimizer/gradient.h"
 #include "optimizer/update.h"

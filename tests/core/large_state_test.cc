@@ -27,7 +27,7 @@
 #include "core/checkpoint/checkpoint_save.h"
 #include "core/checkpoint/chunk_runs.h"
 #include "core/checkpoint/stored_state.h"
-#include "core/engine/store_reshard.h"
+#include "core/engine/state/store_reshard.h"
 #include "tests/core/engine_harness.h"
 
 namespace ziggurat::testing {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/core/stall_limit_test.cc: all waits together have one limit, and what is no wait has none.
-#include "core/engine/stall_limit.h"
+#include "core/engine/state/stall_limit.h"
 
 #include <gtest/gtest.h>
 

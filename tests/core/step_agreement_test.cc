@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/core/step_agreement_test.cc: ranks make a step together, or none makes it and all say whose
 // doing that is.
-#include "core/engine/step_agreement.h"
+#include "core/engine/state/step_agreement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

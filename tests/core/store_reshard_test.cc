@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/core/store_reshard_test.cc: a store of any trainer's, cut anew by one process: the same
 // state for other ranks, which train on with the same bits.
-#include "core/engine/store_reshard.h"
+#include "core/engine/state/store_reshard.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

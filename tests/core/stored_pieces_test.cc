@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/engine/store_reshard.h"
+#include "core/engine/state/store_reshard.h"
 #include "core/sharding/stored_records.h"
 #include "tests/core/lent_world.h"
 #include "tests/core/open_store.h"

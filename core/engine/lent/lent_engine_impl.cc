@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/lent/lent_engine_impl.cc: steps of a trainer that lends its parameters and gradients,
+// and how it reads and writes the state of a unit by name.
+#include "core/engine/lent/lent_engine_impl.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/numerics/typed_value.h"
+#include "core/engine/state/step_agreement.h"
+#include "core/engine/state/store_rounding.h"
+#include "optimizer/state_values.h"
+#include "tiers/host_device.h"
+
+namespace ziggurat {
+namespace {
+
+std::unique_ptr<LentEngine> opened(const ModelSpec& model, EngineConfig config, Runtime& runtime,
+                                   std::span<const TypedSpan<std::byte>> params,
+                                   StateSource* source, const LoadOptions& options) {
+  config.placement.params = config.placement.grads = Tier::kTrainer;
+  // The trainer judges a step before anything is updated, so there is nothing to guess.
+  config.speculation = EngineConfig::Speculation::kNever;
+  auto device = HostDevice::create(runtime.reactor, kKiB * 4, runtime.trace.get());
+  auto engine = std::make_unique<LentEngineImpl>(model, config, runtime, std::move(device));
+  engine->open(params, source, options);
+  return engine;
+}
+
+}  // namespace
+
+std::unique_ptr<LentEngine> LentEngine::open(const ModelSpec& model, EngineConfig config,
+                                             Runtime& runtime,
+                                             std::span<const TypedSpan<std::byte>> params) {
+  return opened(model, std::move(config), runtime, params, nullptr, {});
+}
+
+std::unique_ptr<LentEngine> LentEngine::open(const ModelSpec& model, EngineConfig config,
+                                             Runtime& runtime,
+                                             std::span<const TypedSpan<std::byte>> params,
+                                             StateSource& source, const LoadOptions& options) {
+  return opened(model, std::move(config), runtime, params, &source, options);
+}
+
+LentEngineImpl::LentEngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
+                               std::unique_ptr<Device> device)
+    : StateDoor(model, config, runtime, *device, TrainingState::Division::kPieces),
+      device_(std::move(device)) {}
+
+void LentEngineImpl::open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
+                          const LoadOptions& options) {
+  lent_.assign(params.begin(), params.end());
+  open_state(*this, lent_, source, options);
+}
+
+void LentEngineImpl::validate() {
+  const EngineConfig& config = state_.config();
+  ModelSpec& model = state_.model();
+  const auto require = [](bool good, const std::string& message) {
+    if (!good) throw Error(ErrorCode::kInvalidArgument, message);
+  };
+  require(!config.checkpoint.saves,
+          "this engine cannot save checkpoints yet, because its parameters are in the trainer's "
+          "memory: leave EngineConfig::Checkpoint::saves off");
+  require(config.resume != EngineConfig::Resume::kReshard,
+          "`resume=reshard` cannot be used with lent parameters, because only the trainer knows "
+          "their pieces: open the store with the ranks that made it, and load their state dicts "
+          "with other ranks");
+  require(config.clip_norm == 0,
+          fmt::format("`clip={}` cannot be used with lent gradients, because their trainer clips "
+                      "them itself: leave this setting out",
+                      config.clip_norm));
+  require(config.param_groups.empty(),
+          "`param_groups` cannot be used with lent parameters: give each step its groups instead");
+  require(!config.placement.automatic && config.placement.optimizer != Tier::kDevice &&
+              config.placement.device_record_bytes == 0,
+          fmt::format("`placement={}` cannot be used with lent parameters: keep optimizer state on "
+                      "host or nvme",
+                      to_string(config.placement)));
+  require(!config.store.empty() || config.placement.optimizer == Tier::kHost,
+          "`store` is missing: give a directory, because optimizer state is not on the host");
+  require(lent_.size() == model.units.size(),
+          fmt::format("{} parameters are lent, but the model has {} units: lend one for each",
+                      lent_.size(), model.units.size()));
+  const std::vector<std::uint64_t>& firsts = config.first_elements;
+  require(firsts.empty() || firsts.size() == model.units.size(),
+          fmt::format(
+              "`first_elements` has {} numbers, but the model has {} parameters: give one for each",
+              firsts.size(), model.units.size()));
+  for (std::size_t u = 0; u < firsts.size(); ++u)
+    model.units[u].params[0].first_element = firsts[u];
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    const UnitSpec& unit = model.units[u];
+    const DType dtype = unit.dtype.value_or(model.dtype);
+    const TypedSpan<std::byte>& lent = lent_[u];
+    require(
+        lent.dtype == dtype && lent.count() == unit.count(),
+        fmt::format("unit '{}': {} elements of {} are lent, but the unit has {} of {}", unit.name,
+                    lent.count(), to_string(lent.dtype), unit.count(), to_string(dtype)));
+    require_compatible(config.optimizer.state.format, param_rounding(config.optimizer),
+                       dtype == DType::kBFloat16);
+  }
+}
+
+/// Throws unless `unit` has `count` elements.
+void LentEngineImpl::require_count(const char* call, UnitId unit, std::uint64_t count) const {
+  require_unit(call, unit);
+  const UnitSpec& its = state_.model().units[unit];
+  if (count == its.count()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}('{}'): {} elements were given, but the unit has {}", call, its.name,
+                          count, its.count()));
+}
+
+/// Makes the masters of a chunk in a new store from the lent parameters.
+void LentEngineImpl::make_masters(ChunkId id, std::span<float> masters) const {
+  const Chunk& chunk = state_.table().chunk(id);
+  const TypedSpan<std::byte> params = lent_[chunk.unit].subspan(chunk.begin, masters.size());
+  for (std::size_t i = 0; i < masters.size(); ++i)
+    masters[i] = value_at(params.dtype, params.bytes.data(), i);
+}
+
+void LentEngineImpl::lend_params(UnitId unit, TypedSpan<std::byte> params) {
+  const Turn turn(turn_);
+  require_count("lend_params", unit, params.count());
+  if (const DType dtype = state_.table().dtype(unit); params.dtype != dtype) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("lend_params('{}'): the parameter is {}, but the memory is {}",
+                    state_.model().units[unit].name, to_string(dtype), to_string(params.dtype)));
+  }
+  run([](TrainingState& state, UnitId of, auto lent) -> Task<> {
+    co_await state.gates().wait(of);
+    state.params().lend(of, lent);
+  }(state_, unit, params));
+}
+
+void LentEngineImpl::check() {
+  if (!state_.has_ended()) return;
+  const Turn turn(turn_);
+  run([](TrainingState& state) -> Task<> {
+    state.check();
+    co_return;
+  }(state_));
+}
+
+void LentEngineImpl::expect_gradients() {
+  const Turn turn(turn_);
+  run([](TrainingState& state) -> Task<> {
+    state.check();
+    state.begin_call();
+    state.sweep().gradient_started(0, state.generation() + 1, nullptr);
+    co_return;
+  }(state_));
+}
+
+void LentEngineImpl::wait_updated(UnitId unit) {
+  const Turn turn(turn_);
+  require_unit("wait_updated", unit);
+  run([](TrainingState& state, UnitId of) -> Task<> {
+    state.check();
+    co_await state.gates().wait(of);
+  }(state_, unit));
+}
+
+void LentEngineImpl::wait_all_updated() {
+  const Turn turn(turn_);
+  run([](TrainingState& state) -> Task<> {
+    state.check();
+    co_await state.gates().wait_all();
+  }(state_));
+}
+
+StepResult LentEngineImpl::step(std::span<const TypedSpan<const std::byte>> gradients,
+                                const StepOptions& options) {
+  const Turn turn(turn_);
+  return run(finish_step(gradients, options));
+}
+
+void LentEngineImpl::refuse_step(const Error& why) {
+  const Turn turn(turn_);
+  run([](LentEngineImpl& self, const Error& its) -> Task<> {
+    self.state_.check();
+    co_await self.agree({.blob = {}}, its);
+  }(*this, why));
+}
+
+/// Returns why this rank will not make the step; none if it will.
+std::optional<Error> LentEngineImpl::refusal_of(
+    std::span<const TypedSpan<const std::byte>> gradients, const StepOptions& options) const {
+  const std::size_t units = state_.model().units.size();
+  if (gradients.size() != units) {
+    return Error(ErrorCode::kInvalidArgument,
+                 fmt::format("{} gradients were given for {} units: give one for each",
+                             gradients.size(), units));
+  }
+  try {
+    state_.require_blob_given("step()");
+    for (UnitId u = 0; u < gradients.size(); ++u) {
+      if (!gradients[u].bytes.empty()) require_count("step", u, gradients[u].count());
+    }
+  } catch (const Error& error) {
+    return error;
+  }
+  if (const std::optional<Error> refusal = state_.refusal_of(options)) return refusal;
+  const ChunkTable& table = state_.table();
+  const bool some_left_out =
+      std::ranges::any_of(gradients, [](const auto& gradient) { return gradient.bytes.empty(); });
+  const bool counted = table.rounding() && state_.config().param_steps;
+  const bool drawn = drawn_by(table.state().format, state_.rounding()).param;
+  if (!some_left_out || !drawn || counted || holds_param(table.state().format)) return std::nullopt;
+  return Error(
+      ErrorCode::kUnimplemented,
+      "some parameters have no gradient in this step, but parameters are rounded stochastically "
+      "and nobody counts their steps. The store would round them differently when it is opened "
+      "again: make a new store, or choose `param_rounding=nearest`");
+}
+
+/// Agrees with the other ranks on the step: either all make it, or none does and each throws.
+/// Returns whether the step is to be stored, which rank 0 decides. Without a verdict the engine has
+/// ended.
+Task<bool> LentEngineImpl::agree(const StepOptions& options, const std::optional<Error>& refusal) {
+  state_.require_all_open("step()");
+  state_.agreeing(true);
+  // Each trainer decides groups and gradients for its own parameters, so nothing follows the facts.
+  std::vector<StepFacts> all(static_cast<std::size_t>(state_.runtime().ranks->world_size()));
+  StepVerdict verdict;
+  std::exception_ptr lost;
+  try {
+    Task<StepVerdict> agreeing =
+        state_.agree(state_.facts(options), refusal, std::as_writable_bytes(std::span(all)));
+    verdict = co_await std::move(agreeing);
+  } catch (...) {
+    lost = std::current_exception();
+  }
+  state_.agreeing(false);
+  if (lost) {
+    state_.fail(lost);
+    std::rethrow_exception(lost);
+  }
+  if (verdict.refused) throw not_made(state_.generation() + 1, *verdict.refused);
+  co_return verdict.checkpoint;
+}
+
+/// Makes a step. No update starts before the trainers of all ranks have agreed to the step, so none
+/// is ever undone.
+Task<StepResult> LentEngineImpl::finish_step(std::span<const TypedSpan<const std::byte>> gradients,
+                                             const StepOptions& options) {
+  state_.check();
+  const std::optional<Error> refusal = refusal_of(gradients, options);
+  const bool checkpoint = co_await agree(options, refusal);
+  state_.begin_call();
+  // The gradients of the previous step are in use until all units are updated.
+  co_await state_.gates().wait_all();
+  co_await state_.checkpoint_ended();
+  const ChunkTable& table = state_.table();
+  GradHome& grads = state_.grads();
+  for (UnitId u = 0; u < table.unit_count(); ++u) grads.lend(u, gradients[u]);
+  state_.sweep().gradient_started(0, state_.generation() + 1, nullptr);
+  for (ChunkId id = 0; id < table.chunks().size(); ++id) grads.arrived(id).set();
+  const auto grad_scale = static_cast<float>(1.0 / state_.gradient_divisor(options));
+  const StepScalars steps = state_.scalars(options, grad_scale);
+  take_counts(gradients, options.blob);
+  state_.end_step(steps, options.blob, options.blob_follows, checkpoint);
+  if (options.update_at_once) co_await updated_from_memory();
+  co_return StepResult{.generation = state_.generation(),
+                       .grad_norm = std::numeric_limits<double>::quiet_NaN()};
+}
+
+/// Takes the counts of steps from the step's blob. If a unit's count has changed and no gradient of
+/// this step rounds its parameters, they are made again from its masters.
+void LentEngineImpl::take_counts(std::span<const TypedSpan<const std::byte>> gradients,
+                                 std::span<const std::byte> blob) {
+  const ChunkTable& table = state_.table();
+  const std::vector<std::uint64_t> before = state_.take_counts(blob);
+  if (!drawn_by(table.state().format, state_.rounding()).param) return;
+  for (UnitId u = 0; u < before.size(); ++u) {
+    if (!gradients[u].bytes.empty() || state_.steps(u) == before[u]) continue;
+    const UnitChunks& chunks = table.unit(u);
+    for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id)
+      state_.writes().round_again(id);
+  }
+}
+
+/// Returns when all units whose records are in memory are updated.
+Task<> LentEngineImpl::updated_from_memory() {
+  const ChunkTable& table = state_.table();
+  const auto in_memory = [&](UnitId u) {
+    const UnitChunks& chunks = table.unit(u);
+    const ChunkId last = chunks.first_chunk + chunks.chunk_count - 1;
+    return state_.records().stays(chunks.first_chunk) && state_.records().stays(last);
+  };
+  for (UnitId u = 0; u < table.unit_count(); ++u)
+    if (in_memory(u)) co_await state_.gates().wait(u);
+}
+
+void LentEngineImpl::give_blob(std::span<const std::byte> blob) {
+  const Turn turn(turn_);
+  state_.require_blob(blob);
+  run([](TrainingState& state, std::span<const std::byte> given) -> Task<> {
+    state.give_blob(given);
+    co_return;
+  }(state_, blob));
+}
+
+std::vector<std::string> LentEngineImpl::state_names() const {
+  return ziggurat::state_names(state_.table().state().optimizer);
+}
+
+std::size_t LentEngineImpl::require_state(const char* call, UnitId unit, std::string_view name,
+                                          std::uint64_t count) const {
+  require_count(call, unit, count);
+  state_.require_updated(call, unit);
+  return state_.state_index(call, state_.model().units[unit].name, name);
+}
+
+void LentEngineImpl::read_state(UnitId unit, std::string_view name, std::span<float> values) {
+  const Turn turn(turn_);
+  run(state_.read_state(unit, require_state("read_state", unit, name, values.size()), values));
+}
+
+void LentEngineImpl::write_state(UnitId unit, std::string_view name,
+                                 std::span<const float> values) {
+  const Turn turn(turn_);
+  run(state_.write_state(unit, require_state("write_state", unit, name, values.size()), values));
+}
+
+void LentEngineImpl::copy_state(bool widen_codes, const TakeArray& take) {
+  const Turn turn(turn_);
+  run(state_.copy_state(widen_codes, take));
+}
+
+std::vector<LentEngine::Piece> LentEngineImpl::pieces_of(int rank) const {
+  const Turn turn(turn_);
+  return state_.known_pieces(rank).all;
+}
+
+void LentEngineImpl::read_state_of(int rank, std::string_view piece, std::string_view name,
+                                   std::span<float> values) {
+  const Turn turn(turn_);
+  const TrainingState::Pieces& pieces = state_.known_pieces(rank);
+  const auto found = pieces.places.find(piece);
+  if (found == pieces.places.end()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("read_state_of(rank {}, '{}'): the rank has no piece of that name",
+                            rank, piece));
+  }
+  const std::size_t index = found->second;
+  const std::uint64_t count = pieces.all[index].count;
+  if (values.size() != count) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "read_state_of(rank {}, '{}'): {} elements were asked for, but the piece has {}", rank,
+            piece, values.size(), count));
+  }
+  if (rank == state_.runtime().ranks->rank())
+    return read_state(static_cast<UnitId>(index), name, values);
+  const std::size_t state = state_.state_index("read_state_of", piece, name);
+  run(state_.read_state_of(rank, index, state, values));
+}
+
+}  // namespace ziggurat

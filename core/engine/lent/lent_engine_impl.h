@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/lent/lent_engine_impl.h: the hand of a trainer that lends its own parameters and
+// gradients. Private to the engine.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/engine/lent_engine.h"
+#include "core/engine/state/state_door.h"
+
+namespace ziggurat {
+
+class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
+ public:
+  /// `device` holds nothing of the trainer's.
+  LentEngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
+                 std::unique_ptr<Device> device);
+  ~LentEngineImpl() override { close_state(); }
+  /// Does the rest of construction. `source` may be null.
+  void open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
+            const LoadOptions& options);
+
+  StepResult step(std::span<const TypedSpan<const std::byte>> gradients,
+                  const StepOptions& options) override;
+  void refuse_step(const Error& why) override;
+  void lend_params(UnitId unit, TypedSpan<std::byte> params) override;
+  void expect_gradients() override;
+  void wait_updated(UnitId unit) override;
+  void wait_all_updated() override;
+  void give_blob(std::span<const std::byte> blob) override;
+  bool has_ended() const noexcept override { return state_.has_ended(); }
+  void check() override;
+
+  std::vector<std::string> state_names() const override;
+  void read_state(UnitId unit, std::string_view name, std::span<float> values) override;
+  void write_state(UnitId unit, std::string_view name, std::span<const float> values) override;
+  std::optional<Roundings> rounding() const override { return state_.table().rounding(); }
+  StateKind copied_state(bool widen_codes) const override {
+    return state_.copied_state(widen_codes);
+  }
+  void copy_state(bool widen_codes, const TakeArray& take) override;
+  std::vector<Piece> pieces_of(int rank) const override;
+  void read_state_of(int rank, std::string_view piece, std::string_view name,
+                     std::span<float> values) override;
+
+ private:
+  // Hand
+  void validate() override;
+  void make_masters(ChunkId chunk, std::span<float> masters) const override;
+  void updated(UnitId unit, std::uint64_t generation) override {
+    state_.gates().at_home(unit, generation);
+  }
+
+  void require_count(const char* call, UnitId unit, std::uint64_t count) const;
+  std::size_t require_state(const char* call, UnitId unit, std::string_view name,
+                            std::uint64_t count) const;
+  std::optional<Error> refusal_of(std::span<const TypedSpan<const std::byte>> gradients,
+                                  const StepOptions& options) const;
+  Task<bool> agree(const StepOptions& options, const std::optional<Error>& refusal);
+  Task<StepResult> finish_step(std::span<const TypedSpan<const std::byte>> gradients,
+                               const StepOptions& options);
+  void take_counts(std::span<const TypedSpan<const std::byte>> gradients,
+                   std::span<const std::byte> blob);
+  Task<> updated_from_memory();
+
+  std::unique_ptr<Device> device_;
+  std::vector<TypedSpan<std::byte>> lent_;  // per unit, as lent at open
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/state/hand.h: what the state of an engine must have from the hand that trains it.
+//
+// A hand brings parameters to its trainer, takes the trainer's gradients, and says when a step is
+// made. The state knows no trainer: it asks the hand only for what follows. Private to the engine.
+// Reactor's thread only, if nothing else is said.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/runtime/async.h"
+#include "core/sharding/chunk_table.h"
+
+namespace ziggurat {
+
+class Hand {
+ public:
+  virtual ~Hand() = default;
+
+  // While the state is opened, in this order.
+  /// Checks the settings that concern the hand, and what the trainer gave. Errors:
+  /// kInvalidArgument.
+  virtual void validate() = 0;
+  /// Divides the device's memory, before a new store is made. Errors: kResourceExhausted.
+  virtual void plan_device() {}
+  /// Makes the hand's own parts. The homes of the state are there.
+  virtual Task<> build() { co_return; }
+  /// Fills the masters of a chunk of a new state, without its padding. Any thread.
+  virtual void make_masters(ChunkId chunk, std::span<float> masters) const = 0;
+  /// The state is whole, and this rank's part of its parameters is at home.
+  virtual void opened() {}
+
+  // While it trains.
+  /// Notes that this rank's part of `unit` is at home at `generation`.
+  virtual void updated(UnitId unit, std::uint64_t generation) = 0;
+  /// Begins the step after `generation`. The gates have begun it already.
+  virtual void begin_generation(std::uint64_t) {}
+  /// Waits until nothing is under way in which other ranks take part.
+  virtual Task<> quiesce() { co_return; }
+  /// Whether a step was begun in which other ranks will wait for this rank.
+  virtual bool in_step() const { return false; }
+
+  /// Destroys the hand's own parts, when nothing is under way any more.
+  virtual void close() {}
+};
+
+}  // namespace ziggurat

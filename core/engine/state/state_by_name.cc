@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/state/state_by_name.cc: how a trainer that lends its parameters reads and writes the
+// state of a unit by name.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "aio/aligned_bytes.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "base/runtime/for_each.h"
+#include "core/engine/state/training_state.h"
+#include "core/schedule/stored_record.h"
+#include "optimizer/state_arrays.h"
+#include "optimizer/state_values.h"
+
+namespace ziggurat {
+namespace {
+
+/// The number of records that copy_state() has in memory: one is read while another is taken.
+constexpr std::size_t kCopiedAtOnce = 2;
+
+}  // namespace
+
+void TrainingState::require_updated(const char* call, UnitId unit) const {
+  if (table_->unit(unit).updated_count == table_->unit(unit).chunk_count) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}('{}'): a part of the unit is frozen, so that part has no state", call,
+                          model_.units[unit].name));
+}
+
+std::size_t TrainingState::state_index(const char* call, std::string_view piece,
+                                       std::string_view name) const {
+  const OptimizerKind kind = table_->state().optimizer;
+  if (const std::optional<std::size_t> index = find_state(kind, name)) return *index;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}('{}', '{}'): there is no such array: the state of {} consists of {}", call,
+                  piece, name, to_string(kind), fmt::join(ziggurat::state_names(kind), ", ")));
+}
+
+Task<> TrainingState::read_state(UnitId unit, std::size_t index, std::span<float> values) {
+  cancel_.check();
+  const UnitChunks& chunks = table_->unit(unit);
+  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+    const std::span<float> its = values.subspan(table_->chunk(id).begin, table_->real_count(id));
+    co_await read_state_chunk(id, index, its);
+  }
+}
+
+/// Returns the chunk's newest record from wherever it is; `memory` is taken for it. The record need
+/// not be durable, because the blob of its step may come later. A record that stays in memory was
+/// verified when it was read or made. If the trainer has written state since, the record is in
+/// `written` and includes it.
+Task<std::span<const std::byte>> TrainingState::newest_record(ChunkId id, ItemMemory& memory,
+                                                              std::vector<std::byte>& written) {
+  co_await sweep_->record_written(id, generation_);
+  memory = co_await item_of(id);
+  if (!records_->holds(id, generation_)) {
+    ZIGGURAT_CHECK(!records_->stays(id), "chunk {}: the record that stays is of another generation",
+                   id);
+    co_await read_record(*context_, *storage_->store, id, sweep_->stored_in(id),
+                         memory.work.record);
+  }
+  const std::shared_ptr<const StateWrites::Arrays> writes = writes_->of(id);
+  if (writes == nullptr) co_return memory.work.record;
+  const std::function<void()> job = [&] {
+    written.assign(memory.work.record.begin(), memory.work.record.end());
+    writes_->apply(*writes, written);
+  };
+  co_await context_->run_near(id, "apply writes", job);
+  co_return written;
+}
+
+Task<> TrainingState::read_state_chunk(ChunkId id, std::size_t index, std::span<float> values) {
+  ItemMemory memory;
+  std::vector<std::byte> written;
+  Task<std::span<const std::byte>> finding = newest_record(id, memory, written);
+  const std::span<const std::byte> record = co_await std::move(finding);
+  const std::function<void()> job = [&] {
+    read_state_values(table_->state(), index, record, values);
+  };
+  co_await context_->run_near(id, "read state", job);
+}
+
+StateKind TrainingState::copied_state(bool widen_codes) const {
+  StateKind kind = table_->state();
+  if (widen_codes && kind.format == StateFormat::k8Bit) kind.format = StateFormat::kFp32;
+  return kind;
+}
+
+Task<> TrainingState::copy_state(bool widen_codes, const TakeArray& take) {
+  cancel_.check();
+  const std::function<Task<>(std::size_t)> copy = [&](std::size_t id) {
+    return copy_chunk(static_cast<ChunkId>(id), widen_codes, take);
+  };
+  co_await for_each_index(runtime_.reactor, table_->chunks().size(), kCopiedAtOnce, copy);
+}
+
+Task<> TrainingState::copy_chunk(ChunkId id, bool widen_codes, const TakeArray& take) {
+  const std::uint64_t count = table_->real_count(id);
+  if (count == 0) co_return;
+  ItemMemory memory;
+  std::vector<std::byte> written;
+  Task<std::span<const std::byte>> finding = newest_record(id, memory, written);
+  const std::span<const std::byte> record = co_await std::move(finding);
+  const StateKind kind = copied_state(widen_codes);
+  const bool same = kind == table_->state();
+  const std::vector<StateArray> arrays = state_arrays(kind);
+  const Chunk& chunk = table_->chunk(id);
+  for (std::size_t a = 0; a < arrays.size(); ++a) {
+    const StateArray& array = arrays[a];
+    const AlignedBytes taken((count + array.block - 1) / array.block * array.element_bytes());
+    const std::span<std::byte> values = taken.span();
+    const std::function<void()> job = [&] {
+      if (same) return read_state_array(kind, a, record, 0, values);
+      std::vector<float> wide(count);
+      read_state_values(table_->state(), a, record, wide);
+      std::memcpy(values.data(), wide.data(), values.size());
+    };
+    co_await context_->run_near(id, "copy state", job);
+    Task<> taking = take(chunk.unit, a, chunk.begin / array.block, values);
+    co_await std::move(taking);
+  }
+}
+
+Task<> TrainingState::write_state(UnitId unit, std::size_t index, std::span<const float> values) {
+  cancel_.check();
+  at_rest_ = false;
+  const UnitChunks& chunks = table_->unit(unit);
+  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+    // State that was written before the newest step belongs to that step's record. This waits for
+    // that record, so that the new values go into the next one.
+    co_await sweep_->record_written(id, generation_);
+    const std::span<const float> its =
+        values.subspan(table_->chunk(id).begin, table_->real_count(id));
+    if (!its.empty()) writes_->put(id, index, {its.begin(), its.end()});
+  }
+}
+
+Task<std::vector<float>> TrainingState::read_master(ChunkId id) {
+  co_await sweep_->settled();
+  std::vector<float> values;
+  const Chunk& chunk = table_->chunk(id);
+  // If the newest generation is durable, the record in memory may be, or may become, a guess at the
+  // next one.
+  const bool sealed = records_->through_store() && durable_generation() == generation_;
+  const bool stored = sealed || !records_->holds(id, generation_);
+  const bool fetched = !stored && records_->updated_on_device(id);
+  Lease lease;
+  if (stored && !storage_->store) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("read_master(unit {}): the unit is frozen, and an engine without "
+                            "`store` keeps no masters of frozen units",
+                            chunk.unit));
+  }
+  if (stored || fetched) lease = co_await state_lease(id, chunk.record_bytes());
+  if (stored) {
+    const std::uint64_t generation =
+        chunk.constant ? storage_->store->durable_generation() : sweep_->stored_in(id);
+    co_await read_record(*context_, *storage_->store, id, generation, lease.bytes());
+  } else if (fetched) {
+    co_await records_->fetch(id, lease.bytes());
+  }
+  const std::span<const std::byte> record =
+      lease ? std::span<const std::byte>(lease.bytes()) : records_->memory(id);
+  const std::function<void()> job = [&] {
+    values.resize(chunk.count);
+    read_masters(table_->state_format(id), record, values);
+  };
+  co_await runtime_.workers->run(runtime_.reactor, "read masters", job);
+  values.resize(table_->real_count(id));
+  co_return values;
+}
+
+}  // namespace ziggurat

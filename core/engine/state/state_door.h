@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/state/state_door.h: the calls on the state that every engine has, for a trainer's
+// thread: each takes its turn, and waits on the reactor until it has ended. Private to the engine.
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/engine/state/training_state.h"
+
+namespace ziggurat {
+
+/// `Interface` is StateEngine, or derives from it. A derived class closes the state in its
+/// destructor.
+template <class Interface>
+class StateDoor : public Interface {
+ public:
+  StateDoor(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device,
+            TrainingState::Division division)
+      : state_(model, config, runtime, device, division) {}
+
+  std::uint64_t generation() const override {
+    const Turn turn(turn_);
+    return state_.generation();
+  }
+  std::uint64_t durable_generation() const override { return state_.durable_generation(); }
+  void make_durable() override {
+    const Turn turn(turn_);
+    state_.require_durable();
+    run(state_.make_durable());
+  }
+  void save_checkpoint(const CheckpointRequest& request) override {
+    const Turn turn(turn_);
+    state_.require_saves("save_checkpoint()");
+    run(state_.save_checkpoint(request));
+  }
+  void finish_saves() override {
+    const Turn turn(turn_);
+    run(state_.finish_saves());
+  }
+  bool saves_hang() const override {
+    const Turn turn(turn_);
+    return state_.runtime().reactor.block_on(
+        [](const TrainingState& state) -> Task<bool> { co_return state.saves_hang(); }(state_));
+  }
+  std::vector<SaveOutcome> ended_saves() override {
+    const Turn turn(turn_);
+    std::vector<SaveOutcome> outcomes;
+    run([](TrainingState& state, std::vector<SaveOutcome>& all) -> Task<> {
+      all = state.ended_saves();
+      co_return;
+    }(state_, outcomes));
+    return outcomes;
+  }
+  bool resumed() const override { return state_.resumed(); }
+  std::span<const std::byte> resumed_blob() const override { return state_.resumed_blob(); }
+  void read_master(
+      UnitId unit,
+      const std::function<void(std::uint64_t, std::span<const float>)>& consume) override {
+    const Turn turn(turn_);
+    require_unit("read_master", unit);
+    const ChunkTable& table = state_.table();
+    const UnitChunks& chunks = table.unit(unit);
+    for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+      std::vector<float> values;
+      run([](TrainingState& state, ChunkId chunk, std::vector<float>& its) -> Task<> {
+        Task<std::vector<float>> reading = state.read_master(chunk);
+        its = co_await std::move(reading);
+      }(state_, id, values));
+      if (!values.empty()) consume(table.chunk(id).begin, values);
+    }
+  }
+  Placement placement() const override { return state_.config().placement; }
+  double state_seconds() const override { return state_.state_seconds(); }
+  std::uint64_t read_ahead_bytes() const override {
+    return state_.plan().items * state_.plan().item_bytes;
+  }
+  std::uint64_t kept_record_bytes() const override { return state_.plan().kept_bytes; }
+  const Metrics& metrics() const override { return state_.runtime().metrics; }
+  Account host_account() const override { return state_.host_account(); }
+  std::vector<std::string> description() const override { return state_.notes(); }
+  StateLine line() const override { return state_.line(); }
+
+ protected:
+  /// Serializes a trainer's calls. It is recursive, because a function that is given values
+  /// (read_master()) may make calls too.
+  using Turn = std::lock_guard<std::recursive_mutex>;
+
+  /// Runs a call. If the state has ended, throws only when no job uses memory that the trainer
+  /// lends, or ever will.
+  template <class T>
+  T run(Task<T> call) {
+    return state_.runtime().reactor.block_on(state_.giving_back(std::move(call)));
+  }
+  void open_state(Hand& hand, std::span<const TypedSpan<std::byte>> lent, StateSource* source,
+                  const LoadOptions& options) {
+    state_.runtime().reactor.block_on(state_.open(hand, lent, source, options));
+  }
+  void close_state() { state_.runtime().reactor.block_on(state_.close()); }
+  /// Throws kInvalidArgument for a unit that the model does not have.
+  void require_unit(const char* call, UnitId unit) const {
+    const std::size_t count = state_.model().units.size();
+    if (unit < count) return;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}(unit {}): the model has only units 0 to {}", call, unit, count - 1));
+  }
+
+  mutable std::recursive_mutex turn_;
+  TrainingState state_;
+};
+
+}  // namespace ziggurat

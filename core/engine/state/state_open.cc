@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/state/state_open.cc: opens an engine from a configuration: first the store, then the
+// budgets, the parts of the engine, and the state.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "base/runtime/for_each.h"
+#include "core/engine/state/store_rounding.h"
+#include "core/engine/state/training_state.h"
+#include "core/plan/auto_placement.h"
+#include "core/sharding/stored_records.h"
+#include "tiers/record_hash.h"
+#include "tiers/store_succession.h"
+
+namespace ziggurat {
+namespace {
+
+/// Throws if the ranks' sources are at different steps. Each rank has opened the source itself. If
+/// another run is writing to it, or if its drive fails sometimes, ranks may have found different
+/// steps.
+Task<> require_same_step(Quorum& ranks, std::uint64_t step, const std::string& place) {
+  const std::uint64_t oldest = co_await ranks.min(step);
+  const std::uint64_t newest = co_await ranks.max(step);
+  if (oldest == newest) co_return;
+  throw Error(ErrorCode::kUnavailable,
+              fmt::format("{}: the ranks found different newest steps ({} to {}). Start again. If "
+                          "one rank finds an older step every time, check the store with `ziggurat "
+                          "ckpt verify`, and check the drive as that rank sees it",
+                          place, oldest, newest));
+}
+
+}  // namespace
+
+TrainingState::TrainingState(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
+                             Device& device, Division division)
+    : model_(model),
+      config_(config),
+      division_(division),
+      runtime_(runtime),
+      device_(device),
+      cancel_(runtime.reactor),
+      lent_memory_(runtime.reactor, cancel_),
+      stored_(cancel_) {}
+
+Task<> TrainingState::open(Hand& hand, std::span<const TypedSpan<std::byte>> lent,
+                           StateSource* source, const LoadOptions& options) {
+  hand_ = &hand;
+  lent_params_.assign(lent.begin(), lent.end());
+  source_ = source;
+  load_options_ = options;
+  std::exception_ptr error;
+  try {
+    co_await open_all();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  source_ = nullptr;
+  if (!error) co_return;
+  if (followed_from_another(error)) error = co_await first_cause(error);
+  fail(error);
+  std::rethrow_exception(error);
+}
+
+Task<> TrainingState::open_all() {
+  validate(hand_);
+  group_count_ = group_count(model_);
+  open_channels({.shard = shard_group(), .node = strategy_->hpz, .exchanges = exchanges()});
+  if (of_pieces() && runtime_.ranks->world_size() > 1) service_ = make_service();
+  if (runtime_.ranks->world_size() > 1) co_await agree_on_settings();
+  co_await open_store();
+  if (storage_->store) storage_->store->set_copies(copies_elsewhere());
+  co_await build_floors();
+  const Nanoseconds begin = runtime_.reactor.clock().now();
+  if (resumed_) {
+    co_await load_state();
+  } else {
+    co_await create_state();
+  }
+  state_seconds_ = 1e-9 * static_cast<double>((runtime_.reactor.clock().now() - begin).count());
+  hand_->opened();
+  for (UnitId u = 0; u < table_->unit_count(); ++u) hand_->updated(u, generation_);
+  gates_->begin_generation(generation_);
+  hand_->begin_generation(generation_);
+  stored_at_ = runtime_.reactor.clock().now();
+  if (!service_) co_return;
+  service_->made(generation_);
+  co_await service_->open();
+}
+
+void TrainingState::open_channels(const RankChannels::Groups& groups) {
+  channels_ = std::make_unique<RankChannels>(*runtime_.ranks, place_, groups);
+}
+
+void TrainingState::open_storage() {
+  storage_ = Storage::open(runtime_, *channels_->store, config_.store);
+}
+
+Task<> TrainingState::end_succession() {
+  StoreSuccession succession(runtime_.reactor, storage_->places);
+  Task<> done =
+      first_rank_does(storage_->quorum, succession.recover(), "finish resharding its store");
+  co_await std::move(done);
+}
+
+Task<bool> TrainingState::store_found() {
+  const bool here = StripedStore::exists(storage_->places, storage_->ranks.rank());
+  co_return co_await storage_->quorum.max(here ? 1 : 0) != 0;
+}
+
+static_assert(kBlobRoomBytes == kBlobHeadBytes + kBlobBytesMax);
+
+Task<> TrainingState::open_store() {
+  open_storage();
+  // Compute takes a little of the device's memory, so it is made before the rest is divided.
+  compute_ = make_compute(device_, runtime_.reactor, *runtime_.workers,
+                          {.round_count_max = kChunkTilesMax * kTileElements,
+                           .quantizes = sharding().quantization.gradients()});
+  if (!config_.store.empty()) co_await end_succession();
+  const bool found = !config_.store.empty() && co_await store_found();
+  if (found && config_.resume == EngineConfig::Resume::kNew) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("`store={}`: there is a store already. Give another directory, `resume=auto` "
+                    "to train on from that store, or `resume=never` to replace it",
+                    storage_->paths()));
+  }
+  if (found && config_.resume != EngineConfig::Resume::kNever) {
+    co_await open_stored();
+  } else {
+    // The budget is checked before a byte is written. All ranks that divide a model use the same
+    // chunks: the smallest that a rank needs.
+    choose_placement_if_automatic();
+    co_await make_table();
+  }
+  plan_ = plan_host(*table_, config_.placement, reduction(),
+                    {config_.host_budget_bytes, config_.checkpoint.saves});
+  require_host_budget(plan_, config_.host_budget_bytes);
+  config_.host_budget_bytes -= plan_.save_bytes;  // the pool has the rest
+  hand_->plan_device();
+  if (resumed_ || config_.store.empty()) co_return;
+  co_await create_store();
+}
+
+/// Opens the store that is there, whose chunks are used.
+Task<> TrainingState::open_stored() {
+  Task<> opening = unless_lost([](TrainingState& self) -> Task<> {
+    StripedStore::Environment environment = self.storage_->environment(self.runtime_);
+    Task<std::unique_ptr<StripedStore>> its = StripedStore::open(std::move(environment));
+    self.storage_->store = co_await std::move(its);
+  }(*this));
+  co_await std::move(opening);
+  const StoreState& state = storage_->store->state();
+  table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state, sharding());
+  if (!of_pieces() && is_of_pieces(state.layout)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("`store={}` was made by a trainer that lends its parameters, and "
+                            "only the trainer that made it can use it: give another directory",
+                            storage_->paths()));
+  }
+  rounding_ = rounding_of_store(config_.optimizer, table_->rounding());
+  check_identity(state);
+  require_slots(state);
+  resumed_ = true;
+  choose_placement_if_automatic();
+}
+
+/// Makes the table of a new store.
+Task<> TrainingState::make_table() {
+  const StateKind& kind = config_.optimizer.state;
+  const Sharding cut = sharding();
+  const ReductionSettings exchanged = reduction();
+  const std::uint64_t tiles = choose_chunk_tiles({.model = model_,
+                                                  .state = kind,
+                                                  .sharding = cut,
+                                                  .placement = config_.placement,
+                                                  .reduction = exchanged,
+                                                  .saves = config_.checkpoint.saves},
+                                                 config_.host_budget_bytes);
+  const std::uint64_t chunk_tiles = of_pieces() ? tiles : co_await storage_->quorum.min(tiles);
+  const std::optional<Roundings> named =
+      source_ == nullptr
+          ? rounding_of_new_store(config_.optimizer)
+          : rounding_of_copy(config_.optimizer, source_->content(), load_options_.in_place);
+  table_.emplace(model_, chunk_tiles, kind, cut, named);
+  rounding_ = rounding_of_store(config_.optimizer, named);
+}
+
+void TrainingState::moved(const std::vector<std::string>& directories) {
+  for (std::size_t i = 0; i < directories.size(); ++i) config_.store[i].path = directories[i];
+  storage_->moved(directories);
+}
+
+Task<> TrainingState::create_store() {
+  StripedStore::Environment environment = storage_->environment(runtime_);
+  StoreSpec spec{.layout = of_pieces() ? layout_of_pieces(table_->layout()) : table_->layout(),
+                 .run_identity = config_.run_identity,
+                 .numerics_fingerprint = config_.numerics_fingerprint,
+                 .record_bytes = table_->record_bytes(),
+                 .constant = table_->constant_chunks(),
+                 .record_format = table_->record_format(),
+                 .slots = static_cast<std::uint32_t>(config_.slots),
+                 .blob_capacity_bytes = kBlobHeadBytes + config_.blob_bytes_max};
+  Task<std::unique_ptr<StripedStore>> creating =
+      StripedStore::create(std::move(environment), std::move(spec));
+  storage_->store = co_await std::move(creating);
+}
+
+/// Chooses the placement before anything is sized. For an existing store its chunks are used.
+void TrainingState::choose_placement_if_automatic() {
+  if (!config_.placement.automatic) return;
+  const Account device = device_.account();
+  PlacementChoice choice =
+      choose_placement({.model = model_,
+                        .state = config_.optimizer.state,
+                        .sharding = sharding(),
+                        .reduction = reduction(),
+                        .device = device_request(),
+                        .slots = config_.slots,
+                        .saves = config_.checkpoint.saves,
+                        .budgets = {.device_bytes = device.capacity_bytes() - device.used_bytes(),
+                                    .host_bytes = config_.host_budget_bytes},
+                        .chunk_tiles = table_ ? table_->largest_chunk_count() / kTileElements : 0});
+  config_.placement = choice.placement;
+  notes_.push_back(std::move(choice.why));
+}
+
+void TrainingState::make_pool() {
+  const std::vector<int> drive_nodes =
+      storage_->store ? storage_->chunk_drive_nodes() : std::vector<int>();
+  node_plan_ = plan_nodes(*table_, plan_,
+                          {.topology = runtime_.topology,
+                           .worker_nodes = runtime_.worker_nodes,
+                           .chunk_drive_nodes = drive_nodes,
+                           .placement = config_.placement,
+                           .host_budget_bytes = config_.host_budget_bytes});
+  PinnedPoolOptions options;
+  options.budget_bytes = config_.host_budget_bytes;
+  options.reserves = plan_.reserves;
+  options.nodes = node_plan_.pool;
+  options.memory_policy = runtime_.memory_policy.get();
+  options.metrics = &runtime_.metrics;
+  options.cancel = &cancel_;
+  pool_ = PinnedPool::create(runtime_.reactor, std::move(options));
+  for (const auto& drive : storage_->drives) drive->register_memory(pool_->mapping());
+  pool_->keep_registered(device_.register_host_memory(pool_->mapping()));
+}
+
+void TrainingState::make_context() {
+  to_device_ = device_.create_stream("host to device");
+  to_host_ = device_.create_stream("device to host");
+  tasks_.emplace(runtime_.reactor);
+  gates_.emplace(cancel_, runtime_.metrics, table_->unit_count());
+  context_.emplace(
+      Context{.reactor = runtime_.reactor,
+              .workers = *runtime_.workers,
+              .metrics = runtime_.metrics,
+              .trace = runtime_.trace.get(),
+              .device = device_,
+              .to_device = *to_device_,
+              .to_host = *to_host_,
+              .compute = *compute_,
+              .pool = *pool_,
+              .ranks = *channels_,
+              .table = *table_,
+              .placement = config_.placement,
+              .rounding = {.rounding = rounding_.params, .seed = config_.optimizer.rounding_seed},
+              .cancel = cancel_,
+              .tasks = *tasks_,
+              .gates = *gates_,
+              .lent = lent_memory_,
+              .chunk_nodes = node_plan_.chunk_nodes,
+              .fail = [this](std::exception_ptr error) { fail(error); }});
+}
+
+Task<> TrainingState::build_floors() {
+  make_pool();
+  make_context();
+  params_ = ParamHome::create(*context_, storage_->places, lent_params_);
+  grads_ = GradHome::create(*context_, storage_->places, allocate_);
+  const RecordPlan stays{.device_chunks = plan_.device_chunks,
+                         .kept_item_bytes = plan_.kept_item_bytes};
+  records_ = std::make_unique<RecordHome>(*context_, stays);
+  staging_ = std::make_unique<DeviceStaging>(*context_, plan_.device_chunks);
+  co_await hand_->build();
+  open_saves();
+  describe();
+}
+
+DeviceRequest TrainingState::device_request() const {
+  return {
+      .trainer = {.device_bytes = config_.trainer_device_bytes, .held = config_.trainer_held_units},
+      .keep_gathered = strategy_->keeps_params_to_backward,
+      .out_of_reach = !device_.host_accessible()};
+}
+
+Task<Lease> TrainingState::state_lease(ChunkId id, std::uint64_t size_bytes) {
+  if (size_bytes == 0) co_return Lease{};
+  const LeaseRequest request{.purpose = Purpose::kOptimizer,
+                             .size_bytes = size_bytes,
+                             .need = {.generation = generation_, .position = id},
+                             .holder = "opening",
+                             .numa_node = context_->node_of(id)};
+  co_return co_await pool_->acquire(request);
+}
+
+Task<TrainingState::ItemMemory> TrainingState::item_of(ChunkId id) {
+  ItemMemory memory;
+  memory.lease = co_await state_lease(id, WorkMemory::lease_bytes(homes(), *table_, id));
+  memory.work = WorkMemory::of(homes(), *table_, id, memory.lease.bytes());
+  co_return std::move(memory);
+}
+
+/// Makes the parameters at home, and the record where it stays, from the record of generation_ in
+/// `work`.
+Task<> TrainingState::take_record(ChunkId id, const WorkMemory& work) {
+  const std::uint64_t step = steps_of(table_->chunk(id).unit, generation_);
+  co_await params_->publish_record(id, step, work.record, work.param);
+  if (records_->updated_on_device(id)) co_await records_->bring_home(id, work.record);
+  records_->set_holds(id, generation_);
+}
+
+/// Takes the number of steps of each parameter from the blob with which the engine was opened.
+void TrainingState::count_steps() {
+  if (!table_->rounding() || !config_.param_steps) return;
+  own_steps_ = config_.param_steps(resumed_blob_);
+  ZIGGURAT_CHECK(own_steps_.size() == table_->unit_count(), "{} counts of steps for {} parameters",
+                 own_steps_.size(), table_->unit_count());
+}
+
+/// Returns the number of steps on which the rounding of the unit's parameters in `generation`
+/// depends. `generation` must be the newest, or the one being made.
+std::uint64_t TrainingState::steps_of(UnitId unit, std::uint64_t generation) const {
+  return own_steps_.empty() ? generation : own_steps_[unit];
+}
+
+void TrainingState::make_sweep() {
+  if (of_pieces()) writes_.emplace(table_->state());
+  OptimizerSweep::Settings settings{
+      .work_items = plan_.items,
+      .seal_every = records_->through_store() ? config_.durable_every_steps : 0,
+      .before_seal = config_.before_seal};
+  OptimizerSweep::Parts parts{
+      .homes = homes(),
+      .staging = *staging_,
+      .store = storage_->store.get(),
+      .ranks = storage_->quorum,
+      .unit_updated = [this](UnitId unit,
+                             std::uint64_t generation) { hand_->updated(unit, generation); },
+      .param_steps = [this](UnitId unit,
+                            std::uint64_t generation) { return steps_of(unit, generation); },
+      .writes = writes_ ? &*writes_ : nullptr,
+      .watch = saves_.get()};
+  sweep_ = std::make_unique<OptimizerSweep>(*context_, std::move(parts), std::move(settings),
+                                            generation_);
+  if (saves_) saves_->set_sweep(*sweep_);
+}
+
+void TrainingState::report_progress(ChunkId id, const char* what) {
+  opened_bytes_ += table_->chunk(id).record_bytes();
+  if (config_.progress) config_.progress(what, opened_bytes_, table_->total_record_bytes());
+}
+
+/// Returns how many chunks are begun at once by create_state() and load_state(). The number is
+/// limited because each coroutine that waits for memory has a stack.
+std::size_t TrainingState::chunks_at_once() const {
+  return std::max<std::size_t>(plan_.items, kWorkItemsWanted) + runtime_.workers->threads();
+}
+
+Task<> TrainingState::create_state() {
+  begin_load();
+  if (loader_) co_await require_same_step(storage_->quorum, loader_->step(), source_->place());
+  count_steps();
+  const std::function<Task<>(std::size_t)> create = [&](std::size_t id) {
+    return create_chunk(static_cast<ChunkId>(id));
+  };
+  co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), create);
+  loader_.reset();
+  begin_line();
+  last_blob_ = wrap_blob(generation_, line_record_, resumed_blob_);
+  const std::function<void()> before_seal = [this] {
+    if (config_.before_seal) config_.before_seal(generation_);
+  };
+  if (storage_->store) {
+    co_await storage_->store->commit(0, last_blob_, before_seal);
+    storage_->store->set_durable_everywhere(0);
+  }
+  make_sweep();
+}
+
+Task<> TrainingState::create_chunk(ChunkId id) {
+  const Chunk& chunk = table_->chunk(id);
+  const ItemMemory memory = co_await item_of(id);
+  StripedStore* const store = storage_->store.get();
+  std::uint64_t hash = 0;
+  const std::uint64_t seed = store != nullptr ? store->write_seed(id, 0) : 0;
+  if (loader_) co_await loader_->load(id, memory.work.record);
+  const std::function<void()> job = [&] {
+    if (loader_) {
+      if (store != nullptr) hash = record_hash(memory.work.record, seed, table_->record_format(id));
+      return;
+    }
+    std::vector<float> masters(chunk.count);
+    hand_->make_masters(id, std::span(masters).first(table_->real_count(id)));
+    if (chunk.constant) {
+      std::memcpy(memory.work.record.data(), masters.data(), memory.work.record.size());
+    } else {
+      write_record(table_->state().optimizer, table_->state().format, masters, memory.work.record,
+                   config_.optimizer.initial_accumulator);
+    }
+    if (store != nullptr) hash = record_hash(memory.work.record, seed, table_->record_format(id));
+  };
+  co_await context_->run_near(id, "initialize", job);
+  if (store != nullptr) co_await store->write(id, 0, memory.work.record, hash);
+  if (params_->is_lent() && !loader_) {
+    records_->set_holds(id, generation_);  // made from the parameters that are there
+  } else {
+    co_await take_record(id, memory.work);
+  }
+  report_progress(id, "writing generation 0");
+}
+
+}  // namespace ziggurat

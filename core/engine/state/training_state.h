@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/state/training_state.h: what outlives any trainer: one rank's part of the store, the
+// table of chunks, the pool, the records and their sweep, seals, saves, recovery, the ranks'
+// agreement, and the state by name.
+//
+// It knows no trainer. A hand (hand.h) holds one, tells it that gradients are ready and that a step
+// begins, is made or is undone, and does the blocking calls of its trainer. A conversion of a store
+// uses it without a hand. Private to the engine. Reactor's thread only, if nothing else is said.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "core/checkpoint/blob_header.h"
+#include "core/checkpoint/load_options.h"
+#include "core/checkpoint/state_loader.h"
+#include "core/engine/engine.h"
+#include "core/engine/state/background_save.h"
+#include "core/engine/state/hand.h"
+#include "core/engine/state/record_copies.h"
+#include "core/engine/state/state_service.h"
+#include "core/engine/state/step_agreement.h"
+#include "core/engine/state/storage.h"
+#include "core/plan/device_plan.h"
+#include "core/plan/host_plan.h"
+#include "core/plan/node_plan.h"
+#include "core/schedule/context.h"
+#include "core/schedule/homes.h"
+#include "core/schedule/optimizer/optimizer_sweep.h"
+#include "core/schedule/rank_channels.h"
+#include "core/schedule/unit_gates.h"
+#include "core/sharding/strategy.h"
+
+namespace ziggurat {
+
+class TrainingState {
+ public:
+  /// Whether the ranks divide one model, or each rank has pieces of its own (of a model that its
+  /// trainer has divided), which are divided with no other rank.
+  enum class Division { kModel, kPieces };
+
+  TrainingState(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
+                Device& device, Division division);
+  TrainingState(const TrainingState&) = delete;
+  TrainingState& operator=(const TrainingState&) = delete;
+
+  /// Opens or creates the state for `hand`, which outlives it. `lent` has each unit's parameters,
+  /// if they are in the trainer's memory. The state is created from `source` if there is one. After
+  /// an error it has ended, and the other ranks know.
+  Task<> open(Hand& hand, std::span<const TypedSpan<std::byte>> lent, StateSource* source,
+              const LoadOptions& options);
+  /// Ends everything that waits, awaits what is under way, and destroys the parts, those that use
+  /// others first.
+  Task<> close();
+
+  // state_open.cc: of a state that is opened without a hand
+  void open_channels(const RankChannels::Groups& groups);
+  void open_storage();
+  /// Finishes what an earlier conversion of the store left unfinished, before a store is looked
+  /// for.
+  Task<> end_succession();
+  /// Whether any rank has a store on its drives: then all ranks open one.
+  Task<bool> store_found();
+  void close_storage();
+  /// Notes that the store's files were renamed into `directories`.
+  void moved(const std::vector<std::string>& directories);
+
+  // What a hand works with. The parts are there from Hand::build() on.
+  const ModelSpec& model() const noexcept { return model_; }
+  ModelSpec& model() noexcept { return model_; }
+  const EngineConfig& config() const noexcept { return config_; }
+  Runtime& runtime() const noexcept { return runtime_; }
+  Device& device() const noexcept { return device_; }
+  const Place& place() const noexcept { return place_; }
+  const ChunkTable& table() const noexcept { return *table_; }
+  Context& context() noexcept { return *context_; }
+  Storage& storage() noexcept { return *storage_; }
+  ParamHome& params() noexcept { return *params_; }
+  GradHome& grads() noexcept { return *grads_; }
+  RecordHome& records() noexcept { return *records_; }
+  OptimizerSweep& sweep() noexcept { return *sweep_; }
+  const OptimizerSweep& sweep() const noexcept { return *sweep_; }
+  UnitGates& gates() noexcept { return *gates_; }
+  StateWrites& writes() noexcept { return *writes_; }
+  /// Lets other memory than free memory be given to gradients that stay on the device.
+  void allocate_gradients_by(GradHome::AllocateDevice allocate) { allocate_ = std::move(allocate); }
+  std::uint64_t generation() const noexcept { return generation_; }
+  std::vector<std::string>& notes() noexcept { return notes_; }
+  const std::vector<std::string>& notes() const noexcept { return notes_; }
+  const Roundings& rounding() const noexcept { return rounding_; }
+  ReductionSettings reduction() const;
+  Sharding sharding() const;
+  /// Returns how many ranks share one copy of the state, if there are several copies; else 0.
+  int shard_group() const;
+  DeviceRequest device_request() const;
+
+  // state_end.cc
+  /// Throws the error with which the state has ended, if it has.
+  void check() const { cancel_.check(); }
+  /// Whether the state has ended. Any thread.
+  bool has_ended() const noexcept { return ended_; }
+  /// Makes every later call throw `error`, and wakes everything that waits.
+  void fail(std::exception_ptr error);
+  /// Runs a call of the trainer. If the call finds that the device is lost, the run ends, and the
+  /// other ranks are told why.
+  template <class T>
+  Task<T> ending_the_run(Task<T> call) {
+    std::exception_ptr error;
+    try {
+      co_return co_await std::move(call);
+    } catch (const Error& failure) {
+      error = std::current_exception();
+      if (failure.code() != ErrorCode::kUnavailable) std::rethrow_exception(error);
+    }
+    fail(error);
+    std::rethrow_exception(error);
+  }
+  /// Runs the call of a trainer that may lend memory. If the state has ended, throws only when no
+  /// job reads or writes lent memory, or will ever do so: then the trainer may free it.
+  template <class T>
+  Task<T> giving_back(Task<T> call) {
+    std::exception_ptr error;
+    try {
+      co_return co_await std::move(call);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (cancel_.cancelled()) co_await lent_memory_.idle();
+    std::rethrow_exception(error);
+  }
+  /// Runs a part of opening a store. Every rank ends it at the same place. If it ends on a rank
+  /// because no generation is undamaged, and on no rank for another reason, all ranks throw
+  /// StoreLost.
+  Task<> unless_lost(Task<> part);
+  /// Throws if a rank has closed its engine. The ranks can then agree on nothing more, so this
+  /// engine has ended too.
+  void require_all_open(const char* call);
+
+  // state_validate.cc
+  /// Checks all settings, the hand's last, and finds this rank's place and strategy.
+  void validate(Hand* hand);
+  /// Throws if there is no store but the settings need one. Without a store parameters can only be
+  /// read, so all of them must be frozen.
+  void validate_storeless() const;
+
+  // state_step.cc
+  /// Notes that a call of the trainer changes the state, so that the other ranks may wait for it.
+  void begin_call() noexcept { at_rest_ = false; }
+  /// Returns the step's scalars, one for each parameter group. Group 0 has the parameters that are
+  /// in no group. `grad_scale` multiplies the gradients.
+  StepScalars scalars(const StepOptions& options, float grad_scale) const;
+  /// Returns the number by which gradients are divided. They are the sum over the ranks, times the
+  /// loss scale, but the step needs the mean. The division is part of the step's scalars, so that
+  /// no value is rounded once more.
+  double gradient_divisor(const StepOptions& options) const;
+  /// Returns why this rank will not make a step with `options`; none if it will.
+  std::optional<Error> refusal_of(const StepOptions& options) const;
+  std::optional<Error> refusal_of_blob(std::span<const std::byte> blob) const;
+  /// Returns this rank's facts about the step that is being made.
+  StepFacts facts(const StepOptions& options) const;
+  /// Exchanges `messages`, one of each rank, of one size and side by side, and judges the step by
+  /// their facts. Of this rank's message all but the facts is there. Either every rank finds an
+  /// objection, or none does.
+  Task<StepVerdict> agree(StepFacts own, const std::optional<Error>& refusal,
+                          std::span<std::byte> messages);
+  /// Makes the step: every gradient has arrived, and all ranks have agreed to it. `blob` becomes
+  /// durable with it, or is given later if `blob_follows`. With `checkpoint`, stores it if its
+  /// records are in memory.
+  void end_step(const StepScalars& steps, std::span<const std::byte> blob, bool blob_follows,
+                bool checkpoint);
+  /// Undoes the step, so that the state is as before the step's first gradient. If that fails, the
+  /// state ends and is given to nobody.
+  Task<> undo_step();
+  /// Throws while the newest step waits for its blob.
+  void require_blob_given(const char* call) const;
+  /// Gives the blob of the newest step, if require_blob() does not throw: that throws
+  /// kInvalidArgument if no blob is awaited, or if it is too long.
+  void give_blob(std::span<const std::byte> blob);
+  void require_blob(std::span<const std::byte> blob) const;
+  /// Takes each parameter's count of steps from the blob of the step being made, because a run that
+  /// resumes will take it from there. `before` gets the counts of the step before; empty if no step
+  /// is counted.
+  std::vector<std::uint64_t> take_counts(std::span<const std::byte> blob);
+  /// Returns the unit's own count of steps, if take_counts() returns any.
+  std::uint64_t steps(UnitId unit) const { return own_steps_[unit]; }
+
+  // state_durable.cc
+  /// Any thread.
+  std::uint64_t durable_generation() const;
+  /// StateEngine::make_durable(), if require_durable() does not throw.
+  Task<> make_durable();
+  void require_durable() const;
+  /// Waits for the checkpoint under way, after which records may change again.
+  Task<> checkpoint_ended();
+
+  // state_saves.cc
+  void require_saves(const char* call) const;
+  /// Begins to save the newest step.
+  void begin_save(const CheckpointRequest& request);
+  Task<> save_checkpoint(const CheckpointRequest& request);
+  Task<> finish_saves();
+  bool saves_hang() const noexcept { return saves_ && saves_->hangs(); }
+  std::vector<SaveOutcome> ended_saves();
+  /// Returns the line of history to which the states belong. Any thread.
+  StateLine line() const;
+
+  // state_by_name.cc
+  /// Returns the index of `name` among the optimizer's arrays. Errors: kInvalidArgument.
+  std::size_t state_index(const char* call, std::string_view piece, std::string_view name) const;
+  /// Throws kInvalidArgument for a unit of which a part is frozen.
+  void require_updated(const char* call, UnitId unit) const;
+  /// Reads array `index` of a unit at generation(), without padding, as written since.
+  Task<> read_state(UnitId unit, std::size_t index, std::span<float> values);
+  Task<> write_state(UnitId unit, std::size_t index, std::span<const float> values);
+  StateKind copied_state(bool widen_codes) const;
+  /// Takes elements from `first` on of one of `unit`'s arrays, bit for bit.
+  using TakeArray = std::function<Task<>(UnitId unit, std::size_t array, std::uint64_t first,
+                                         std::span<const std::byte> values)>;
+  Task<> copy_state(bool widen_codes, const TakeArray& take);
+  /// Engine::read_master(), a chunk at a time: returns the chunk's values without padding.
+  Task<std::vector<float>> read_master(ChunkId chunk);
+
+  // state_serve.cc
+  /// The pieces of a rank, and the index of each by name.
+  struct Pieces {
+    std::vector<RankPiece> all;
+    std::unordered_map<std::string_view, std::size_t> places;
+  };
+  /// Returns the pieces of `rank`. The caller has a turn: nobody else asks meanwhile.
+  const Pieces& known_pieces(int rank) const;
+  /// Reads array `state` of another rank's piece.
+  Task<> read_state_of(int rank, std::uint64_t piece, std::size_t state, std::span<float> values);
+
+  // What is asked about an open engine. Any thread.
+  bool resumed() const noexcept { return resumed_ || loaded_; }
+  std::span<const std::byte> resumed_blob() const noexcept { return resumed_blob_; }
+  double state_seconds() const noexcept { return state_seconds_; }
+  const HostPlan& plan() const noexcept { return plan_; }
+  Account host_account() const { return pool_->account(); }
+
+  /// Notes that an agreement of the ranks is under way, for rank_closed().
+  void agreeing(bool begins) noexcept {
+    if (begins) ++agreements_;
+    agreeing_ = begins;
+  }
+
+ private:
+  /// Memory for a chunk while the store is made or read.
+  struct ItemMemory {
+    Lease lease{};  ///< empty for a record that the CPU can reach where it stays
+    WorkMemory work{};
+  };
+  bool of_pieces() const noexcept { return division_ == Division::kPieces; }
+
+  // state_validate.cc
+  void require_slots(const StoreState& state) const;
+  void check_identity(const StoreState& state);
+
+  // state_open.cc
+  Task<> open_all();
+  Task<> open_store();
+  Task<> open_stored();
+  Task<> make_table();
+  void plan_memory();
+  Task<> create_store();
+  void choose_placement_if_automatic();
+  void make_pool();
+  void make_context();
+  Task<> build_floors();
+  Task<> create_state();
+  Task<> create_chunk(ChunkId id);
+  std::size_t chunks_at_once() const;
+  void make_sweep();
+  StateHomes homes() const { return {*params_, *grads_, *records_}; }
+  Task<Lease> state_lease(ChunkId id, std::uint64_t size_bytes);
+  Task<ItemMemory> item_of(ChunkId id);
+  Task<> take_record(ChunkId id, const WorkMemory& work);
+  void count_steps();
+  std::uint64_t steps_of(UnitId unit, std::uint64_t generation) const;
+  void report_progress(ChunkId id, const char* what);
+
+  // state_load.cc
+  Task<> load_state();
+  Task<> settle(std::vector<RecordDamage> damaged, bool& stands);
+  Task<> load_chunk(ChunkId id, std::vector<RecordDamage>& damaged);
+  Task<bool> look_at_record(std::span<std::byte> record, RecordDamage& damage);
+  Task<bool> load_record(std::span<std::byte> record, RecordDamage& damage);
+  void read_blob(const StoreState& state);
+
+  // state_repair.cc
+  std::vector<int> ranks_with_copies() const;
+  std::string copies_elsewhere() const;
+  Task<std::vector<RecordCopies::Repair>> plan_repairs(std::vector<RecordDamage>& damaged);
+  Task<> repair_records(const std::vector<RecordCopies::Repair>& repairs);
+  Task<> give_copy(const RecordCopies::Repair& repair);
+  Task<> take_copy(const RecordCopies::Repair& repair);
+
+  // state_notes.cc
+  void describe();
+  void describe_records();
+  std::string durability() const;
+  void describe_nodes();
+  void describe_ranks();
+  void describe_quantization();
+
+  // state_ranks.cc
+  void find_place();
+  Task<> agree_on_settings();
+  NodeGrid exchanges() const;
+  void validate_quantization(const Strategy& strategy) const;
+  void tell_ranks(const std::exception_ptr& error) noexcept;
+  Task<std::exception_ptr> first_cause(std::exception_ptr followed);
+
+  // state_end.cc
+  bool awaited_by_ranks() const;
+  void end_by(const std::exception_ptr& error);
+
+  // state_by_name.cc
+  Task<std::span<const std::byte>> newest_record(ChunkId id, ItemMemory& memory,
+                                                 std::vector<std::byte>& written);
+  Task<> read_state_chunk(ChunkId id, std::size_t index, std::span<float> values);
+  Task<> copy_chunk(ChunkId id, bool widen_codes, const TakeArray& take);
+
+  // state_serve.cc
+  std::vector<RankPiece> own_pieces() const;
+  std::unique_ptr<StateService> make_service();
+  Task<> serve_state(std::uint64_t piece, std::uint64_t state, const StateService::Give& give);
+  void rank_closed(int rank, std::uint64_t steps);
+
+  // state_durable.cc
+  bool checkpoint_due() const;
+  void begin_checkpoint();
+  Task<> store_checkpoint(std::uint64_t generation, std::vector<std::byte> blob);
+  void note_not_stored(std::uint64_t generation, const std::exception_ptr& failure) const;
+
+  // state_saves.cc
+  void open_saves();
+  SaveState save_state() const;
+  StateContent content(const CheckpointRequest& request) const;
+  void begin_line();
+  std::optional<StateLine> line_seen() const;
+  void begin_load();
+
+  // state_step.cc
+  void begin_generation();
+  Error undo_failed(const std::exception_ptr& cause) const;
+  Betas betas_of(const StepOptions& options) const;
+  bool makes_step(const GroupStep& group) const;
+  bool groups_fit(const StepOptions& options) const;
+  std::string groups_text(const StepOptions& options) const;
+  static StepScalars scalars_of(std::span<const GroupStep> groups,
+                                OptimizerStep::Settings settings);
+  std::uint64_t blob_bytes_max() const;
+
+  ModelSpec model_;
+  EngineConfig config_;
+  Division division_;
+  Place place_;  // place among the ranks; known from validate() on
+  // The strategy of config_ on these ranks; known from validate() on.
+  std::optional<Strategy> strategy_;
+  Runtime& runtime_;
+  Device& device_;
+  Hand* hand_ = nullptr;  // null in a state that is used without a hand
+
+  std::unique_ptr<RankChannels> channels_;
+  std::unique_ptr<StateService> service_;  // serves the pieces of several ranks
+  std::unique_ptr<Storage> storage_;
+  std::unique_ptr<RecordCopies> copies_;  // made only when a record is damaged
+  std::optional<ChunkTable> table_;
+  HostPlan plan_;
+  NodePlan node_plan_;
+  std::unique_ptr<PinnedPool> pool_;
+  std::unique_ptr<Stream> to_device_;
+  std::unique_ptr<Stream> to_host_;
+  std::unique_ptr<Compute> compute_;
+  CancelScope cancel_;               // cancelled when the state has failed or is closed
+  std::atomic<bool> ended_ = false;  // cancel_ is cancelled; read by the trainer's thread
+  LentMemory lent_memory_;
+  std::optional<WorkGroup> tasks_;
+  std::optional<UnitGates> gates_;
+  std::optional<Context> context_;
+  std::unique_ptr<ParamHome> params_;
+  GradHome::AllocateDevice allocate_;
+  std::unique_ptr<GradHome> grads_;
+  std::unique_ptr<RecordHome> records_;
+  std::unique_ptr<DeviceStaging> staging_;
+  std::optional<StateWrites> writes_;  // used if ranks have pieces of their own
+  std::unique_ptr<OptimizerSweep> sweep_;
+
+  std::unique_ptr<BackgroundSave> saves_;  // used with EngineConfig::Checkpoint::saves
+  std::vector<SaveOutcome> ended_saves_;   // saves that nobody has asked for yet
+  StateSource* source_ = nullptr;          // set while the state is opened from a source
+  LoadOptions load_options_;
+  std::unique_ptr<StateLoader> loader_;  // set while the state is made from source_
+
+  // The pieces of ranks that were asked about; they do not change.
+  mutable std::map<int, Pieces> pieces_;
+  std::vector<TypedSpan<std::byte>> lent_params_;  // per unit, as lent at open
+  std::uint64_t generation_ = 0;
+  Roundings rounding_;  // the store's rounding, or the config's if the store allows a choice
+  std::vector<std::uint64_t> own_steps_;  // per unit, as the trainer's blob counts; or empty
+  double state_seconds_ = 0;
+  std::vector<std::byte> last_blob_;     // blob of generation_, with the engine's header
+  std::optional<BlobLine> line_record_;  // set if the line does not belong to the store's own uuid
+  LineId own_line_;                      // used in place of a store's uuid if there is no store
+  std::uint64_t agreements_ = 0;         // number of agreements on steps that this rank has begun
+  bool agreeing_ = false;                // an agreement is under way
+  bool blob_awaited_ = false;            // generation_ still needs its blob
+  bool checkpoint_awaits_ = false;       // a checkpoint also waits for the blob
+  std::vector<std::byte> resumed_blob_;
+  bool resumed_ = false;
+  bool loaded_ = false;             // the state was loaded from a source, with its step
+  std::size_t group_count_ = 0;     // number of groups of the model's parameters
+  bool storing_ = false;            // a checkpoint is being stored in the background
+  Signal stored_;                   // set when that checkpoint has ended
+  Nanoseconds stored_at_{0};        // when the last one ended, by the reactor's clock
+  bool at_rest_ = false;            // no call was made since make_durable()
+  std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()
+  std::vector<std::string> notes_;
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/units/unit_engine.cc: the calls for units that a trainer makes in a training step,
+// and the parts that serve them.
+#include "core/engine/units/unit_engine.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace ziggurat {
+namespace {
+
+/// Throws, before anything changes, if `stream` may not wait for events.
+void refuse_unfit(StreamRef& stream) { stream.wait(Event()); }
+
+}  // namespace
+
+UnitEngine::UnitEngine(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
+                       Device& device)
+    : StateDoor(model, config, runtime, device, TrainingState::Division::kModel) {
+  state_.allocate_gradients_by([this](std::uint64_t size_bytes, Purpose purpose) {
+    return cache_->allocate(size_bytes, purpose);
+  });
+}
+
+void UnitEngine::open(const Initializer& initialize) {
+  initialize_ = &initialize;
+  open_state(*this, {}, nullptr, {});
+  initialize_ = nullptr;
+}
+
+void UnitEngine::open(StateSource& source, const LoadOptions& options) {
+  open_state(*this, {}, &source, options);
+}
+
+void UnitEngine::plan_device() {
+  const Account device = state_.device().account();
+  const std::uint64_t size_bytes = device.capacity_bytes() - device.used_bytes();
+  device_plan_ = ziggurat::plan_device(state_.table(), state_.config().placement,
+                                       state_.device_request(), size_bytes);
+  require_device_budget(device_plan_, size_bytes);
+}
+
+Task<> UnitEngine::build() {
+  calls_.emplace(state_.model());
+  cache_ = std::make_unique<ParamCache>(state_.context(), state_.params(), cache_limits());
+  flow_ = std::make_unique<GradientFlow>(state_.context(), *cache_, state_.grads(),
+                                         device_plan_.accumulators, state_.reduction());
+  co_await set_gather_region_aside();
+}
+
+ParamCacheLimits UnitEngine::cache_limits() const {
+  // Without a limit, a unit is kept even if its next use is not known.
+  const auto limit = [](std::uint64_t elements) {
+    return elements < kElementsMax ? elements : std::numeric_limits<std::uint64_t>::max();
+  };
+  const EngineConfig& config = state_.config();
+  return {.max_live_parameters = limit(config.max_live_parameters),
+          .max_reuse_distance = limit(config.max_reuse_distance),
+          .param_persistence_threshold = config.param_persistence_threshold,
+          .prefetch_elements_max = limit(config.prefetch_elements_max)};
+}
+
+/// In stage 3: sets aside device memory for whole units, the same size on every rank.
+Task<> UnitEngine::set_gather_region_aside() {
+  if (!state_.table().sharding().params_sharded()) co_return;
+  const std::uint64_t everywhere = co_await state_.storage().quorum.min(device_plan_.live_bytes);
+  DeviceBuffer region = state_.device().allocate(everywhere, Purpose::kParams);
+  cache_->gather_through(std::make_unique<UnitGather>(state_.context(), state_.params(),
+                                                      std::move(region), state_.reduction()));
+}
+
+void UnitEngine::make_masters(ChunkId chunk, std::span<float> masters) const {
+  const Chunk& its = state_.table().chunk(chunk);
+  (*initialize_)(its.unit, its.begin, masters);
+}
+
+void UnitEngine::opened() {
+  const Sharding& ranks = state_.table().sharding();
+  if (!ranks.optimizer_sharded() || ranks.params_sharded()) return;
+  home_gather_ =
+      std::make_unique<HomeGather>(state_.context(), state_.params(), *cache_, state_.generation());
+}
+
+/// In stages 1 and 2 the other ranks' parts must still be gathered.
+void UnitEngine::updated(UnitId unit, std::uint64_t generation) {
+  if (home_gather_) {
+    home_gather_->slice_updated(unit, generation);
+  } else {
+    state_.gates().at_home(unit, generation);
+  }
+}
+
+bool UnitEngine::in_step() const { return announced_.has_value() || (calls_ && calls_->in_step()); }
+
+void UnitEngine::close() {
+  home_gather_.reset();
+  flow_.reset();
+  cache_.reset();
+}
+
+/// Makes `stream` wait for an event. The host waits on the reactor, like all calls of the engine,
+/// so that a lost device ends the run.
+void UnitEngine::wait_on(StreamRef& stream, const Event& event) {
+  if (dynamic_cast<Host*>(&stream) == nullptr) return stream.wait(event);
+  run(state_.ending_the_run(event.wait()));
+}
+
+TypedDeviceSpan<const std::byte> UnitEngine::acquire(UnitId unit, StreamRef& stream) {
+  const Turn turn(turn_);
+  calls_->require_acquire(unit, state_.generation());
+  refuse_unfit(stream);
+  state_.begin_call();
+  const ParamCache::Acquired acquired = run(state_.ending_the_run(cache_->acquire(unit)));
+  try {
+    const CountedTime waited(state_.runtime().metrics, Counter::kWaitParamsNs);
+    wait_on(stream, acquired.landed);
+  } catch (const Error& error) {
+    state_.runtime().reactor.post([this, unit] { cache_->release(unit, {}); });
+    throw Error(
+        error.code(),
+        fmt::format(
+            "acquire(unit {} '{}'): the unit's parameters ({}) did not reach the device: {}", unit,
+            state_.model().units[unit].name, format_bytes(acquired.params.bytes.size()),
+            error.what()),
+        error.native());
+  }
+  calls_->acquired(unit, state_.generation());
+  return acquired.params;
+}
+
+void UnitEngine::release(UnitId unit, StreamRef& stream) {
+  const Turn turn(turn_);
+  calls_->require_release(unit);
+  const Event read = stream.record();
+  calls_->released(unit);
+  state_.runtime().reactor.post([this, unit, read] { cache_->release(unit, read); });
+}
+
+DeviceSpan<float> UnitEngine::gradient(UnitId unit, StreamRef& stream) {
+  const Turn turn(turn_);
+  calls_->require_gradient(unit);
+  refuse_unfit(stream);
+  const CountedTime waited(state_.runtime().metrics, Counter::kWaitGradsNs);
+  const GradientFlow::Accumulator its = run(state_.ending_the_run(flow_->accumulator(unit)));
+  wait_on(stream, its.zeroed);
+  calls_->has_gradient(unit);
+  return its.values;
+}
+
+void UnitEngine::finish_gradient(UnitId unit, StreamRef& stream) {
+  const Turn turn(turn_);
+  calls_->require_finish_gradient(unit);
+  const Event added = stream.record();
+  state_.begin_call();
+  run(state_.ending_the_run(send_gradient(unit, added)));
+  calls_->finished_gradient(unit);
+}
+
+/// Sends the gradient on its way after `added`: then the trainer has added everything to the
+/// accumulator.
+Task<> UnitEngine::send_gradient(UnitId unit, Event added) {
+  state_.check();
+  co_await state_.context().compute.after(added);
+  co_await clear_frozen(unit);
+  const std::uint64_t making = state_.generation() + 1;
+  flow_->finish(unit, making);
+  cache_->params_may_change(unit);
+  state_.sweep().gradient_started(unit, making, guess_ ? &*guess_ : nullptr);
+}
+
+Task<> UnitEngine::clear_frozen(UnitId unit) {
+  if (state_.model().units[unit].constant()) co_return;  // nobody reads the gradient
+  std::uint64_t begin = 0;
+  for (const ParamSpec& param : state_.model().units[unit].params) {
+    const std::uint64_t count = param.count();
+    if (param.frozen) {
+      const GradientFlow::Accumulator its = co_await flow_->accumulator(unit);
+      const DeviceSpan<std::byte> frozen = its.values.subspan(begin, count).as<std::byte>();
+      const Event cleared = co_await state_.context().compute.clear(frozen);
+      co_await state_.context().compute.after(cleared);
+    }
+    begin += count;
+  }
+}
+
+}  // namespace ziggurat

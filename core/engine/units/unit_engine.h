@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/units/unit_engine.h: the hand of a trainer that computes with parameters which the
+// engine brings to a device, unit by unit. Private to the engine.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/engine/state/state_door.h"
+#include "core/engine/units/trainer_calls.h"
+#include "core/schedule/gradients/gradient_flow.h"
+#include "core/schedule/optimizer/speculation.h"
+#include "core/schedule/params/home_gather.h"
+#include "core/schedule/params/param_cache.h"
+
+namespace ziggurat {
+
+class UnitEngine final : public StateDoor<Engine>, private Hand {
+ public:
+  UnitEngine(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device);
+  /// Ends the engine: everything that waits fails, and everything in flight is awaited.
+  ~UnitEngine() override { close_state(); }
+
+  /// Do the rest of construction: all of it that can fail for reasons outside the program.
+  void open(const Initializer& initialize);
+  void open(StateSource& source, const LoadOptions& options);
+  /// For a conversion of a store: notes for description(), and the store's new directories.
+  TrainingState& state() noexcept { return state_; }
+
+  TypedDeviceSpan<const std::byte> acquire(UnitId unit, StreamRef& stream) override;
+  void release(UnitId unit, StreamRef& stream) override;
+  DeviceSpan<float> gradient(UnitId unit, StreamRef& stream) override;
+  void finish_gradient(UnitId unit, StreamRef& stream) override;
+  using Engine::finish_gradient;
+  void prepare_step(const StepOptions& options) override;
+  StepResult step(const StepOptions& options) override;
+
+ private:
+  // Hand
+  void validate() override { state_.validate_storeless(); }
+  void plan_device() override;
+  Task<> build() override;
+  void make_masters(ChunkId chunk, std::span<float> masters) const override;
+  void opened() override;
+  void updated(UnitId unit, std::uint64_t generation) override;
+  void begin_generation(std::uint64_t generation) override;
+  Task<> quiesce() override { co_await cache_->quiesce(); }
+  bool in_step() const override;
+  void close() override;
+
+  ParamCacheLimits cache_limits() const;
+  Task<> set_gather_region_aside();
+  void wait_on(StreamRef& stream, const Event& event);
+  Task<> clear_frozen(UnitId unit);
+  Task<> send_gradient(UnitId unit, Event added);
+
+  // unit_step.cc
+  Task<StepResult> finish_step(const StepOptions& options);
+  Task<StepVerdict> judged(const StepOptions& options);
+  Task<StepVerdict> judge_step(const StepOptions& options);
+  std::optional<Error> objection_to_gradients() const;
+  std::optional<Error> refusal_of_announced(const StepOptions& options) const;
+  Task<> undo_step();
+  bool may_guess() const;
+
+  const Initializer* initialize_ = nullptr;  // set while the engine is opened
+  DevicePlan device_plan_;
+  std::optional<TrainerCalls> calls_;
+  std::unique_ptr<ParamCache> cache_;
+  std::unique_ptr<GradientFlow> flow_;
+  std::unique_ptr<HomeGather> home_gather_;  // used in stages 1 and 2
+  std::optional<StepOptions> announced_;     // options of prepare_step(), without the blob
+  std::vector<GroupStep> announced_groups_;
+  std::optional<StepScalars> guess_;  // for the step under way, if updates start before its end
+  SpeculationWatch watch_;
+};
+
+}  // namespace ziggurat
