@@ -13,6 +13,7 @@
 #include "aio/faulty_engine.h"
 #include "aio/probe.h"
 #include "base/error.h"
+#include "core/schedule/gradients/gradient_norm.h"
 #include "tests/core/ranks_harness.h"
 
 namespace ziggurat::testing {
@@ -386,7 +387,8 @@ TEST(EngineRanksTraffic, IsThatOfTheFormulasAfterPadding) {
       const std::uint64_t times = stage == 3 ? 3 : 2;
       const auto sent = static_cast<double>(sent_bytes(runtime) - before) / kSteps;
       const auto formula = static_cast<double>(times * (kWorld - 1) * slice_bytes);
-      const auto norm = static_cast<double>((kWorld - 1) * table.tile_count() / kWorld * 8);
+      const std::size_t message_bytes = GradientNorm::kHeadBytes + table.tile_count() / kWorld * 8;
+      const auto norm = static_cast<double>((kWorld - 1) * message_bytes);
       EXPECT_NEAR(sent, formula + norm, 256) << "stage " << stage << ", rank " << rank;
     });
     expect_none(errors);
@@ -417,7 +419,8 @@ TEST(EngineRanksTraffic, OfASecondPartitionLeavesTheNodeForForwardAndGradientsOn
     const Traffic after = traffic_of(runtime);
     const ChunkTable table(model, 1000, {}, {3, rank, kWorld});
     const auto slice = static_cast<double>(table.padded_count() / kWorld * sizeof(bf16));
-    const auto norm = static_cast<double>(table.tile_count() / kWorld * 8);
+    const auto norm =
+        static_cast<double>(GradientNorm::kHeadBytes + table.tile_count() / kWorld * 8);
     const auto sent = [&](auto member) {
       return static_cast<double>((after.*member).payload_bytes - (before.*member).payload_bytes) /
              kSteps;

@@ -253,18 +253,6 @@ TEST_F(LentCalls, RefuseParametersThatAreNotTheModels) {
               HasSubstr("105 elements of bf16 are lent, but the unit has 105 of fp32"));
 }
 
-TEST_F(LentCalls, RefuseThoseOfTrainersWhoseGradientsAreTheEngines) {
-  const auto engine = open(config_of(kUsual, Where::kMemory, directory_));
-  EXPECT_THAT(refusal([&] { engine->gradient(0); }), HasSubstr("gradient()"));
-  EXPECT_THAT(refusal([&] { engine->finish_gradient(0); }), HasSubstr("finish_gradient()"));
-  EXPECT_THAT(refusal([&] { engine->prepare_step({.blob = {}}); }), HasSubstr("prepare_step()"));
-  EXPECT_THAT(refusal([&] { static_cast<Engine&>(*engine).step({.blob = {}}); }),
-              HasSubstr("give them to step()"));
-  trainer_.step(*engine);
-  engine->wait_all_updated();
-  EXPECT_TRUE(trainer_.same());
-}
-
 TEST_F(LentCalls, RefuseAStepThatIsNoneAndGoOn) {
   const auto engine = open(config_of(kUsual, Where::kNvme, directory_));
   trainer_.make_gradients(1, {});
