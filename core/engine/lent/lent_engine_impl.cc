@@ -55,7 +55,7 @@ LentEngineImpl::LentEngineImpl(const ModelSpec& model, const EngineConfig& confi
 void LentEngineImpl::open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
                           const LoadOptions& options) {
   lent_.assign(params.begin(), params.end());
-  open_state(*this, lent_, source, options);
+  open_state(*this, source, options);
 }
 
 void LentEngineImpl::validate() {
@@ -117,6 +117,14 @@ void LentEngineImpl::require_count(const char* call, UnitId unit, std::uint64_t 
                           count, its.count()));
 }
 
+Hand::Homes LentEngineImpl::make_homes(Context& context, const std::vector<StripePlace>&) {
+  auto params = std::make_unique<LentParamHome>(context, lent_);
+  auto grads = std::make_unique<LentGradHome>(context);
+  params_ = params.get();
+  grads_ = grads.get();
+  return {.params = std::move(params), .grads = std::move(grads)};
+}
+
 /// Makes the masters of a chunk in a new store from the lent parameters.
 void LentEngineImpl::make_masters(ChunkId id, std::span<float> masters) const {
   const Chunk& chunk = state_.table().chunk(id);
@@ -134,10 +142,10 @@ void LentEngineImpl::lend_params(UnitId unit, TypedSpan<std::byte> params) {
         fmt::format("lend_params('{}'): the parameter is {}, but the memory is {}",
                     state_.model().units[unit].name, to_string(dtype), to_string(params.dtype)));
   }
-  run([](TrainingState& state, UnitId of, auto lent) -> Task<> {
-    co_await state.gates().wait(of);
-    state.params().lend(of, lent);
-  }(state_, unit, params));
+  run([](LentEngineImpl& self, UnitId of, auto lent) -> Task<> {
+    co_await self.state_.gates().wait(of);
+    self.params_->lend(of, lent);
+  }(*this, unit, params));
 }
 
 void LentEngineImpl::check() {
@@ -259,10 +267,9 @@ Task<StepResult> LentEngineImpl::finish_step(std::span<const TypedSpan<const std
   co_await state_.gates().wait_all();
   co_await state_.checkpoint_ended();
   const ChunkTable& table = state_.table();
-  GradHome& grads = state_.grads();
-  for (UnitId u = 0; u < table.unit_count(); ++u) grads.lend(u, gradients[u]);
+  for (UnitId u = 0; u < table.unit_count(); ++u) grads_->lend(u, gradients[u]);
   state_.sweep().gradient_started(0, state_.generation() + 1, nullptr);
-  for (ChunkId id = 0; id < table.chunks().size(); ++id) grads.arrived(id).set();
+  for (ChunkId id = 0; id < table.chunks().size(); ++id) grads_->arrived(id).set();
   const auto grad_scale = static_cast<float>(1.0 / state_.gradient_divisor(options));
   const StepScalars steps = state_.scalars(options, grad_scale);
   take_counts(gradients, options.blob);

@@ -49,6 +49,7 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
  private:
   // Hand
   void validate() override;
+  Homes make_homes(Context& context, const std::vector<StripePlace>& places) override;
   void make_masters(ChunkId chunk, std::span<float> masters) const override;
   void updated(UnitId unit, std::uint64_t generation) override {
     state_.gates().at_home(unit, generation);
@@ -68,6 +69,8 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
 
   std::unique_ptr<Device> device_;
   std::vector<TypedSpan<std::byte>> lent_;  // per unit, as lent at open
+  LentParamHome* params_ = nullptr;         // the state's
+  LentGradHome* grads_ = nullptr;           // the state's
 };
 
 }  // namespace ziggurat

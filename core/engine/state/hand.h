@@ -7,9 +7,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "base/runtime/async.h"
+#include "core/schedule/context.h"
+#include "core/schedule/homes/grad_home.h"
+#include "core/schedule/homes/param_home.h"
 #include "core/sharding/chunk_table.h"
 
 namespace ziggurat {
@@ -24,7 +29,14 @@ class Hand {
   virtual void validate() = 0;
   /// Divides the device's memory, before a new store is made. Errors: kResourceExhausted.
   virtual void plan_device() {}
-  /// Makes the hand's own parts. The homes of the state are there.
+  /// The homes of parameters and gradients, which the state keeps.
+  struct Homes {
+    std::unique_ptr<ParamHome> params;
+    std::unique_ptr<GradHome> grads;
+  };
+  /// Makes the homes. `places` are for files on NVMe.
+  virtual Homes make_homes(Context& context, const std::vector<StripePlace>& places) = 0;
+  /// Makes the hand's own parts. The homes are there.
   virtual Task<> build() { co_return; }
   /// Fills the masters of a chunk of a new state, without its padding. Any thread.
   virtual void make_masters(ChunkId chunk, std::span<float> masters) const = 0;

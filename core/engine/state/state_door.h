@@ -94,9 +94,8 @@ class StateDoor : public Interface {
   T run(Task<T> call) {
     return state_.runtime().reactor.block_on(state_.giving_back(std::move(call)));
   }
-  void open_state(Hand& hand, std::span<const TypedSpan<std::byte>> lent, StateSource* source,
-                  const LoadOptions& options) {
-    state_.runtime().reactor.block_on(state_.open(hand, lent, source, options));
+  void open_state(Hand& hand, StateSource* source, const LoadOptions& options) {
+    state_.runtime().reactor.block_on(state_.open(hand, source, options));
   }
   void close_state() { state_.runtime().reactor.block_on(state_.close()); }
   /// Throws kInvalidArgument for a unit that the model does not have.

@@ -48,10 +48,8 @@ TrainingState::TrainingState(const ModelSpec& model, const EngineConfig& config,
       lent_memory_(runtime.reactor, cancel_),
       stored_(cancel_) {}
 
-Task<> TrainingState::open(Hand& hand, std::span<const TypedSpan<std::byte>> lent,
-                           StateSource* source, const LoadOptions& options) {
+Task<> TrainingState::open(Hand& hand, StateSource* source, const LoadOptions& options) {
   hand_ = &hand;
-  lent_params_.assign(lent.begin(), lent.end());
   source_ = source;
   load_options_ = options;
   std::exception_ptr error;
@@ -281,8 +279,9 @@ void TrainingState::make_context() {
 Task<> TrainingState::build_floors() {
   make_pool();
   make_context();
-  params_ = ParamHome::create(*context_, storage_->places, lent_params_);
-  grads_ = GradHome::create(*context_, storage_->places, allocate_);
+  Hand::Homes made = hand_->make_homes(*context_, storage_->places);
+  params_ = std::move(made.params);
+  grads_ = std::move(made.grads);
   const RecordPlan stays{.device_chunks = plan_.device_chunks,
                          .kept_item_bytes = plan_.kept_item_bytes};
   records_ = std::make_unique<RecordHome>(*context_, stays);

@@ -33,7 +33,6 @@
 #include "core/plan/host_plan.h"
 #include "core/plan/node_plan.h"
 #include "core/schedule/context.h"
-#include "core/schedule/homes.h"
 #include "core/schedule/optimizer/optimizer_sweep.h"
 #include "core/schedule/rank_channels.h"
 #include "core/schedule/unit_gates.h"
@@ -52,11 +51,9 @@ class TrainingState {
   TrainingState(const TrainingState&) = delete;
   TrainingState& operator=(const TrainingState&) = delete;
 
-  /// Opens or creates the state for `hand`, which outlives it. `lent` has each unit's parameters,
-  /// if they are in the trainer's memory. The state is created from `source` if there is one. After
-  /// an error it has ended, and the other ranks know.
-  Task<> open(Hand& hand, std::span<const TypedSpan<std::byte>> lent, StateSource* source,
-              const LoadOptions& options);
+  /// Opens or creates the state for `hand`, which outlives it. The state is created from `source`
+  /// if there is one. After an error it has ended, and the other ranks know.
+  Task<> open(Hand& hand, StateSource* source, const LoadOptions& options);
   /// Ends everything that waits, awaits what is under way, and destroys the parts, those that use
   /// others first.
   Task<> close();
@@ -83,15 +80,11 @@ class TrainingState {
   const ChunkTable& table() const noexcept { return *table_; }
   Context& context() noexcept { return *context_; }
   Storage& storage() noexcept { return *storage_; }
-  ParamHome& params() noexcept { return *params_; }
-  GradHome& grads() noexcept { return *grads_; }
   RecordHome& records() noexcept { return *records_; }
   OptimizerSweep& sweep() noexcept { return *sweep_; }
   const OptimizerSweep& sweep() const noexcept { return *sweep_; }
   UnitGates& gates() noexcept { return *gates_; }
   StateWrites& writes() noexcept { return *writes_; }
-  /// Lets other memory than free memory be given to gradients that stay on the device.
-  void allocate_gradients_by(GradHome::AllocateDevice allocate) { allocate_ = std::move(allocate); }
   std::uint64_t generation() const noexcept { return generation_; }
   std::vector<std::string>& notes() noexcept { return notes_; }
   const std::vector<std::string>& notes() const noexcept { return notes_; }
@@ -388,7 +381,6 @@ class TrainingState {
   std::optional<UnitGates> gates_;
   std::optional<Context> context_;
   std::unique_ptr<ParamHome> params_;
-  GradHome::AllocateDevice allocate_;
   std::unique_ptr<GradHome> grads_;
   std::unique_ptr<RecordHome> records_;
   std::unique_ptr<DeviceStaging> staging_;
@@ -403,7 +395,6 @@ class TrainingState {
 
   // The pieces of ranks that were asked about; they do not change.
   mutable std::map<int, Pieces> pieces_;
-  std::vector<TypedSpan<std::byte>> lent_params_;  // per unit, as lent at open
   std::uint64_t generation_ = 0;
   Roundings rounding_;  // the store's rounding, or the config's if the store allows a choice
   std::vector<std::uint64_t> own_steps_;  // per unit, as the trainer's blob counts; or empty

@@ -20,20 +20,16 @@ void refuse_unfit(StreamRef& stream) { stream.wait(Event()); }
 
 UnitEngine::UnitEngine(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
                        Device& device)
-    : StateDoor(model, config, runtime, device, TrainingState::Division::kModel) {
-  state_.allocate_gradients_by([this](std::uint64_t size_bytes, Purpose purpose) {
-    return cache_->allocate(size_bytes, purpose);
-  });
-}
+    : StateDoor(model, config, runtime, device, TrainingState::Division::kModel) {}
 
 void UnitEngine::open(const Initializer& initialize) {
   initialize_ = &initialize;
-  open_state(*this, {}, nullptr, {});
+  open_state(*this, nullptr, {});
   initialize_ = nullptr;
 }
 
 void UnitEngine::open(StateSource& source, const LoadOptions& options) {
-  open_state(*this, {}, &source, options);
+  open_state(*this, &source, options);
 }
 
 void UnitEngine::plan_device() {
@@ -44,10 +40,21 @@ void UnitEngine::plan_device() {
   require_device_budget(device_plan_, size_bytes);
 }
 
+Hand::Homes UnitEngine::make_homes(Context& context, const std::vector<StripePlace>& places) {
+  auto params = UnitParamHome::create(context, places);
+  auto grads =
+      UnitGradHome::create(context, places, [this](std::uint64_t size_bytes, Purpose purpose) {
+        return cache_->allocate(size_bytes, purpose);
+      });
+  params_ = params.get();
+  grads_ = grads.get();
+  return {.params = std::move(params), .grads = std::move(grads)};
+}
+
 Task<> UnitEngine::build() {
   calls_.emplace(state_.model());
-  cache_ = std::make_unique<ParamCache>(state_.context(), state_.params(), cache_limits());
-  flow_ = std::make_unique<GradientFlow>(state_.context(), *cache_, state_.grads(),
+  cache_ = std::make_unique<ParamCache>(state_.context(), *params_, cache_limits());
+  flow_ = std::make_unique<GradientFlow>(state_.context(), *cache_, *grads_,
                                          device_plan_.accumulators, state_.reduction());
   co_await set_gather_region_aside();
 }
@@ -69,8 +76,8 @@ Task<> UnitEngine::set_gather_region_aside() {
   if (!state_.table().sharding().params_sharded()) co_return;
   const std::uint64_t everywhere = co_await state_.storage().quorum.min(device_plan_.live_bytes);
   DeviceBuffer region = state_.device().allocate(everywhere, Purpose::kParams);
-  cache_->gather_through(std::make_unique<UnitGather>(state_.context(), state_.params(),
-                                                      std::move(region), state_.reduction()));
+  cache_->gather_through(std::make_unique<UnitGather>(state_.context(), *params_, std::move(region),
+                                                      state_.reduction()));
 }
 
 void UnitEngine::make_masters(ChunkId chunk, std::span<float> masters) const {
@@ -82,7 +89,7 @@ void UnitEngine::opened() {
   const Sharding& ranks = state_.table().sharding();
   if (!ranks.optimizer_sharded() || ranks.params_sharded()) return;
   home_gather_ =
-      std::make_unique<HomeGather>(state_.context(), state_.params(), *cache_, state_.generation());
+      std::make_unique<HomeGather>(state_.context(), *params_, *cache_, state_.generation());
 }
 
 /// In stages 1 and 2 the other ranks' parts must still be gathered.

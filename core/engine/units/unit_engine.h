@@ -40,6 +40,7 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   // Hand
   void validate() override { state_.validate_storeless(); }
   void plan_device() override;
+  Homes make_homes(Context& context, const std::vector<StripePlace>& places) override;
   Task<> build() override;
   void make_masters(ChunkId chunk, std::span<float> masters) const override;
   void opened() override;
@@ -67,6 +68,8 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   const Initializer* initialize_ = nullptr;  // set while the engine is opened
   DevicePlan device_plan_;
   std::optional<TrainerCalls> calls_;
+  UnitParamHome* params_ = nullptr;  // the state's
+  UnitGradHome* grads_ = nullptr;    // the state's
   std::unique_ptr<ParamCache> cache_;
   std::unique_ptr<GradientFlow> flow_;
   std::unique_ptr<HomeGather> home_gather_;  // used in stages 1 and 2

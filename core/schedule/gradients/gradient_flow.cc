@@ -34,7 +34,7 @@ std::uint64_t GradientFlow::copies_bytes(const ChunkTable& table,
   return by_run && reduction.staged ? kCopies * copy_bytes(table) : 0;
 }
 
-GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
+GradientFlow::GradientFlow(Context& context, ParamCache& cache, UnitGradHome& home,
                            std::size_t accumulators_max, const ReductionSettings& reduction)
     : context_(context),
       cache_(cache),

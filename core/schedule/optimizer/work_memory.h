@@ -7,7 +7,8 @@
 #include <cstdint>
 #include <span>
 
-#include "core/schedule/homes.h"
+#include "core/schedule/homes/grad_home.h"
+#include "core/schedule/homes/param_home.h"
 #include "core/schedule/optimizer/record_home.h"
 
 namespace ziggurat {

@@ -7,7 +7,7 @@
 
 namespace ziggurat {
 
-HomeGather::HomeGather(Context& context, ParamHome& home, ParamCache& cache,
+HomeGather::HomeGather(Context& context, UnitParamHome& home, ParamCache& cache,
                        std::uint64_t generation)
     : context_(context),
       home_(home),

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/schedule/context.h"
-#include "core/schedule/homes.h"
+#include "core/schedule/homes/param_home.h"
 #include "core/schedule/params/param_cache.h"
 
 namespace ziggurat {
@@ -20,7 +20,7 @@ namespace ziggurat {
 class HomeGather {
  public:
   /// Begins with the state at `generation`, of which nothing was gathered yet.
-  HomeGather(Context& context, ParamHome& home, ParamCache& cache, std::uint64_t generation);
+  HomeGather(Context& context, UnitParamHome& home, ParamCache& cache, std::uint64_t generation);
 
   /// Notes that this rank's slice of `unit` is at home at `generation`. Once that is so on all
   /// ranks, the unit is gathered and its gate opens.
@@ -31,7 +31,7 @@ class HomeGather {
   bool ready() const noexcept { return updated_[next_unit_] >= next_generation_; }
 
   Context& context_;
-  ParamHome& home_;
+  UnitParamHome& home_;
   ParamCache& cache_;
   std::vector<std::uint64_t> updated_;  ///< per unit: 1 + the generation of this rank's slice
   std::uint64_t first_generation_;      ///< the generation of the first gather

@@ -20,7 +20,7 @@ constexpr std::size_t kSurprisesMax =
 
 }  // namespace
 
-ParamCache::ParamCache(Context& context, ParamHome& home, ParamCacheLimits limits)
+ParamCache::ParamCache(Context& context, UnitParamHome& home, ParamCacheLimits limits)
     : context_(context), home_(home), limits_(limits), memory_returned_(context.cancel) {
   for (UnitId u = 0; u < context.table.unit_count(); ++u) slots_.emplace_back(context.cancel);
   for (Slot& slot : slots_) slot.settled.set();
@@ -171,7 +171,7 @@ Task<> ParamCache::load(UnitId unit, bool on_demand) {
       buffer = allocate_now(size_bytes, Purpose::kParams, next_use(unit));
     }
     if (buffer && generation == generation_) {
-      ParamHome::Loading loading =
+      UnitParamHome::Loading loading =
           co_await home_.load(unit, buffer.data(), Need{.generation = generation_, .position = 0},
                               on_demand ? IoPriority::kDemand : IoPriority::kPrefetch);
       slot.buffer = std::move(buffer);
@@ -195,7 +195,7 @@ Task<> ParamCache::load(UnitId unit, bool on_demand) {
 
 /// Waits for a copy to end. A failed copy must end the run, because streams that wait for it go on
 /// without its bytes.
-Task<> ParamCache::land(UnitId unit, ParamHome::Loading loading) {
+Task<> ParamCache::land(UnitId unit, UnitParamHome::Loading loading) {
   try {
     co_await loading.landed.wait();
   } catch (const Error& error) {

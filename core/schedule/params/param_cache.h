@@ -29,7 +29,7 @@
 
 #include "base/memory_exhausted.h"
 #include "core/schedule/context.h"
-#include "core/schedule/homes.h"
+#include "core/schedule/homes/param_home.h"
 #include "core/schedule/params/unit_gather.h"
 
 namespace ziggurat {
@@ -47,7 +47,7 @@ struct ParamCacheLimits {
 
 class ParamCache {
  public:
-  ParamCache(Context& context, ParamHome& home, ParamCacheLimits limits);
+  ParamCache(Context& context, UnitParamHome& home, ParamCacheLimits limits);
   ~ParamCache();
   /// Gathers units through `gather`. In stage 3 this is called before the first acquire().
   void gather_through(std::unique_ptr<UnitGather> gather) { gather_ = std::move(gather); }
@@ -106,7 +106,7 @@ class ParamCache {
   Task<Acquired> acquire_gathered(UnitId unit);
   bool start_gather(UnitId unit, std::uint64_t nearer_than);
   Task<> load(UnitId unit, bool on_demand);
-  Task<> land(UnitId unit, ParamHome::Loading loading);
+  Task<> land(UnitId unit, UnitParamHome::Loading loading);
   DeviceBuffer allocate_now(std::uint64_t size_bytes, Purpose purpose, std::uint64_t nearer_than);
   bool drop_farthest(std::uint64_t nearer_than);
   void drop(Slot& slot);
@@ -118,7 +118,7 @@ class ParamCache {
   std::uint64_t live_count() const;
 
   Context& context_;
-  ParamHome& home_;
+  UnitParamHome& home_;
   ParamCacheLimits limits_;
   std::unique_ptr<UnitGather> gather_;
   std::vector<Slot> slots_;

@@ -23,7 +23,7 @@ bool overlap(const UnitGather::Flight& a, const UnitGather::Flight& b) {
 
 }  // namespace
 
-UnitGather::UnitGather(Context& context, ParamHome& home, DeviceBuffer region,
+UnitGather::UnitGather(Context& context, UnitParamHome& home, DeviceBuffer region,
                        const ReductionSettings& settings)
     : context_(context),
       home_(home),
@@ -130,13 +130,13 @@ Task<> UnitGather::place_vacated(const Flight& flight) {
 }
 
 Task<> UnitGather::load_own(const Flight& flight) {
-  const ParamHome::Loading loading =
+  const UnitParamHome::Loading loading =
       co_await home_.load(flight.unit, flight.memory, flight.need,
                           flight.wanted ? IoPriority::kDemand : IoPriority::kPrefetch);
   co_await loading.landed.wait();
 }
 
-Task<ParamHome::Fetched> UnitGather::fetch_own(const Flight& flight) {
+Task<UnitParamHome::Fetched> UnitGather::fetch_own(const Flight& flight) {
   return home_.fetch(flight.unit, flight.need,
                      flight.wanted ? IoPriority::kDemand : IoPriority::kPrefetch);
 }
@@ -150,7 +150,7 @@ std::span<std::byte> UnitGather::own_place(const Flight& flight) const {
 }
 
 Task<> UnitGather::issue_quantized(const FlightPtr& flight) {
-  ParamHome::Fetched own;
+  UnitParamHome::Fetched own;
   if (staging_) {
     own = co_await fetch_own(*flight);
   } else {

@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "core/schedule/context.h"
-#include "core/schedule/homes.h"
+#include "core/schedule/homes/param_home.h"
 #include "core/schedule/params/quantized_gather.h"
 #include "core/schedule/spare_buffers.h"
 #include "core/sharding/reduction.h"
@@ -40,7 +40,7 @@ class UnitGather {
   /// Takes `region`, device memory of the same size on every rank. Errors: kResourceExhausted if
   /// host memory has no room for the parts of a second partition, for the codes of quantized units,
   /// or for pieces on their way to the device.
-  UnitGather(Context& context, ParamHome& home, DeviceBuffer region,
+  UnitGather(Context& context, UnitParamHome& home, DeviceBuffer region,
              const ReductionSettings& settings);
 
   /// Returns how many bytes of the region `unit` takes.
@@ -62,7 +62,7 @@ class UnitGather {
     Signal done;
     Signal vacated;  ///< set once nothing is copied from the place any more
     // Used if the unit is gathered in pieces:
-    ParamHome::Fetched own{};         ///< this rank's slice, until all ranks have it
+    UnitParamHome::Fetched own{};     ///< this rank's slice, until all ranks have it
     std::uint64_t missing_bytes = 0;  ///< bytes of each slice that have not arrived
     Signal pieces_done;
   };
@@ -97,7 +97,7 @@ class UnitGather {
   Task<> place_vacated(const Flight& flight);
   Task<> issue(const FlightPtr& flight);
   Task<> load_own(const Flight& flight);
-  Task<ParamHome::Fetched> fetch_own(const Flight& flight);
+  Task<UnitParamHome::Fetched> fetch_own(const Flight& flight);
   std::span<std::byte> own_place(const Flight& flight) const;
   Task<> issue_quantized(const FlightPtr& flight);
   Task<> issue_pieces(const FlightPtr& flight);
@@ -118,7 +118,7 @@ class UnitGather {
   std::span<std::byte> part_of(const Flight& flight) const;
 
   Context& context_;
-  ParamHome& home_;
+  UnitParamHome& home_;
   DeviceBuffer region_;
   Arena arena_;
   std::deque<FlightPtr> queue_;

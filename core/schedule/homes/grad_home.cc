@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/homes/grad_home.cc: gradients on the three tiers and in lent memory.
+#include "core/schedule/homes/grad_home.h"
+
+#include <utility>
+
+#include "base/checksum.h"
+
+namespace ziggurat {
+namespace {
+
+class HostGradHome final : public UnitGradHome {
+ public:
+  explicit HostGradHome(Context& context)
+      : UnitGradHome(context), chunks_(context.table.chunks().size()) {}
+
+  Task<> accept(ChunkId id, DeviceSpan<const std::byte> gradient, Need need) override {
+    chunks_[id] = co_await copied(id, gradient, need);
+  }
+  Task<TypedSpan<const std::byte>> fetch(ChunkId id, std::span<std::byte>) override {
+    co_return TypedSpan<const std::byte>{context_.table.dtype(), chunks_[id].bytes()};
+  }
+  void drop(ChunkId id) noexcept override { chunks_[id] = {}; }
+
+ private:
+  std::vector<Lease> chunks_;
+};
+
+class DeviceGradHome final : public UnitGradHome {
+ public:
+  DeviceGradHome(Context& context, AllocateDevice allocate)
+      : UnitGradHome(context),
+        reachable_(context.device.host_accessible()),
+        allocate_(std::move(allocate)),
+        chunks_(context.table.chunks().size()) {}
+
+  std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
+    return reachable_ || chunk.constant ? 0 : chunk.param_bytes();
+  }
+  Task<> accept(ChunkId id, DeviceSpan<const std::byte> gradient, Need) override {
+    chunks_[id] = co_await allocate_(gradient.size(), Purpose::kGradients);
+    const Stream::Copy request{.destination = chunks_[id].data(),
+                               .source = reinterpret_cast<const std::byte*>(gradient.address()),
+                               .size_bytes = gradient.size(),
+                               .direction = Stream::Direction::kOnDevice};
+    co_await copy(context_.reactor, context_.to_host, request);
+  }
+  Task<TypedSpan<const std::byte>> fetch(ChunkId id, std::span<std::byte> item) override {
+    TypedSpan<const std::byte> grad{context_.table.dtype(), item};
+    if (reachable_) {
+      grad.bytes = {chunks_[id].data(), chunks_[id].size_bytes()};
+    } else {
+      co_await context_.copy_to_host(item, device_span(chunks_[id]));
+    }
+    co_return grad;
+  }
+  Task<TypedDeviceSpan<const std::byte>> fetch_to_device(ChunkId id, std::span<std::byte>,
+                                                         DeviceSpan<std::byte>) override {
+    co_return TypedDeviceSpan<const std::byte>{context_.table.dtype(), device_span(chunks_[id])};
+  }
+  void drop(ChunkId id) noexcept override { chunks_[id] = {}; }
+
+ private:
+  bool reachable_;  // the CPU can read the device's memory
+  AllocateDevice allocate_;
+  std::vector<DeviceBuffer> chunks_;
+};
+
+class NvmeGradHome final : public UnitGradHome {
+ public:
+  NvmeGradHome(Context& context, std::vector<StripePlace> places) : UnitGradHome(context) {
+    std::vector<std::uint64_t> sizes;
+    for (const Chunk& chunk : context.table.chunks())
+      sizes.push_back(chunk.constant ? 0 : chunk.param_bytes());
+    file_ = SwapFile::create(context.reactor, std::move(places), std::move(sizes));
+  }
+
+  std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
+    return chunk.constant ? 0 : chunk.param_bytes();
+  }
+  Task<> accept(ChunkId id, DeviceSpan<const std::byte> gradient, Need need) override {
+    const Lease lease = co_await copied(id, gradient, need);
+    std::uint64_t hash = 0;
+    const std::span<const std::byte> bytes = lease.bytes();
+    const std::function<void()> job = [&] { hash = hash64(bytes, id); };
+    co_await context_.run_near(id, "hash gradient", job);
+    co_await file_->write(id, bytes, hash, IoPriority::kWriteBack);
+  }
+  Task<TypedSpan<const std::byte>> fetch(ChunkId id, std::span<std::byte> item) override {
+    co_await file_->read(id, item, IoPriority::kPrefetch);
+    std::uint64_t hash = 0;
+    const std::function<void()> job = [&] { hash = hash64(item, id); };
+    co_await context_.run_near(id, "verify gradient", job);
+    if (hash != file_->expected_hash(id)) throw file_->corrupt_item(id);
+    co_return TypedSpan<const std::byte>{context_.table.dtype(), item};
+  }
+
+ private:
+  std::unique_ptr<SwapFile> file_;  // an item for each chunk
+};
+
+}  // namespace
+
+GradHome::GradHome(Context& context) : context_(context) {
+  for (std::size_t i = 0; i < context.table.chunks().size(); ++i)
+    arrived_.emplace_back(context.cancel);
+}
+
+Task<TypedDeviceSpan<const std::byte>> GradHome::fetch_to_device(ChunkId id,
+                                                                 std::span<std::byte> item,
+                                                                 DeviceSpan<std::byte> staging) {
+  Task<TypedSpan<const std::byte>> fetching = fetch(id, item);
+  const TypedSpan<const std::byte> host = co_await std::move(fetching);
+  const DeviceSpan<std::byte> there = staging.first(host.bytes.size());
+  co_await context_.copy_to_device(there, host.bytes);
+  co_return TypedDeviceSpan<const std::byte>{context_.table.dtype(), there};
+}
+
+std::unique_ptr<UnitGradHome> UnitGradHome::create(Context& context,
+                                                   std::vector<StripePlace> places,
+                                                   AllocateDevice allocate) {
+  switch (context.placement.grads) {
+    case Tier::kHost: return std::make_unique<HostGradHome>(context);
+    case Tier::kNvme: return std::make_unique<NvmeGradHome>(context, std::move(places));
+    default: return std::make_unique<DeviceGradHome>(context, std::move(allocate));
+  }
+}
+
+Task<Lease> UnitGradHome::copied(ChunkId id, DeviceSpan<const std::byte> source, Need need) {
+  const LeaseRequest request{.purpose = Purpose::kGradients,
+                             .size_bytes = source.size(),
+                             .need = need,
+                             .holder = "gradient",
+                             .numa_node = context_.node_of(id)};
+  Lease lease = co_await context_.pool.acquire(request);
+  co_await context_.copy_to_host(lease.bytes(), source);
+  co_return lease;
+}
+
+Task<TypedSpan<const std::byte>> LentGradHome::fetch(ChunkId id, std::span<std::byte>) {
+  const Chunk& chunk = context_.table.chunk(id);
+  co_return lent_[chunk.unit].subspan(chunk.begin, context_.table.real_count(id));
+}
+
+}  // namespace ziggurat

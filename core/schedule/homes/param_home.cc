@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/homes/param_home.cc: what homes of parameters share, and the one of lent memory.
+#include "core/schedule/homes/param_home.h"
+
+#include <utility>
+
+namespace ziggurat {
+
+TypedDeviceSpan<std::byte> ParamHome::destination_on_device(
+    ChunkId id, DeviceSpan<std::byte> staging) const noexcept {
+  return {context_.table.dtype(), staging.first(context_.table.chunk(id).param_bytes())};
+}
+
+Task<> ParamHome::publish_from_device(ChunkId id, TypedDeviceSpan<const std::byte> values,
+                                      std::span<std::byte> item) {
+  const TypedSpan<std::byte> host = destination(id, item);
+  co_await context_.copy_to_host(host.bytes, values.bytes);
+  co_await publish(id, host);
+}
+
+Task<> ParamHome::publish_record(ChunkId id, std::uint64_t step, std::span<const std::byte> record,
+                                 std::span<std::byte> item) {
+  const TypedSpan<std::byte> param = destination(id, item);
+  ParamRounding rounding = context_.rounding;
+  rounding.step = context_.table.chunk(id).constant ? 0 : step;
+  const std::function<void()> job = [&] {
+    read_params(context_.table.state_format(id), record, rounding, context_.table.first_element(id),
+                context_.table.decay_runs(id), param);
+  };
+  {
+    const LentMemory::Use its(context_.lent);
+    co_await context_.run_near(id, "round params", job);
+  }
+  co_await publish(id, param);
+}
+
+std::unique_ptr<UnitParamHome> UnitParamHome::create(Context& context,
+                                                     std::vector<StripePlace> places) {
+  switch (context.placement.params) {
+    case Tier::kHost: return params_on_host(context);
+    case Tier::kNvme: return params_on_nvme(context, std::move(places));
+    default: return params_on_device(context);
+  }
+}
+
+Task<UnitParamHome::Loading> UnitParamHome::load(UnitId unit, std::byte* destination, Need need,
+                                                 IoPriority priority) {
+  Fetched fetched = co_await fetch(unit, need, priority);
+  Loading loading;
+  loading.staging = std::move(fetched.lease);
+  const Stream::Copy request =
+      this->loading(unit, destination, fetched.bytes.data(), Stream::Direction::kToDevice);
+  loading.landed = context_.to_device.copy(request, [](const std::exception_ptr&) {});
+  co_return loading;
+}
+
+TypedSpan<std::byte> UnitParamHome::in_unit(ChunkId id, std::byte* unit) const noexcept {
+  const Chunk& chunk = context_.table.chunk(id);
+  const DType dtype = context_.table.dtype();
+  const std::uint64_t at = chunk.begin - context_.table.home_begin(chunk.unit);
+  return {dtype, {unit + at * size_bytes(dtype), chunk.param_bytes()}};
+}
+
+Stream::Copy UnitParamHome::loading(UnitId unit, std::byte* destination, const std::byte* source,
+                                    Stream::Direction direction) const noexcept {
+  const std::uint64_t begin = context_.table.home_begin(unit) * size_bytes(context_.table.dtype());
+  return {.destination = destination + begin,
+          .source = source,
+          .size_bytes = home_bytes(unit),
+          .direction = direction};
+}
+
+Task<Lease> UnitParamHome::lease(std::uint64_t size_bytes, Need need, const char* holder) {
+  const LeaseRequest request{
+      .purpose = Purpose::kParams, .size_bytes = size_bytes, .need = need, .holder = holder};
+  co_return co_await context_.pool.acquire(request);
+}
+
+Task<> UnitParamHome::gather_in(UnitId unit, std::span<std::byte> whole) {
+  const std::size_t element_bytes = size_bytes(context_.table.dtype());
+  co_await context_.ranks.params->all_gather(
+      whole.subspan(context_.table.own_begin(unit) * element_bytes,
+                    context_.table.unit(unit).slice_count * element_bytes),
+      whole);
+}
+
+TypedSpan<std::byte> LentParamHome::destination(ChunkId id, std::span<std::byte>) const noexcept {
+  const Chunk& chunk = context_.table.chunk(id);
+  return lent_[chunk.unit].subspan(chunk.begin, context_.table.real_count(id));
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/homes/params_on_device.cc: parameters in the device's memory. Where the CPU cannot
+// reach it, the CPU's update writes them in memory of its work item.
+#include "core/schedule/homes/param_home.h"
+
+namespace ziggurat {
+namespace {
+
+class DeviceParamHome final : public UnitParamHome {
+ public:
+  explicit DeviceParamHome(Context& context)
+      : UnitParamHome(context), reachable_(context.device.host_accessible()) {
+    for (UnitId u = 0; u < context.table.unit_count(); ++u)
+      units_.push_back(context.device.allocate(home_bytes(u), Purpose::kParams));
+  }
+
+  std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
+    return reachable_ ? 0 : chunk.param_bytes();
+  }
+  TypedSpan<std::byte> destination(ChunkId id, std::span<std::byte> item) const noexcept override {
+    const Chunk& chunk = context_.table.chunk(id);
+    if (reachable_) return in_unit(id, units_[chunk.unit].data());
+    return {context_.table.dtype(), item.first(chunk.param_bytes())};
+  }
+  Task<> publish(ChunkId id, TypedSpan<const std::byte> values) override {
+    if (!reachable_)
+      co_await context_.copy_to_device(destination_on_device(id, {}).bytes, values.bytes);
+  }
+  TypedDeviceSpan<std::byte> destination_on_device(ChunkId id,
+                                                   DeviceSpan<std::byte>) const noexcept override {
+    const std::span<std::byte> home =
+        in_unit(id, units_[context_.table.chunk(id).unit].data()).bytes;
+    return {context_.table.dtype(), {reinterpret_cast<std::uintptr_t>(home.data()), home.size()}};
+  }
+  Task<> publish_from_device(ChunkId, TypedDeviceSpan<const std::byte>,
+                             std::span<std::byte>) override {
+    co_return;
+  }
+  bool in_memory() const noexcept override { return reachable_; }
+
+  bool used_at_home() const noexcept override {
+    return !context_.table.sharding().params_sharded();
+  }
+  DeviceSpan<const std::byte> view(UnitId unit) const noexcept override {
+    return device_span(units_[unit]);
+  }
+  Task<Loading> load(UnitId unit, std::byte* destination, Need, IoPriority) override {
+    Loading loading;
+    const Stream::Copy request =
+        this->loading(unit, destination, units_[unit].data(), Stream::Direction::kOnDevice);
+    loading.landed = context_.to_device.copy(request, [](const std::exception_ptr&) {});
+    co_return loading;
+  }
+  Task<Fetched> fetch(UnitId unit, Need need, IoPriority) override {
+    Fetched fetched;
+    fetched.lease = co_await lease(home_bytes(unit), need, "parameter read");
+    fetched.bytes = fetched.lease.bytes();
+    co_await context_.copy_to_host(fetched.lease.bytes(), device_span(units_[unit]));
+    co_return fetched;
+  }
+  /// Ranks can exchange only in host memory.
+  Task<> gather(UnitId unit, Need need) override {
+    const ChunkTable& table = context_.table;
+    if (reachable_) {
+      co_await gather_in(unit, {units_[unit].data(), table.unit_param_bytes(unit)});
+      co_return;
+    }
+    const Lease whole = co_await lease(table.unit_param_bytes(unit), need, "parameter gather");
+    const std::size_t element_bytes = size_bytes(table.dtype());
+    const std::uint64_t begin = table.own_begin(unit) * element_bytes;
+    const std::span<std::byte> own =
+        whole.bytes().subspan(begin, table.unit(unit).slice_count * element_bytes);
+    const DeviceSpan<std::byte> home = device_span(units_[unit]);
+    co_await context_.copy_to_host(own, home.subspan(begin, own.size()));
+    co_await gather_in(unit, whole.bytes());
+    co_await context_.copy_to_device(home, whole.bytes());
+  }
+
+ private:
+  bool reachable_;  // the CPU can read and write the device's memory
+  std::vector<DeviceBuffer> units_;
+};
+
+}  // namespace
+
+std::unique_ptr<UnitParamHome> params_on_device(Context& context) {
+  return std::make_unique<DeviceParamHome>(context);
+}
+
+}  // namespace ziggurat

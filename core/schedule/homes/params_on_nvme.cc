@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/homes/params_on_nvme.cc: parameters in a file on NVMe, an item for each chunk; in
+// stages 1 and 2 for each chunk of every rank.
+#include <algorithm>
+
+#include "base/checksum.h"
+#include "core/schedule/homes/param_home.h"
+
+namespace ziggurat {
+namespace {
+
+/// Returns the sizes of the items that hold parameters on NVMe: one for each chunk of `slices`
+/// slices of every unit.
+std::vector<std::uint64_t> param_items(const ChunkTable& table, int slices) {
+  std::vector<std::uint64_t> sizes;
+  for (UnitId u = 0; u < table.unit_count(); ++u) {
+    for (int slice = 0; slice < slices; ++slice) {
+      for (const Chunk& chunk : table.slice_chunks(u)) sizes.push_back(chunk.param_bytes());
+    }
+  }
+  return sizes;
+}
+
+class NvmeParamHome final : public UnitParamHome {
+ public:
+  NvmeParamHome(Context& context, std::vector<StripePlace> places)
+      : UnitParamHome(context), reading_(context.table.unit_count()) {
+    const Sharding& sharding = context.table.sharding();
+    const int slices = sharding.params_sharded() ? 1 : sharding.world_size;
+    file_ =
+        SwapFile::create(context.reactor, std::move(places), param_items(context.table, slices));
+  }
+
+  std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
+    return chunk.param_bytes();
+  }
+  TypedSpan<std::byte> destination(ChunkId id, std::span<std::byte> item) const noexcept override {
+    return {context_.table.dtype(), item.first(context_.table.chunk(id).param_bytes())};
+  }
+  Task<> publish(ChunkId id, TypedSpan<const std::byte> values) override {
+    co_await write_item(item_of(id), values.bytes);
+  }
+  bool in_memory() const noexcept override { return false; }
+
+  Task<Fetched> fetch(UnitId unit, Need need, IoPriority priority) override;
+  Task<> gather(UnitId unit, Need need) override;
+  void hurry(UnitId unit) override { file_->raise(reading_[unit], IoPriority::kDemand); }
+
+ private:
+  struct Item {
+    std::size_t index;    // number of the item in file_
+    std::uint64_t begin;  // the item's first element in its unit
+    std::uint64_t count;
+  };
+  std::vector<Item> items(UnitId unit) const;
+  std::size_t item_of(ChunkId chunk) const noexcept;
+  bool gathered() const noexcept;
+  Task<> read_items(const std::vector<Item>& items, std::span<std::byte> memory,
+                    std::uint64_t begin, IoPriority priority);
+  Task<> read_item(std::size_t item, std::span<std::byte> memory, IoPriority priority);
+  Task<> write_item(std::size_t item, std::span<const std::byte> bytes);
+
+  std::unique_ptr<SwapFile> file_;
+  // Per unit: memory into which a read is under way.
+  std::vector<std::span<const std::byte>> reading_;
+};
+
+bool NvmeParamHome::gathered() const noexcept {
+  const Sharding& sharding = context_.table.sharding();
+  return sharding.optimizer_sharded() && !sharding.params_sharded();
+}
+
+std::vector<NvmeParamHome::Item> NvmeParamHome::items(UnitId unit) const {
+  const ChunkTable& table = context_.table;
+  const std::span<const Chunk> cut = table.slice_chunks(unit);
+  const std::uint64_t slice_count = table.unit(unit).slice_count;
+  const std::uint64_t slices = table.home_count(unit) / slice_count;
+  std::size_t index = table.unit(unit).first_chunk;
+  if (gathered()) index *= slices;
+  std::vector<Item> items;
+  for (std::uint64_t slice = 0; slice < slices; ++slice) {
+    const std::uint64_t begin = table.home_begin(unit) + slice * slice_count;
+    for (const Chunk& chunk : cut) {
+      items.push_back(
+          {.index = index++, .begin = begin + chunk.begin - cut[0].begin, .count = chunk.count});
+    }
+  }
+  return items;
+}
+
+std::size_t NvmeParamHome::item_of(ChunkId id) const noexcept {
+  if (!gathered()) return id;
+  const ChunkTable& table = context_.table;
+  const UnitChunks& unit = table.unit(table.chunk(id).unit);
+  const auto ranks = static_cast<std::size_t>(table.sharding().world_size);
+  const auto rank = static_cast<std::size_t>(table.sharding().rank);
+  return unit.first_chunk * ranks + unit.chunk_count * rank + (id - unit.first_chunk);
+}
+
+Task<> NvmeParamHome::write_item(std::size_t item, std::span<const std::byte> bytes) {
+  std::uint64_t hash = 0;
+  const std::function<void()> job = [&] { hash = hash64(bytes, item); };
+  co_await context_.workers.run(context_.reactor, "hash params", job);
+  co_await file_->write(item, bytes, hash, IoPriority::kWriteBack);
+}
+
+Task<UnitParamHome::Fetched> NvmeParamHome::fetch(UnitId unit, Need need, IoPriority priority) {
+  Fetched fetched;
+  fetched.lease = co_await lease(home_bytes(unit), need, "parameter read");
+  const std::span<std::byte> memory = fetched.lease.bytes();
+  fetched.bytes = memory;
+  reading_[unit] = memory;
+  const std::vector<Item> wanted = items(unit);
+  co_await read_items(wanted, memory, context_.table.home_begin(unit), priority);
+  reading_[unit] = {};
+  co_return fetched;
+}
+
+/// Reads this rank's slice from NVMe, gathers the unit, and writes the slices of the other ranks.
+Task<> NvmeParamHome::gather(UnitId unit, Need need) {
+  const ChunkTable& table = context_.table;
+  const std::size_t element_bytes = size_bytes(table.dtype());
+  const Lease memory = co_await lease(table.unit_param_bytes(unit), need, "parameter gather");
+  const std::span<std::byte> whole = memory.bytes();
+  const std::uint64_t own_begin = table.own_begin(unit);
+  const std::uint64_t slice_count = table.unit(unit).slice_count;
+  std::vector<Item> others = items(unit);
+  const auto first_other = std::ranges::stable_partition(others, [&](const Item& item) {
+    return item.begin >= own_begin && item.begin < own_begin + slice_count;
+  });
+  const std::vector<Item> mine(others.begin(), first_other.begin());
+  others.erase(others.begin(), first_other.begin());
+  co_await read_items(mine, whole, 0, IoPriority::kDemand);
+  co_await gather_in(unit, whole);
+  WorkGroup writes(context_.reactor);
+  for (const Item& item : others) {
+    writes.spawn(write_item(item.index,
+                            whole.subspan(item.begin * element_bytes, item.count * element_bytes)));
+  }
+  co_await writes.wait_idle();
+}
+
+/// Reads each item to its place in `memory`, which begins with element `begin` of the unit.
+Task<> NvmeParamHome::read_items(const std::vector<Item>& items, std::span<std::byte> memory,
+                                 std::uint64_t begin, IoPriority priority) {
+  const std::size_t element_bytes = size_bytes(context_.table.dtype());
+  WorkGroup reads(context_.reactor);
+  for (const Item& item : items) {
+    reads.spawn(
+        read_item(item.index,
+                  memory.subspan((item.begin - begin) * element_bytes, item.count * element_bytes),
+                  priority));
+  }
+  co_await reads.wait_idle();
+}
+
+Task<> NvmeParamHome::read_item(std::size_t item, std::span<std::byte> memory,
+                                IoPriority priority) {
+  co_await file_->read(item, memory, priority);
+  std::uint64_t hash = 0;
+  const std::function<void()> job = [&] { hash = hash64(memory, item); };
+  co_await context_.workers.run(context_.reactor, "verify params", job);
+  if (hash != file_->expected_hash(item)) throw file_->corrupt_item(item);
+}
+
+}  // namespace
+
+std::unique_ptr<UnitParamHome> params_on_nvme(Context& context, std::vector<StripePlace> places) {
+  return std::make_unique<NvmeParamHome>(context, std::move(places));
+}
+
+}  // namespace ziggurat
