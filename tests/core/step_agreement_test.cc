@@ -6,6 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <span>
+#include <string>
 #include <vector>
 
 namespace ziggurat::testing {

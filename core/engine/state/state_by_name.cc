@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/state/state_by_name.cc: how a trainer that lends its parameters reads and writes the
-// state of a unit by name.
+// core/engine/state/state_by_name.cc: how the state of a unit is read and written by name, and its
+// masters read.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

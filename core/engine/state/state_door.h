@@ -3,7 +3,12 @@
 // thread: each takes its turn, and waits on the reactor until it has ended. Private to the engine.
 #pragma once
 
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <functional>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>

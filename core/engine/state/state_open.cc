@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "base/bytes.h"
 #include "base/check.h"

@@ -28,7 +28,7 @@ std::unique_ptr<StateService> TrainingState::make_service() {
                                         std::move(served));
 }
 
-/// They are kept, because they are needed for each array of each
+/// The pieces are kept, because they are needed for each array of each
 /// piece.
 const TrainingState::Pieces& TrainingState::known_pieces(int rank) const {
   if (const auto known = pieces_.find(rank); known != pieces_.end()) return known->second;

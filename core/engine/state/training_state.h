@@ -5,7 +5,9 @@
 //
 // It knows no trainer. A hand (hand.h) holds one, tells it that gradients are ready and that a step
 // begins, is made or is undone, and does the blocking calls of its trainer. A conversion of a store
-// uses it without a hand. Private to the engine. Reactor's thread only, if nothing else is said.
+// uses it without a hand. Private to the engine. Tasks run on the reactor. Other calls may come
+// from the trainer's thread, which has a turn (state_door.h), so that nothing runs meanwhile that
+// changes what they read.
 #pragma once
 
 #include <atomic>
@@ -51,8 +53,8 @@ class TrainingState {
   TrainingState(const TrainingState&) = delete;
   TrainingState& operator=(const TrainingState&) = delete;
 
-  /// Opens or creates the state for `hand`, which outlives it. The state is created from `source`
-  /// if there is one. After an error it has ended, and the other ranks know.
+  /// Opens or creates the state for `hand`, which must live until close() has ended. The state is
+  /// created from `source` if there is one. After an error it has ended, and the other ranks know.
   Task<> open(Hand& hand, StateSource* source, const LoadOptions& options);
   /// Ends everything that waits, awaits what is under way, and destroys the parts, those that use
   /// others first.
@@ -70,7 +72,8 @@ class TrainingState {
   /// Notes that the store's files were renamed into `directories`.
   void moved(const std::vector<std::string>& directories);
 
-  // What a hand works with. The parts are there from Hand::build() on.
+  // What a hand works with: the table from Hand::plan_device() on, the sweep from Hand::opened()
+  // on, the other parts from Hand::build() on.
   const ModelSpec& model() const noexcept { return model_; }
   ModelSpec& model() noexcept { return model_; }
   const EngineConfig& config() const noexcept { return config_; }
@@ -164,6 +167,12 @@ class TrainingState {
   /// objection, or none does.
   Task<StepVerdict> agree(StepFacts own, const std::optional<Error>& refusal,
                           std::span<std::byte> messages);
+  /// Notes on the reactor that an agreement begins or has ended, so that it ends if a rank that has
+  /// closed its engine will never come to it.
+  void agreeing(bool begins) noexcept {
+    if (begins) ++agreements_;
+    agreeing_ = begins;
+  }
   /// Makes the step: every gradient has arrived, and all ranks have agreed to it. `blob` becomes
   /// durable with it, or is given later if `blob_follows`. With `checkpoint`, stores it if its
   /// records are in memory.
@@ -239,12 +248,6 @@ class TrainingState {
   const HostPlan& plan() const noexcept { return plan_; }
   Account host_account() const { return pool_->account(); }
 
-  /// Notes that an agreement of the ranks is under way, for rank_closed().
-  void agreeing(bool begins) noexcept {
-    if (begins) ++agreements_;
-    agreeing_ = begins;
-  }
-
  private:
   /// Memory for a chunk while the store is made or read.
   struct ItemMemory {
@@ -262,7 +265,6 @@ class TrainingState {
   Task<> open_store();
   Task<> open_stored();
   Task<> make_table();
-  void plan_memory();
   Task<> create_store();
   void choose_placement_if_automatic();
   void make_pool();
