@@ -17,14 +17,13 @@
 
 #include "collectives/quantize/quantize.h"
 #include "core/schedule/gradients/gradient_reducer.h"
+#include "core/schedule/quantized_jobs.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
 namespace {
 
 using Tile = std::array<float, kTileElements>;
-/// The number of elements of a range that one job encodes or sums.
-constexpr std::uint64_t kJobCount = 16 * kTileElements;
 
 /// Ranges of codes, `count` elements each, one after another.
 struct Runs {
@@ -49,12 +48,6 @@ void sum_tile(const Runs& runs, std::size_t run, std::size_t stride, int addends
   sum.fill(0);
   for (int i = 0; i < addends; ++i, run += stride)
     add_dequantized(runs.bits, runs.part(run, first, kTileElements), sum);
-}
-
-template <class Visit>
-void each_job(std::uint64_t count, const Visit& visit) {
-  for (std::uint64_t first = 0; first < count; first += kJobCount)
-    visit(first, std::min(count, first + kJobCount));
 }
 
 }  // namespace
@@ -98,7 +91,8 @@ Task<> GradientReducer::encode(const Bucket& bucket) {
     const std::span<const std::byte> here =
         context_.compute.host_view(values(bucket, slice).as<std::byte>());
     const auto* const run_begin = reinterpret_cast<const float*>(here.data());
-    each_job(bucket.count, [&](std::uint64_t begin, std::uint64_t end) {
+    each_quantized_job(bucket.count, [&](std::uint64_t begin, std::uint64_t count) {
+      const std::uint64_t end = begin + count;
       jobs.emplace_back([=] {
         quantize(sent.bits, as_typed(std::span(run_begin + begin, end - begin)),
                  sent.part(run, begin, end - begin));
@@ -133,7 +127,8 @@ Task<> GradientReducer::send_node_sums(const Bucket& bucket) {
   const Codes codes(bucket, context_.table.sharding());
   std::vector<std::function<void()>> jobs;
   for (int node = 0; node < nodes.nodes; ++node) {
-    each_job(bucket.count, [&](std::uint64_t begin, std::uint64_t end) {
+    each_quantized_job(bucket.count, [&](std::uint64_t begin, std::uint64_t count) {
+      const std::uint64_t end = begin + count;
       jobs.emplace_back([=, run = static_cast<std::size_t>(node),
                          stride = static_cast<std::size_t>(nodes.nodes)] {
         Tile sum;
@@ -163,7 +158,8 @@ Task<> GradientReducer::take_in_codes(const Bucket& bucket) {
   const Runs came = Codes(bucket, table.sharding()).came;
   const TypedSpan<std::byte> out{table.dtype(), result_room(bucket)};
   std::vector<std::function<void()>> jobs;
-  each_job(bucket.count, [&](std::uint64_t begin, std::uint64_t end) {
+  each_quantized_job(bucket.count, [&](std::uint64_t begin, std::uint64_t count) {
+    const std::uint64_t end = begin + count;
     jobs.emplace_back([=, this, &bucket] {
       Tile sum;
       for (std::uint64_t first = begin; first < end; first += kTileElements) {

@@ -9,24 +9,15 @@
 #include <vector>
 
 #include "collectives/quantize/quantize.h"
+#include "core/schedule/quantized_jobs.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
 namespace {
 
 constexpr auto kBits = QuantizedBits::k8;
-/// The number of elements that one job encodes or decodes: 512 KiB of 16-bit values.
-constexpr std::uint64_t kJobCount = 16 * kTileElements;
-
 std::uint64_t slice_bytes(const ChunkTable& table, UnitId unit) {
   return quantized_bytes(kBits, table.unit(unit).slice_count);
-}
-
-/// Calls `visit(first element, elements)` for each job of a slice.
-template <class Visit>
-void each_job(std::uint64_t count, const Visit& visit) {
-  for (std::uint64_t first = 0; first < count; first += kJobCount)
-    visit(first, std::min(kJobCount, count - first));
 }
 
 }  // namespace
@@ -61,7 +52,7 @@ Task<QuantizedGather::Codes> QuantizedGather::encode(UnitId unit,
   const std::size_t element_bytes = size_bytes(table.dtype());
   const std::span<std::byte> own = codes_of(codes, table.sharding().rank, 1);
   std::vector<std::function<void()>> jobs;
-  each_job(table.unit(unit).slice_count, [&](std::uint64_t first, std::uint64_t count) {
+  each_quantized_job(table.unit(unit).slice_count, [&](std::uint64_t first, std::uint64_t count) {
     jobs.emplace_back([=, dtype = table.dtype()] {
       quantize(kBits, {dtype, slice.subspan(first * element_bytes, count * element_bytes)},
                own.subspan(quantized_bytes(kBits, first), quantized_bytes(kBits, count)));
@@ -103,7 +94,7 @@ Task<> QuantizedGather::decode(Codes codes, Run run, std::span<std::byte> out) {
         codes_of(codes, rank, 1).subspan(quantized_bytes(kBits, run.first));
     const TypedSpan<std::byte> to = TypedSpan<std::byte>{dtype, out}.subspan(
         static_cast<std::uint64_t>(rank) * run.count, run.count);
-    each_job(run.count, [&](std::uint64_t first, std::uint64_t count) {
+    each_quantized_job(run.count, [&](std::uint64_t first, std::uint64_t count) {
       jobs.emplace_back([=] {
         dequantize(kBits,
                    from.subspan(quantized_bytes(kBits, first), quantized_bytes(kBits, count)),
