@@ -3,7 +3,7 @@
 // bytes that a step loads; and that they never change bits.
 #include <gtest/gtest.h>
 
-#include "core/schedule/params/param_cache.h"
+#include "core/schedule/params/residency.h"
 #include "tests/core/engine_harness.h"
 
 namespace ziggurat::testing {
@@ -61,7 +61,7 @@ TEST(EngineResidency, AReuseDistanceOfZeroLoadsEveryUnitForEachUse) {
   const ModelSpec model = small_model();
   const auto limit = [](EngineConfig& config) { config.max_reuse_distance = 0; };
   // The first units of the first step that counts may have been prefetched before it began.
-  const std::uint64_t prefetched = param_bytes(model, 0, ParamCacheLimits{}.prefetch_units_max);
+  const std::uint64_t prefetched = param_bytes(model, 0, ResidencyLimits{}.prefetch_units_max);
   EXPECT_GE(loaded_in_steps(limit).bytes + prefetched, kSteps * 2 * param_bytes(model, 0, 5));
 }
 

@@ -44,7 +44,7 @@ Hand::Homes UnitEngine::make_homes(Context& context, const std::vector<StripePla
   auto params = UnitParamHome::create(context, places);
   auto grads =
       UnitGradHome::create(context, places, [this](std::uint64_t size_bytes, Purpose purpose) {
-        return cache_->allocate(size_bytes, purpose);
+        return residency_->allocate(size_bytes, purpose);
       });
   params_ = params.get();
   grads_ = grads.get();
@@ -53,13 +53,17 @@ Hand::Homes UnitEngine::make_homes(Context& context, const std::vector<StripePla
 
 Task<> UnitEngine::build() {
   calls_.emplace(state_.model());
-  cache_ = std::make_unique<ParamCache>(state_.context(), *params_, cache_limits());
-  flow_ = std::make_unique<GradientFlow>(state_.context(), *cache_, *grads_,
+  std::unique_ptr<UnitGather> gather;
+  if (state_.table().sharding().params_sharded()) {
+    Task<std::unique_ptr<UnitGather>> making = make_gather();
+    gather = co_await std::move(making);
+  }
+  residency_ = Residency::create(state_.context(), *params_, residency_limits(), std::move(gather));
+  flow_ = std::make_unique<GradientFlow>(state_.context(), *residency_, *grads_,
                                          device_plan_.accumulators, state_.reduction());
-  co_await set_gather_region_aside();
 }
 
-ParamCacheLimits UnitEngine::cache_limits() const {
+ResidencyLimits UnitEngine::residency_limits() const {
   // Without a limit, a unit is kept even if its next use is not known.
   const auto limit = [](std::uint64_t elements) {
     return elements < kElementsMax ? elements : std::numeric_limits<std::uint64_t>::max();
@@ -71,13 +75,12 @@ ParamCacheLimits UnitEngine::cache_limits() const {
           .prefetch_elements_max = limit(config.prefetch_elements_max)};
 }
 
-/// In stage 3: sets aside device memory for whole units, the same size on every rank.
-Task<> UnitEngine::set_gather_region_aside() {
-  if (!state_.table().sharding().params_sharded()) co_return;
+/// Sets device memory for whole units aside, the same size on every rank.
+Task<std::unique_ptr<UnitGather>> UnitEngine::make_gather() {
   const std::uint64_t everywhere = co_await state_.storage().quorum.min(device_plan_.live_bytes);
   DeviceBuffer region = state_.device().allocate(everywhere, Purpose::kParams);
-  cache_->gather_through(std::make_unique<UnitGather>(state_.context(), *params_, std::move(region),
-                                                      state_.reduction()));
+  co_return std::make_unique<UnitGather>(state_.context(), *params_, std::move(region),
+                                         state_.reduction());
 }
 
 void UnitEngine::make_masters(ChunkId chunk, std::span<float> masters) const {
@@ -89,7 +92,7 @@ void UnitEngine::opened() {
   const Sharding& ranks = state_.table().sharding();
   if (!ranks.optimizer_sharded() || ranks.params_sharded()) return;
   home_gather_ =
-      std::make_unique<HomeGather>(state_.context(), *params_, *cache_, state_.generation());
+      std::make_unique<HomeGather>(state_.context(), *params_, *residency_, state_.generation());
 }
 
 /// In stages 1 and 2 the other ranks' parts must still be gathered.
@@ -106,7 +109,7 @@ bool UnitEngine::in_step() const { return announced_.has_value() || (calls_ && c
 void UnitEngine::close() {
   home_gather_.reset();
   flow_.reset();
-  cache_.reset();
+  residency_.reset();
 }
 
 /// Makes `stream` wait for an event. The host waits on the reactor, like all calls of the engine,
@@ -121,12 +124,12 @@ TypedDeviceSpan<const std::byte> UnitEngine::acquire(UnitId unit, StreamRef& str
   calls_->require_acquire(unit, state_.generation());
   refuse_unfit(stream);
   state_.begin_call();
-  const ParamCache::Acquired acquired = run(state_.ending_the_run(cache_->acquire(unit)));
+  const Residency::Acquired acquired = run(state_.ending_the_run(residency_->acquire(unit)));
   try {
     const CountedTime waited(state_.runtime().metrics, Counter::kWaitParamsNs);
     wait_on(stream, acquired.landed);
   } catch (const Error& error) {
-    state_.runtime().reactor.post([this, unit] { cache_->release(unit, {}); });
+    state_.runtime().reactor.post([this, unit] { residency_->release(unit, {}); });
     throw Error(
         error.code(),
         fmt::format(
@@ -144,7 +147,7 @@ void UnitEngine::release(UnitId unit, StreamRef& stream) {
   calls_->require_release(unit);
   const Event read = stream.record();
   calls_->released(unit);
-  state_.runtime().reactor.post([this, unit, read] { cache_->release(unit, read); });
+  state_.runtime().reactor.post([this, unit, read] { residency_->release(unit, read); });
 }
 
 DeviceSpan<float> UnitEngine::gradient(UnitId unit, StreamRef& stream) {
@@ -175,7 +178,7 @@ Task<> UnitEngine::send_gradient(UnitId unit, Event added) {
   co_await clear_frozen(unit);
   const std::uint64_t making = state_.generation() + 1;
   flow_->finish(unit, making);
-  cache_->params_may_change(unit);
+  residency_->params_may_change(unit);
   state_.sweep().gradient_started(unit, making, guess_ ? &*guess_ : nullptr);
 }
 

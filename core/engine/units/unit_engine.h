@@ -12,7 +12,7 @@
 #include "core/schedule/gradients/gradient_flow.h"
 #include "core/schedule/optimizer/speculation.h"
 #include "core/schedule/params/home_gather.h"
-#include "core/schedule/params/param_cache.h"
+#include "core/schedule/params/residency.h"
 
 namespace ziggurat {
 
@@ -46,12 +46,12 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   void opened() override;
   void updated(UnitId unit, std::uint64_t generation) override;
   void begin_generation(std::uint64_t generation) override;
-  Task<> quiesce() override { co_await cache_->quiesce(); }
+  Task<> quiesce() override { co_await residency_->quiesce(); }
   bool in_step() const override;
   void close() override;
 
-  ParamCacheLimits cache_limits() const;
-  Task<> set_gather_region_aside();
+  ResidencyLimits residency_limits() const;
+  Task<std::unique_ptr<UnitGather>> make_gather();
   void wait_on(StreamRef& stream, const Event& event);
   Task<> clear_frozen(UnitId unit);
   Task<> send_gradient(UnitId unit, Event added);
@@ -70,7 +70,7 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   std::optional<TrainerCalls> calls_;
   UnitParamHome* params_ = nullptr;  // the state's
   UnitGradHome* grads_ = nullptr;    // the state's
-  std::unique_ptr<ParamCache> cache_;
+  std::unique_ptr<Residency> residency_;
   std::unique_ptr<GradientFlow> flow_;
   std::unique_ptr<HomeGather> home_gather_;  // used in stages 1 and 2
   std::optional<StepOptions> announced_;     // options of prepare_step(), without the blob

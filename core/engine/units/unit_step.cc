@@ -57,7 +57,7 @@ Task<StepResult> UnitEngine::finish_step(const StepOptions& options) {
   {
     const CountedTime waited(metrics, Counter::kWaitGradsNs);
     co_await flow_->all_arrived();
-    co_await cache_->quiesce();
+    co_await residency_->quiesce();
   }
   const StepVerdict verdict = co_await judged(options);
   const double norm = verdict.norm;
@@ -109,7 +109,7 @@ Task<StepVerdict> UnitEngine::judge_step(const StepOptions& options) {
   if (!refusal) refusal = refusal_of_announced(options);
   GradientNorm& norm = flow_->norm();
   norm.finish_message();
-  const std::uint64_t order = cache_->take_order();
+  const std::uint64_t order = residency_->take_order();
   std::memcpy(norm.message(state_.place().rank).data() + sizeof(StepFacts), &order, sizeof(order));
   StepFacts own = state_.facts(options);
   own.groups = groups_hash(options.groups);
@@ -184,7 +184,7 @@ void UnitEngine::begin_generation(std::uint64_t generation) {
   announced_.reset();
   calls_->ended_step();
   flow_->begin_step();
-  cache_->begin_generation(generation);
+  residency_->begin_generation(generation);
 }
 
 }  // namespace ziggurat

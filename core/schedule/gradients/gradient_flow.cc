@@ -34,10 +34,10 @@ std::uint64_t GradientFlow::copies_bytes(const ChunkTable& table,
   return by_run && reduction.staged ? kCopies * copy_bytes(table) : 0;
 }
 
-GradientFlow::GradientFlow(Context& context, ParamCache& cache, UnitGradHome& home,
+GradientFlow::GradientFlow(Context& context, Residency& residency, UnitGradHome& home,
                            std::size_t accumulators_max, const ReductionSettings& reduction)
     : context_(context),
-      cache_(cache),
+      residency_(residency),
       home_(home),
       stages_(context.table.unit_count(), Stage::kNone),
       buffers_(context.table.unit_count()),
@@ -76,7 +76,7 @@ Task<DeviceBuffer> GradientFlow::take_accumulator(std::uint64_t size_bytes) {
 /// Allocates an accumulator beyond those that are set aside.
 Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
   try {
-    co_return co_await cache_.allocate(size_bytes, Purpose::kAccumulators);
+    co_return co_await residency_.allocate(size_bytes, Purpose::kAccumulators);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kResourceExhausted) throw;
     const auto held = std::ranges::count(stages_, Stage::kAccumulating);
@@ -174,7 +174,7 @@ Task<> GradientFlow::flow_chunk(ChunkId id, DeviceSpan<float> accumulator, Need 
   co_await home_.accept(id, rounded, need);
   // A chunk may be updated as soon as its gradient has arrived, so nobody may read its parameters
   // any more.
-  co_await cache_.readers_done(context_.table.chunk(id).unit);
+  co_await residency_.readers_done(context_.table.chunk(id).unit);
   home_.arrived(id).set();
 }
 

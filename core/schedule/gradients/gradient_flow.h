@@ -15,7 +15,7 @@
 #include "core/schedule/gradients/gradient_norm.h"
 #include "core/schedule/gradients/gradient_reducer.h"
 #include "core/schedule/homes/grad_home.h"
-#include "core/schedule/params/param_cache.h"
+#include "core/schedule/params/residency.h"
 #include "core/schedule/spare_buffers.h"
 
 namespace ziggurat {
@@ -26,7 +26,7 @@ class GradientFlow {
   /// buffers divide the device's memory. With two, one gradient can leave while the next unit's is
   /// computed. Errors: kResourceExhausted if not even one accumulator fits, or if the reduction's
   /// buckets do not.
-  GradientFlow(Context& context, ParamCache& cache, UnitGradHome& home,
+  GradientFlow(Context& context, Residency& residency, UnitGradHome& home,
                std::size_t accumulators_max, const ReductionSettings& reduction);
 
   /// Whether a unit takes an accumulator of its own size, because it is so small that one of the
@@ -75,7 +75,7 @@ class GradientFlow {
 
   enum class Stage : std::uint8_t { kNone, kAccumulating, kFinished };
   Context& context_;
-  ParamCache& cache_;
+  Residency& residency_;
   UnitGradHome& home_;
   std::vector<Stage> stages_;          // per unit
   std::vector<DeviceBuffer> buffers_;  // per unit

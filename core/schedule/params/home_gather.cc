@@ -7,11 +7,11 @@
 
 namespace ziggurat {
 
-HomeGather::HomeGather(Context& context, UnitParamHome& home, ParamCache& cache,
+HomeGather::HomeGather(Context& context, UnitParamHome& home, Residency& residency,
                        std::uint64_t generation)
     : context_(context),
       home_(home),
-      cache_(cache),
+      residency_(residency),
       updated_(context.table.unit_count(), 0),
       first_generation_(generation),
       next_generation_(generation + 1) {}
@@ -28,7 +28,7 @@ Task<> HomeGather::drain() {
     const bool changed =
         generation == first_generation_ || !context_.table.model().units[unit].constant();
     if (changed) {
-      co_await cache_.readers_done(unit);
+      co_await residency_.readers_done(unit);
       co_await home_.gather(unit, Need{.generation = generation, .position = unit});
     }
     context_.gates.at_home(unit, generation);

@@ -13,14 +13,14 @@
 
 #include "core/schedule/context.h"
 #include "core/schedule/homes/param_home.h"
-#include "core/schedule/params/param_cache.h"
+#include "core/schedule/params/residency.h"
 
 namespace ziggurat {
 
 class HomeGather {
  public:
   /// Begins with the state at `generation`, of which nothing was gathered yet.
-  HomeGather(Context& context, UnitParamHome& home, ParamCache& cache, std::uint64_t generation);
+  HomeGather(Context& context, UnitParamHome& home, Residency& residency, std::uint64_t generation);
 
   /// Notes that this rank's slice of `unit` is at home at `generation`. Once that is so on all
   /// ranks, the unit is gathered and its gate opens.
@@ -32,7 +32,7 @@ class HomeGather {
 
   Context& context_;
   UnitParamHome& home_;
-  ParamCache& cache_;
+  Residency& residency_;
   std::vector<std::uint64_t> updated_;  ///< per unit: 1 + the generation of this rank's slice
   std::uint64_t first_generation_;      ///< the generation of the first gather
   std::uint64_t next_generation_;       ///< 1 + the generation of the next gather

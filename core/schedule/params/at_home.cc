@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/params/at_home.cc: units that a trainer uses where they live, on the device; and
+// the choice among the policies.
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "core/schedule/params/residency.h"
+
+namespace ziggurat {
+namespace {
+
+class AtHome final : public Residency {
+ public:
+  AtHome(Context& context, UnitParamHome& home)
+      : Residency(context, home), units_(context.table.unit_count()) {}
+
+  Task<Acquired> acquire(UnitId unit) override {
+    context_.cancel.check();
+    co_await context_.gates.wait(unit);
+    ++units_[unit].pins;
+    const TypedDeviceSpan<const std::byte> params{context_.table.dtype(unit),
+                                                  home_.view(unit).first(unpadded_bytes(unit))};
+    co_return Acquired{.params = params, .landed = {}};
+  }
+
+  void release(UnitId unit, const Event& read) override {
+    Unit& its = units_[unit];
+    ZIGGURAT_CHECK(its.pins > 0, "unit {} is released more often than acquired", unit);
+    --its.pins;
+    std::erase_if(its.readers, [](const Event& other) { return other.happened(); });
+    if (!read.happened()) its.readers.push_back(read);
+  }
+
+  Task<> readers_done(UnitId unit) override {
+    const std::vector<Event> readers = units_[unit].readers;
+    for (const Event& read : readers) co_await read.wait();
+  }
+
+ private:
+  struct Unit {
+    std::size_t pins = 0;
+    std::vector<Event> readers{};
+  };
+  std::vector<Unit> units_;
+};
+
+}  // namespace
+
+std::unique_ptr<Residency> residency_at_home(Context& context, UnitParamHome& home) {
+  return std::make_unique<AtHome>(context, home);
+}
+
+std::unique_ptr<Residency> Residency::create(Context& context, UnitParamHome& home,
+                                             const ResidencyLimits& limits,
+                                             std::unique_ptr<UnitGather> gather) {
+  if (gather) return residency_gathered(context, home, limits, std::move(gather));
+  if (home.used_at_home()) return residency_at_home(context, home);
+  return residency_loaded(context, home, limits);
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/params/residency.h: whether a unit's parameters are on the device, and who gives
+// way. It serves acquire and release.
+//
+// There are three policies. Units that live on the device are used at home. Other units are loaded:
+// in a learned order ahead of the trainer, and dropped when the device is full (loaded.cc). In
+// stage 3 they are gathered from all ranks (gathered.cc). All device memory that is needed during a
+// step is taken through allocate(), so that accumulators and gradients can drive out clean
+// parameters too. Reactor's thread only.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+
+#include "core/schedule/context.h"
+#include "core/schedule/homes/param_home.h"
+#include "core/schedule/params/device_room.h"
+#include "core/schedule/params/unit_gather.h"
+
+namespace ziggurat {
+
+struct ResidencyLimits {
+  std::uint64_t max_live_parameters;  ///< elements on the device up to which prefetch may load
+  /// A released unit is kept if it is used again before this many elements of other units are used.
+  std::uint64_t max_reuse_distance;
+  /// Units with at most this many elements are kept for the whole step and are not counted.
+  std::uint64_t param_persistence_threshold = 0;
+  /// The most elements that are loaded ahead of the trainer.
+  std::uint64_t prefetch_elements_max = std::numeric_limits<std::uint64_t>::max();
+  std::size_t prefetch_units_max = 2;  ///< most units loaded ahead of the trainer
+};
+
+class Residency {
+ public:
+  /// Chooses the policy: gathers units through `gather` if there is one, uses them at home if the
+  /// home allows it, and else loads them.
+  static std::unique_ptr<Residency> create(Context& context, UnitParamHome& home,
+                                           const ResidencyLimits& limits,
+                                           std::unique_ptr<UnitGather> gather);
+  virtual ~Residency() = default;
+  Residency(const Residency&) = delete;
+  Residency& operator=(const Residency&) = delete;
+
+  struct Acquired {
+    TypedDeviceSpan<const std::byte> params;
+    Event landed;  ///< happens when the parameters are on the device; readers wait for it
+  };
+  /// Waits until the last copy of `unit` at the current generation to the device is queued. Pins
+  /// the unit.
+  virtual Task<Acquired> acquire(UnitId unit) = 0;
+  /// Unpins the unit; its reader has finished when `read` happens.
+  virtual void release(UnitId unit, const Event& read) = 0;
+  /// Waits until nobody reads `unit`'s parameters at home any more, so that they may be
+  /// overwritten.
+  virtual Task<> readers_done(UnitId unit) = 0;
+
+  /// Allocates device memory for something else. Drops clean parameters if the policy may, and
+  /// waits if it must. Errors: kResourceExhausted with the device's account if no memory can come
+  /// back.
+  Task<DeviceBuffer> allocate(std::uint64_t size_bytes, Purpose purpose) {
+    return room_.allocate(size_bytes, purpose, [this] { return make_room(); });
+  }
+
+  /// Notes that `unit`'s gradient of this step is complete. Until the next begin_generation() its
+  /// parameters may change at home, so they are neither acquired nor loaded ahead.
+  virtual void params_may_change(UnitId) noexcept {}
+  /// Waits until nothing is being loaded, so that parameters may change at home.
+  virtual Task<> quiesce() { co_return; }
+  /// Makes acquire() give the parameters of `generation` from now on. The gates have begun the
+  /// generation already.
+  virtual void begin_generation(std::uint64_t) {}
+  /// Returns a hash of what this rank gathered since the last call (UnitGather); 0 if nothing is
+  /// gathered.
+  virtual std::uint64_t take_order() noexcept { return 0; }
+
+ protected:
+  Residency(Context& context, UnitParamHome& home)
+      : context_(context), home_(home), room_(context) {}
+  /// Frees memory of the device. Returns false if nothing may be freed.
+  virtual bool make_room() { return false; }
+  /// Returns the bytes of `unit` without padding.
+  std::uint64_t unpadded_bytes(UnitId unit) const {
+    return context_.table.unit(unit).count * size_bytes(context_.table.dtype(unit));
+  }
+
+  Context& context_;
+  UnitParamHome& home_;
+  DeviceRoom room_;
+};
+
+/// The policies.
+std::unique_ptr<Residency> residency_at_home(Context& context, UnitParamHome& home);
+std::unique_ptr<Residency> residency_loaded(Context& context, UnitParamHome& home,
+                                            const ResidencyLimits& limits);
+std::unique_ptr<Residency> residency_gathered(Context& context, UnitParamHome& home,
+                                              const ResidencyLimits& limits,
+                                              std::unique_ptr<UnitGather> gather);
+
+}  // namespace ziggurat
