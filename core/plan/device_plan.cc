@@ -27,7 +27,7 @@ constexpr std::uint64_t kFragmentationBytes = kMiB;
 /// the region for gathered units takes all memory that is left.
 constexpr std::size_t kOwnAccumulators = 3;
 /// The number of units whose parameters are on the device at once: the one in use, and the two that
-/// prefetch brings (core/schedule/params/param_cache.h).
+/// prefetch brings (core/schedule/params/residency.h).
 constexpr std::size_t kLiveUnits = 3;
 
 /// Returns how many bytes of the device a buffer of `size_bytes` takes.
