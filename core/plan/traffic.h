@@ -28,8 +28,8 @@
 // With hpZ, backward gathers within a node. So Psi / 2 + Psi / 4 bytes go between nodes in place of
 // 3 Psi.
 //
-// Frames around payloads, norms (8 bytes per tile of 16,384 elements) and agreements (half a KiB
-// per message) are not counted. How much tensor-parallel ranks exchange depends on the trainer, so
+// Frames around payloads, norms and agreements (8 bytes per tile of 16,384 elements) are not
+// counted. How much tensor-parallel ranks exchange depends on the trainer, so
 // the caller says it (TrafficRequest::tensor). Pure functions; any thread.
 #pragma once
 

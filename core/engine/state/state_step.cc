@@ -104,8 +104,18 @@ Task<StepVerdict> TrainingState::agree(StepFacts own, const std::optional<Error>
     const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
     co_await ranks.all_gather(message, messages);
   }
-  const StepVerdict verdict =
-      judgement(facts_of(messages, ranks.world_size()), ranks.rank(), refusal);
+  const std::vector<StepFacts> all = facts_of(messages, ranks.world_size());
+  std::vector<RefusalWords> words;
+  if (any_refuses(all)) {  // on every rank alike
+    words.resize(all.size());
+    const RefusalWords mine = words_of(refusal);
+    words[static_cast<std::size_t>(ranks.rank())] = mine;
+    if (ranks.world_size() > 1) {
+      co_await ranks.all_gather(std::as_bytes(std::span(mine)),
+                                std::as_writable_bytes(std::span(words)));
+    }
+  }
+  const StepVerdict verdict = judgement(all, words, ranks.rank(), refusal);
   // A checkpoint that one rank has given up cannot be completed, so no rank needs to wait for it.
   if (verdict.saving == SaveState::kGivenUp && saves_) saves_->give_up_with_others();
   co_return verdict;

@@ -19,12 +19,14 @@ std::uint64_t text_hash(std::string_view text) { return hash64(std::as_bytes(std
 
 /// Returns why the step cannot be made with the facts of `rank`; none if they agree with those of
 /// `own_rank`.
-std::optional<Error> objection(std::span<const StepFacts> all, int rank, int own_rank) {
+std::optional<Error> objection(std::span<const StepFacts> all, std::span<const RefusalWords> words,
+                               int rank, int own_rank) {
   const StepFacts& theirs = all[static_cast<std::size_t>(rank)];
   const StepFacts& own = all[static_cast<std::size_t>(own_rank)];
   if (theirs.refusal != 0) {
     return Error(static_cast<ErrorCode>(theirs.refusal - 1),
-                 fmt::format("rank {} refused the step: {}", rank, theirs.why.data()));
+                 fmt::format("rank {} refused the step: {}", rank,
+                             words[static_cast<std::size_t>(rank)].data()));
   }
   const auto differs = [&](const std::string& what) {
     return Error(ErrorCode::kInvalidArgument,
@@ -45,10 +47,16 @@ std::optional<Error> objection(std::span<const StepFacts> all, int rank, int own
 
 }  // namespace
 
-void StepFacts::refuse(const Error& error) {
-  refusal = 1 + static_cast<std::uint32_t>(error.code());
-  const std::string_view words = error.what();
-  std::memcpy(why.data(), words.data(), std::min(words.size(), why.size() - 1));
+RefusalWords words_of(const std::optional<Error>& refusal) {
+  RefusalWords words{};
+  if (!refusal) return words;
+  const std::string_view text = refusal->what();
+  std::copy_n(text.begin(), std::min(text.size(), words.size() - 1), words.begin());
+  return words;
+}
+
+bool any_refuses(std::span<const StepFacts> all) noexcept {
+  return std::ranges::any_of(all, [](const StepFacts& its) { return its.refusal != 0; });
 }
 
 std::uint64_t options_hash(const StepOptions& options) {
@@ -78,12 +86,12 @@ std::vector<StepFacts> facts_of(std::span<const std::byte> messages, int ranks) 
   return all;
 }
 
-StepVerdict judgement(std::span<const StepFacts> all, int own_rank,
-                      const std::optional<Error>& refusal) {
+StepVerdict judgement(std::span<const StepFacts> all, std::span<const RefusalWords> words,
+                      int own_rank, const std::optional<Error>& refusal) {
   StepVerdict verdict{.refused = refusal, .checkpoint = all.front().checkpoint != 0};
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
     verdict.saving = std::max(verdict.saving, all[static_cast<std::size_t>(rank)].saving);
-    if (!verdict.refused) verdict.refused = objection(all, rank, own_rank);
+    if (!verdict.refused) verdict.refused = objection(all, words, rank, own_rank);
   }
   return verdict;
 }

@@ -2,10 +2,10 @@
 // core/engine/state/step_agreement.h: the messages that ranks exchange at the end of a step, before
 // it may change anything permanently.
 //
-// No rank leaves a step before all have judged it. If a rank will not make the step, its message
-// says why, and no rank makes it. Each message begins with the facts that any engine has; what
-// follows them is the hand's own: the sums of squares of its gradients, or nothing. Private to the
-// engine.
+// No rank leaves a step before all have judged it. If a rank will not make the step, no rank makes
+// it. Each message begins with the facts that any engine has; what follows them is the hand's own:
+// the sums of squares of its gradients, or nothing. If a rank refuses, all exchange words in a
+// second message. Private to the engine.
 #pragma once
 
 #include <array>
@@ -35,13 +35,16 @@ struct StepFacts {
   SaveState saving = SaveState::kNone;
   /// On rank 0, 1 if state in memory is to be stored after this step.
   std::uint32_t checkpoint = 0;
-  std::uint32_t refusal = 0;    ///< 0 if there is none; else 1 more than the refusal's ErrorCode
-  std::array<char, 476> why{};  ///< the words of the refusal, cut to fit, ending in a zero
+  std::uint32_t refusal = 0;  ///< 0 if there is none; else 1 more than the refusal's ErrorCode
 
-  /// Says why this rank will not make the step.
-  void refuse(const Error& error);
+  /// Says that this rank will not make the step because of `error`.
+  void refuse(const Error& error) noexcept {
+    refusal = 1 + static_cast<std::uint32_t>(error.code());
+  }
 };
-static_assert(sizeof(StepFacts) == 512);
+/// The words of a refusal, cut to fit and ending in a zero; empty if there is none.
+using RefusalWords = std::array<char, 512>;
+RefusalWords words_of(const std::optional<Error>& refusal);
 
 /// Returns a hash of all options that must be equal on all ranks whoever trains, so not of the
 /// groups and of the blob.
@@ -59,10 +62,13 @@ struct StepVerdict {
   bool checkpoint = false;              ///< the step is stored if it is made
   SaveState saving = SaveState::kNone;  ///< the highest SaveState of any rank
 };
-/// Returns the verdict on a step according to the facts of `all` ranks. This rank is `own_rank`;
-/// its own `refusal` comes first, in full. The norm is not known yet.
-StepVerdict judgement(std::span<const StepFacts> all, int own_rank,
-                      const std::optional<Error>& refusal);
+/// Whether a rank refuses the step.
+bool any_refuses(std::span<const StepFacts> all) noexcept;
+/// Returns the verdict on a step according to the facts of `all` ranks, and their `words` if one
+/// refuses. This rank is `own_rank`; its own `refusal` comes first, in full. The norm is not known
+/// yet.
+StepVerdict judgement(std::span<const StepFacts> all, std::span<const RefusalWords> words,
+                      int own_rank, const std::optional<Error>& refusal);
 /// Returns the error of the step that would have made `generation`, and was not made because of
 /// `why`.
 Error not_made(std::uint64_t generation, const Error& why);

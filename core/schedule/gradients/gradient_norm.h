@@ -26,7 +26,7 @@ class GradientNorm {
  public:
   /// Bytes at the beginning of each message for other values that the ranks exchange at the end of
   /// a step.
-  static constexpr std::size_t kHeadBytes = 576;
+  static constexpr std::size_t kHeadBytes = 64;
 
   /// Returns how much host memory a GradientNorm needs.
   static std::uint64_t memory_bytes(const ChunkTable& table);
