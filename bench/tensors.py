@@ -63,15 +63,15 @@ class Bench:
     def measured(self, words, said):
         if self.options.instructions:
             words = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *words]
-        log = self.folder / "log"
-        with log.open("w") as out:
-            process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=self.environment)
+        result, log = self.folder / "result", self.folder / "log"  # warnings go to the log
+        with result.open("w") as out, log.open("w") as err:
+            process = subprocess.Popen(words, stdout=out, stderr=err, env=self.environment)
             _, status, usage = os.wait4(process.pid, 0)
         if status != 0:
-            sys.exit(f"{' '.join(words)}\n{log.read_text()}")
+            sys.exit(f"{' '.join(words)}\n{result.read_text()}{log.read_text()}")
         if self.options.instructions:
             return int(re.search(r"Collected : (\d+)", log.read_text())[1])
-        return said(log.read_text()) if said else usage.ru_utime
+        return said(result.read_text()) if said else usage.ru_utime
 
     def all(self, count):
         """Returns the cost of each operation with `count` tensors."""
