@@ -54,8 +54,9 @@ LentEngineImpl::LentEngineImpl(const ModelSpec& model, const EngineConfig& confi
 
 void LentEngineImpl::open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
                           const LoadOptions& options) {
-  lent_.assign(params.begin(), params.end());
+  lent_ = params;
   open_state(*this, source, options);
+  lent_ = {};
 }
 
 void LentEngineImpl::validate() {
@@ -287,7 +288,8 @@ void LentEngineImpl::take_counts(std::span<const TypedSpan<const std::byte>> gra
   const std::vector<std::uint64_t> before = state_.take_counts(blob);
   if (!drawn_by(table.state().format, state_.rounding()).param) return;
   for (UnitId u = 0; u < before.size(); ++u) {
-    if (!gradients[u].bytes.empty() || state_.steps(u) == before[u]) continue;
+    if (!gradients[u].bytes.empty() || state_.steps_of(u, state_.generation()) == before[u])
+      continue;
     const UnitChunks& chunks = table.unit(u);
     for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id)
       state_.writes().round_again(id);

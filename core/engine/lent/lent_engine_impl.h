@@ -68,9 +68,9 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   Task<> updated_from_memory();
 
   std::unique_ptr<Device> device_;
-  std::vector<TypedSpan<std::byte>> lent_;  // per unit, as lent at open
-  LentParamHome* params_ = nullptr;         // the state's
-  LentGradHome* grads_ = nullptr;           // the state's
+  std::span<const TypedSpan<std::byte>> lent_;  // per unit; set while the engine is opened
+  LentParamHome* params_ = nullptr;             // the state's
+  LentGradHome* grads_ = nullptr;               // the state's
 };
 
 }  // namespace ziggurat

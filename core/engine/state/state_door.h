@@ -69,11 +69,7 @@ class StateDoor : public Interface {
     const ChunkTable& table = state_.table();
     const UnitChunks& chunks = table.unit(unit);
     for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
-      std::vector<float> values;
-      run([](TrainingState& state, ChunkId chunk, std::vector<float>& its) -> Task<> {
-        Task<std::vector<float>> reading = state.read_master(chunk);
-        its = co_await std::move(reading);
-      }(state_, id, values));
+      const std::vector<float> values = run(state_.read_master(id));
       if (!values.empty()) consume(table.chunk(id).begin, values);
     }
   }

@@ -65,7 +65,7 @@ Task<> TrainingState::open(Hand& hand, StateSource* source, const LoadOptions& o
 }
 
 Task<> TrainingState::open_all() {
-  validate(hand_);
+  validate();
   group_count_ = group_count(model_);
   open_channels({.shard = shard_group(), .node = strategy_->hpz, .exchanges = exchanges()});
   if (of_pieces() && runtime_.ranks->world_size() > 1) service_ = make_service();
@@ -329,12 +329,6 @@ void TrainingState::count_steps() {
   own_steps_ = config_.param_steps(resumed_blob_);
   ZIGGURAT_CHECK(own_steps_.size() == table_->unit_count(), "{} counts of steps for {} parameters",
                  own_steps_.size(), table_->unit_count());
-}
-
-/// Returns the number of steps on which the rounding of the unit's parameters in `generation`
-/// depends. `generation` must be the newest, or the one being made.
-std::uint64_t TrainingState::steps_of(UnitId unit, std::uint64_t generation) const {
-  return own_steps_.empty() ? generation : own_steps_[unit];
 }
 
 void TrainingState::make_sweep() {

@@ -106,14 +106,12 @@ Task<StepVerdict> TrainingState::agree(StepFacts own, const std::optional<Error>
   }
   const std::vector<StepFacts> all = facts_of(messages, ranks.world_size());
   std::vector<RefusalWords> words;
-  if (any_refuses(all)) {  // on every rank alike
+  if (ranks.world_size() > 1 && any_refuses(all)) {  // on every rank alike
     words.resize(all.size());
-    const RefusalWords mine = words_of(refusal);
-    words[static_cast<std::size_t>(ranks.rank())] = mine;
-    if (ranks.world_size() > 1) {
-      co_await ranks.all_gather(std::as_bytes(std::span(mine)),
-                                std::as_writable_bytes(std::span(words)));
-    }
+    RefusalWords& mine = words[static_cast<std::size_t>(ranks.rank())];
+    mine = words_of(refusal);
+    co_await ranks.all_gather(std::as_bytes(std::span(mine)),
+                              std::as_writable_bytes(std::span(words)));
   }
   const StepVerdict verdict = judgement(all, words, ranks.rank(), refusal);
   // A checkpoint that one rank has given up cannot be completed, so no rank needs to wait for it.
@@ -140,8 +138,7 @@ std::optional<Error> TrainingState::refusal_of(const StepOptions& options) const
   const float scale = options.loss_scale.value_or(1.0F);
   if (!(scale > 0 && std::isfinite(scale)))
     return refused(fmt::format("the loss scale is {:g}: give a positive, finite number", scale));
-  if (const std::optional<Error> blob = refusal_of_blob(options.blob)) return blob;
-  return std::nullopt;
+  return refusal_of_blob(options.blob);
 }
 
 std::optional<Error> TrainingState::refusal_of_blob(std::span<const std::byte> blob) const {

@@ -14,7 +14,7 @@
 
 namespace ziggurat {
 
-void TrainingState::validate(Hand* hand) {
+void TrainingState::validate() {
   const auto require = [](bool good, const std::string& message) {
     if (!good) throw Error(ErrorCode::kInvalidArgument, message);
   };
@@ -53,7 +53,7 @@ void TrainingState::validate(Hand* hand) {
           fmt::format("`store` has {} directories: give at most {}", config_.store.size(),
                       kStripesMax));
   if (!of_pieces() && !config_.param_groups.empty()) assign_groups(model_, config_.param_groups);
-  if (hand != nullptr) hand->validate();
+  if (hand_ != nullptr) hand_->validate();
 }
 
 void TrainingState::validate_storeless() const {

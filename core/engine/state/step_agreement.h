@@ -64,9 +64,9 @@ struct StepVerdict {
 };
 /// Whether a rank refuses the step.
 bool any_refuses(std::span<const StepFacts> all) noexcept;
-/// Returns the verdict on a step according to the facts of `all` ranks, and their `words` if one
-/// refuses. This rank is `own_rank`; its own `refusal` comes first, in full. The norm is not known
-/// yet.
+/// Returns the verdict on a step according to the facts of `all` ranks, and their `words` if
+/// another refuses. This rank is `own_rank`; its own `refusal` comes first, in full. The norm is
+/// not known yet.
 StepVerdict judgement(std::span<const StepFacts> all, std::span<const RefusalWords> words,
                       int own_rank, const std::optional<Error>& refusal);
 /// Returns the error of the step that would have made `generation`, and was not made because of

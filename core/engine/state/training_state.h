@@ -142,7 +142,7 @@ class TrainingState {
 
   // state_validate.cc
   /// Checks all settings, the hand's last, and finds this rank's place and strategy.
-  void validate(Hand* hand);
+  void validate();
   /// Throws if there is no store but the settings need one. Without a store parameters can only be
   /// read, so all of them must be frozen.
   void validate_storeless() const;
@@ -188,11 +188,14 @@ class TrainingState {
   void give_blob(std::span<const std::byte> blob);
   void require_blob(std::span<const std::byte> blob) const;
   /// Takes each parameter's count of steps from the blob of the step being made, because a run that
-  /// resumes will take it from there. `before` gets the counts of the step before; empty if no step
-  /// is counted.
+  /// resumes will take it from there. Returns the counts of the step before; empty if no step is
+  /// counted.
   std::vector<std::uint64_t> take_counts(std::span<const std::byte> blob);
-  /// Returns the unit's own count of steps, if take_counts() returns any.
-  std::uint64_t steps(UnitId unit) const { return own_steps_[unit]; }
+  /// Returns the number of steps on which the rounding of the unit's parameters in `generation`
+  /// depends. `generation` must be the newest, or the one being made.
+  std::uint64_t steps_of(UnitId unit, std::uint64_t generation) const {
+    return own_steps_.empty() ? generation : own_steps_[unit];
+  }
 
   // state_durable.cc
   /// Any thread.
@@ -279,7 +282,6 @@ class TrainingState {
   Task<ItemMemory> item_of(ChunkId id);
   Task<> take_record(ChunkId id, const WorkMemory& work);
   void count_steps();
-  std::uint64_t steps_of(UnitId unit, std::uint64_t generation) const;
   void report_progress(ChunkId id, const char* what);
 
   // state_load.cc

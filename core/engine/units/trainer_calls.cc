@@ -20,15 +20,7 @@ void TrainerCalls::refuse(const char* call, UnitId unit, const char* why) const 
               fmt::format("{}(unit {} '{}'): {}", call, unit, units_[unit].name, why));
 }
 
-void TrainerCalls::require_unit(const char* call, UnitId unit) const {
-  if (unit < units_.size()) return;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("{}(unit {}): the model has only units 0 to {}", call, unit, units_.size() - 1));
-}
-
 void TrainerCalls::require_acquire(UnitId unit, std::uint64_t generation) const {
-  require_unit("acquire", unit);
   const Unit& its = units_[unit];
   if (its.gradient == Gradient::kFinished) {
     refuse("acquire", unit,
@@ -48,13 +40,11 @@ void TrainerCalls::acquired(UnitId unit, std::uint64_t generation) {
 }
 
 void TrainerCalls::require_release(UnitId unit) const {
-  require_unit("release", unit);
   if (units_[unit].held == 0)
     refuse("release", unit, "the unit is not acquired: call release() once for each acquire()");
 }
 
 void TrainerCalls::require_gradient(UnitId unit) const {
-  require_unit("gradient", unit);
   if (units_[unit].gradient == Gradient::kFinished) {
     refuse("gradient", unit,
            "the unit's gradient was already finished in this step: call step() before gradient()");
@@ -62,7 +52,6 @@ void TrainerCalls::require_gradient(UnitId unit) const {
 }
 
 void TrainerCalls::require_finish_gradient(UnitId unit) const {
-  require_unit("finish_gradient", unit);
   const Unit& its = units_[unit];
   switch (its.gradient) {
     case Gradient::kFinished:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/engine/units/trainer_calls.h: checks which calls a trainer may make next, for each unit.
 //
-// Every call of a step that names a unit is checked here first, on the caller's thread and before
-// it changes anything. A call out of order throws kInvalidArgument, which names the call, the unit
-// and what to do instead, and the engine stays usable. The engine below may rely on the order.
-// Private to the engine, which makes one call at a time.
+// Every call of a step that names a unit of the model is checked here first, on the caller's thread
+// and before it changes anything. A call out of order throws kInvalidArgument, which names the
+// call, the unit and what to do instead, and the engine stays usable. The engine below may rely on
+// the order. Private to the engine, which makes one call at a time.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,6 @@ class TrainerCalls {
   void ended_step();
 
  private:
-  void require_unit(const char* call, UnitId unit) const;
   enum class Gradient : std::uint8_t { kNone, kAccumulating, kFinished };
   struct Unit {
     std::string name;

@@ -121,6 +121,7 @@ void UnitEngine::wait_on(StreamRef& stream, const Event& event) {
 
 TypedDeviceSpan<const std::byte> UnitEngine::acquire(UnitId unit, StreamRef& stream) {
   const Turn turn(turn_);
+  require_unit("acquire", unit);
   calls_->require_acquire(unit, state_.generation());
   refuse_unfit(stream);
   state_.begin_call();
@@ -144,6 +145,7 @@ TypedDeviceSpan<const std::byte> UnitEngine::acquire(UnitId unit, StreamRef& str
 
 void UnitEngine::release(UnitId unit, StreamRef& stream) {
   const Turn turn(turn_);
+  require_unit("release", unit);
   calls_->require_release(unit);
   const Event read = stream.record();
   calls_->released(unit);
@@ -152,6 +154,7 @@ void UnitEngine::release(UnitId unit, StreamRef& stream) {
 
 DeviceSpan<float> UnitEngine::gradient(UnitId unit, StreamRef& stream) {
   const Turn turn(turn_);
+  require_unit("gradient", unit);
   calls_->require_gradient(unit);
   refuse_unfit(stream);
   const CountedTime waited(state_.runtime().metrics, Counter::kWaitGradsNs);
@@ -163,6 +166,7 @@ DeviceSpan<float> UnitEngine::gradient(UnitId unit, StreamRef& stream) {
 
 void UnitEngine::finish_gradient(UnitId unit, StreamRef& stream) {
   const Turn turn(turn_);
+  require_unit("finish_gradient", unit);
   calls_->require_finish_gradient(unit);
   const Event added = stream.record();
   state_.begin_call();

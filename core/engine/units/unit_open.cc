@@ -53,7 +53,7 @@ class Resharding {
 
 Task<bool> Resharding::begin() {
   Runtime& runtime = old_.runtime();
-  old_.validate(nullptr);
+  old_.validate();
   old_.open_channels({.shard = old_.shard_group(), .node = 0, .exchanges = {}});
   old_.open_storage();
   co_await old_.end_succession();

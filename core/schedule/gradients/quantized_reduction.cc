@@ -92,10 +92,9 @@ Task<> GradientReducer::encode(const Bucket& bucket) {
         context_.compute.host_view(values(bucket, slice).as<std::byte>());
     const auto* const run_begin = reinterpret_cast<const float*>(here.data());
     each_quantized_job(bucket.count, [&](std::uint64_t begin, std::uint64_t count) {
-      const std::uint64_t end = begin + count;
       jobs.emplace_back([=] {
-        quantize(sent.bits, as_typed(std::span(run_begin + begin, end - begin)),
-                 sent.part(run, begin, end - begin));
+        quantize(sent.bits, as_typed(std::span(run_begin + begin, count)),
+                 sent.part(run, begin, count));
       });
     });
   }
