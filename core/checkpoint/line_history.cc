@@ -24,9 +24,12 @@ std::string LineOfCheckpoints::description() const {
   const std::string from =
       parent ? fmt::format(" (which left line {} at step {})", short_text(*parent), left_at) : "";
   const std::size_t count = checkpoints.size();
-  return fmt::format("{}{} with {} checkpoint{} up to step {}, {}", name, from, count,
-                     count == 1 ? "" : "s", count == 0 ? 0 : checkpoints.back().entry.step,
-                     format_bytes(size_bytes()));
+  const std::string text = fmt::format(
+      "{}{} with {} checkpoint{} up to step {}, {}", name, from, count, count == 1 ? "" : "s",
+      count == 0 ? 0 : checkpoints.back().entry.step, format_bytes(size_bytes()));
+  if (count == 0 || std::ranges::any_of(checkpoints, &CheckpointFacts::readable)) return text;
+  // The name may itself be part of the damage, so whoever reads it has to know where it is from.
+  return fmt::format("{}, of which only the name can be read: {}", text, checkpoints.back().flaw);
 }
 
 LineHistory::LineHistory(std::span<const CheckpointFacts> checkpoints) {
@@ -38,7 +41,7 @@ LineHistory::LineHistory(std::span<const CheckpointFacts> checkpoints) {
     }
     LineOfCheckpoints& line = by_id[its.line_id()];
     line.id = its.line_id();
-    if (its.line) {
+    if (its.line && (its.readable || line.checkpoints.empty())) {
       line.parent = its.line->parent;
       line.left_at = its.line->left_at;
     }

@@ -23,7 +23,7 @@ struct LineOfCheckpoints {
   std::vector<CheckpointFacts> checkpoints;  ///< by step
   std::uint64_t size_bytes() const noexcept;
   /// Describes the line: "line 1a2b3c4d (which left line 5e6f7081 at step 10) with 3 checkpoints up
-  /// to step 30, 6 MiB".
+  /// to step 30, 6 MiB". Where only the name can be read it says why.
   std::string description() const;
 };
 

@@ -20,6 +20,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
 constexpr LineId kFirst{1, 1};
@@ -88,6 +89,26 @@ TEST(LinesOfHistory, ALineIsNotTheNewestIfWhatLeftItCannotBeReadButForItsName) {
   ASSERT_EQ(history.newest().size(), 1U);
   EXPECT_EQ(history.newest().front()->id, kChild);
   EXPECT_THAT(steps_of(history.of(kChildLine)), ElementsAre(40, 20));
+}
+
+TEST(LinesOfHistory, SayWhyOnlyTheirNamesCanBeRead) {
+  std::vector<CheckpointFacts> all{fact(20, kFirstLine),
+                                   fact(40, kChildLine, "/c/manifest.json is damaged")};
+  all.back().readable = false;
+  const LineHistory history(all);
+  EXPECT_THAT(history.find(kChild)->description(),
+              HasSubstr("of which only the name can be read: /c/manifest.json is damaged"));
+  EXPECT_THAT(history.find(kFirst)->description(), Not(HasSubstr("only the name")));
+}
+
+TEST(LinesOfHistory, ComeFromWhatAWholeManifestSaysNotADamagedOne) {
+  const StateLine damaged{.id = kChild, .epoch = 1, .parent = kOther, .left_at = 3};
+  std::vector<CheckpointFacts> all{fact(20, kFirstLine), fact(30, kChildLine),
+                                   fact(40, damaged, "damaged")};
+  all.back().readable = false;
+  EXPECT_EQ(LineHistory(all).find(kChild)->parent, kFirst);
+  std::swap(all[1], all[2]);
+  EXPECT_EQ(LineHistory(all).find(kChild)->parent, kFirst);
 }
 
 TEST(LinesOfHistory, AStateGoesBackToItsOwnThenToWhatItWasMadeFrom) {
