@@ -49,6 +49,7 @@ class Runs {
     /// The place of its first element. Its key cannot be used if the part has elements under
     /// several keys.
     std::optional<ParamPlace> place;
+    bool skipped;
   };
   /// Returns the part from the end of the last one to `end`, or to the end of the run if that is
   /// nearer.
@@ -62,7 +63,7 @@ class Runs {
       place->first += begin - run_->begin;
       if (one_key_) at_ = std::min<std::size_t>(at_, begin + place->together(0));
     }
-    return {begin, at_, step, run_->decay ? step.decay : step.no_decay, place};
+    return {begin, at_, step, run_->decay ? step.decay : step.no_decay, place, run_->skipped};
   }
   std::size_t at() const { return at_; }
 

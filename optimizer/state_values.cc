@@ -43,21 +43,71 @@ class Places {
   std::size_t first_moment_;
 };
 
-void write_masters(StateFormat format, std::span<const float> masters,
-                   std::span<std::byte> record) {
-  auto* const params = reinterpret_cast<bf16*>(record.data());
+/// Reads the masters of elements from `first` on. A record of `count` elements holds the residuals
+/// of kSplit after its parameters.
+void read_masters_from(StateFormat format, std::span<const std::byte> record, std::size_t count,
+                       std::uint64_t first, std::span<float> masters) {
+  if (!holds_param(format)) {
+    std::memcpy(masters.data(), record.data() + first * sizeof(float), masters.size_bytes());
+    return;
+  }
+  const auto* const params = reinterpret_cast<const bf16*>(record.data()) + first;
+  for (std::size_t i = 0; i < masters.size(); ++i) {
+    masters[i] = format == StateFormat::kSplit ? joined({params[i], params[count + i]})
+                                               : bf16_to_float(params[i]);
+  }
+}
+
+void write_masters_from(StateFormat format, std::span<const float> masters, std::size_t count,
+                        std::uint64_t first, std::span<std::byte> record) {
+  auto* const params = reinterpret_cast<bf16*>(record.data()) + first;
   for (std::size_t i = 0; i < masters.size(); ++i) {
     switch (format) {
       case StateFormat::kBf16: params[i] = float_to_bf16(masters[i]); break;
       case StateFormat::kSplit: {
         const SplitMaster split = split_master(masters[i]);
         params[i] = split.param;
-        params[masters.size() + i] = split.residual;
+        params[count + i] = split.residual;
         break;
       }
-      default: std::memcpy(record.data() + i * sizeof(float), &masters[i], sizeof(float));
+      default: std::memcpy(record.data() + (first + i) * sizeof(float), &masters[i], sizeof(float));
     }
   }
+}
+
+/// Writes array `index` from values that are no signalling NaN. In 8 bits `first` begins a block,
+/// and only the record's last block is short.
+void write_values(const StateKind& state, std::size_t index, std::uint64_t first,
+                  std::span<const float> values, std::span<std::byte> record) {
+  const Places places(state, record.size());
+  if (index == 0) return write_masters_from(state.format, values, places.count(), first, record);
+  const std::size_t k = index - 1;
+  std::byte* const moment = places.moment(k, record);
+  switch (state.format) {
+    case StateFormat::k8Bit: {
+      auto* const scales = reinterpret_cast<float*>(places.scales(k, record));
+      return encode_eight_bit(internal::moment_code(state.optimizer, k), values.data(),
+                              {reinterpret_cast<std::uint8_t*>(moment) + first, values.size()},
+                              scales + first / kEightBitBlock);
+    }
+    case StateFormat::kBf16Moments:
+    case StateFormat::kBf16:
+      std::ranges::transform(values, reinterpret_cast<bf16*>(moment) + first, float_to_bf16);
+      return;
+    case StateFormat::kFp32:
+    case StateFormat::kSplit:
+      std::memcpy(moment + first * sizeof(float), values.data(), values.size_bytes());
+      return;
+  }
+}
+
+/// Returns `values` without signalling NaNs, padded to `count`.
+std::vector<float> padded(const StateKind& state, std::size_t index, std::span<const float> values,
+                          std::size_t count) {
+  const bool is_sum = index == 1 && state.optimizer == OptimizerKind::kAdagrad;
+  std::vector<float> all(count, is_sum ? quiet(values.back()) : 0.0F);
+  std::ranges::transform(values, all.begin(), quiet);
+  return all;
 }
 
 }  // namespace
@@ -71,30 +121,35 @@ std::optional<std::size_t> find_state(OptimizerKind kind, std::string_view name)
 
 void read_state_values(const StateKind& state, std::size_t index, std::span<const std::byte> record,
                        std::span<float> values) {
+  read_state_values(state, index, record, 0, values);
+}
+
+void read_state_values(const StateKind& state, std::size_t index, std::span<const std::byte> record,
+                       std::uint64_t first, std::span<float> values) {
   const Places places(state, record.size());
-  ZIGGURAT_CHECK(values.size() <= places.count(), "{} values of a record of {}", values.size(),
-                 places.count());
-  if (index == 0) {
-    std::vector<float> masters(places.count());
-    read_masters(state.format, record, masters);
-    std::copy_n(masters.begin(), values.size(), values.begin());
-    return;
-  }
+  ZIGGURAT_CHECK(first + values.size() <= places.count(), "{} values from {} on of a record of {}",
+                 values.size(), first, places.count());
+  if (index == 0) return read_masters_from(state.format, record, places.count(), first, values);
   const std::size_t k = index - 1;
   const std::byte* const moment = places.moment(k, record);
   switch (state.format) {
-    case StateFormat::k8Bit:
-      return decode_eight_bit(internal::moment_code(state.optimizer, k),
-                              {reinterpret_cast<const std::uint8_t*>(moment), values.size()},
-                              reinterpret_cast<const float*>(places.scales(k, record)),
-                              values.data());
+    case StateFormat::k8Bit: {
+      ZIGGURAT_CHECK(first % kEightBitBlock == 0, "codes from {} on begin no block", first);
+      const auto* const scales = reinterpret_cast<const float*>(places.scales(k, record));
+      return decode_eight_bit(
+          internal::moment_code(state.optimizer, k),
+          {reinterpret_cast<const std::uint8_t*>(moment) + first, values.size()},
+          scales + first / kEightBitBlock, values.data());
+    }
     case StateFormat::kBf16Moments:
     case StateFormat::kBf16:
       for (std::size_t i = 0; i < values.size(); ++i)
-        values[i] = bf16_to_float(reinterpret_cast<const bf16*>(moment)[i]);
+        values[i] = bf16_to_float(reinterpret_cast<const bf16*>(moment)[first + i]);
       return;
     case StateFormat::kFp32:
-    case StateFormat::kSplit: std::memcpy(values.data(), moment, values.size_bytes()); return;
+    case StateFormat::kSplit:
+      std::memcpy(values.data(), moment + first * sizeof(float), values.size_bytes());
+      return;
   }
 }
 
@@ -103,26 +158,17 @@ void write_state_values(const StateKind& state, std::size_t index, std::span<con
   const Places places(state, record.size());
   ZIGGURAT_CHECK(!values.empty() && values.size() <= places.count(), "{} values for a record of {}",
                  values.size(), places.count());
-  const bool is_sum = index == 1 && state.optimizer == OptimizerKind::kAdagrad;
-  std::vector<float> padded(places.count(), is_sum ? quiet(values.back()) : 0.0F);
-  std::ranges::transform(values, padded.begin(), quiet);
-  if (index == 0) return write_masters(state.format, padded, record);
-  const std::size_t k = index - 1;
-  std::byte* const moment = places.moment(k, record);
-  switch (state.format) {
-    case StateFormat::k8Bit:
-      return encode_eight_bit(internal::moment_code(state.optimizer, k), padded.data(),
-                              {reinterpret_cast<std::uint8_t*>(moment), padded.size()},
-                              reinterpret_cast<float*>(places.scales(k, record)));
-    case StateFormat::kBf16Moments:
-    case StateFormat::kBf16:
-      std::ranges::transform(padded, reinterpret_cast<bf16*>(moment), float_to_bf16);
-      return;
-    case StateFormat::kFp32:
-    case StateFormat::kSplit:
-      std::memcpy(moment, padded.data(), padded.size() * sizeof(float));
-      return;
-  }
+  write_values(state, index, 0, padded(state, index, values, places.count()), record);
+}
+
+void write_state_values(const StateKind& state, std::size_t index, std::uint64_t first,
+                        std::span<const float> values, std::span<std::byte> record) {
+  const Places places(state, record.size());
+  const std::size_t block = state.format == StateFormat::k8Bit ? kEightBitBlock : 1;
+  const std::size_t count = (values.size() + block - 1) / block * block;
+  ZIGGURAT_CHECK(!values.empty() && first % block == 0 && first + count <= places.count(),
+                 "{} values from {} on for a record of {}", values.size(), first, places.count());
+  write_values(state, index, first, padded(state, index, values, count), record);
 }
 
 }  // namespace ziggurat

@@ -22,14 +22,21 @@ std::vector<std::string> state_names(OptimizerKind kind);
 /// Returns the index of `name` in state_names().
 std::optional<std::size_t> find_state(OptimizerKind kind, std::string_view name);
 
-/// Reads the first `values.size()` elements of array `index` of state_names(), exactly.
+/// Reads the first `values.size()` elements of array `index` of state_names(), exactly; or those
+/// from `first` on, which in 8 bits must begin a block.
 void read_state_values(const StateKind& state, std::size_t index, std::span<const std::byte> record,
                        std::span<float> values);
+void read_state_values(const StateKind& state, std::size_t index, std::span<const std::byte> record,
+                       std::uint64_t first, std::span<float> values);
 /// Writes an array from values, rounded to nearest in the format. Codes of 8 bits are made as
 /// encode_eight_bit() does, for all blocks. Every NaN becomes 0x7fc00000. Elements of the record
 /// beyond `values` are padding, with a master and moments of zero. Only Adagrad's sum is padded
 /// with the last value, so that padding does not change the scale of a block.
 void write_state_values(const StateKind& state, std::size_t index, std::span<const float> values,
                         std::span<std::byte> record);
+/// Writes the elements of an array from `first` on, in the same way. Nothing else changes; only in
+/// 8 bits, where `first` must begin a block, the rest of the last block becomes padding.
+void write_state_values(const StateKind& state, std::size_t index, std::uint64_t first,
+                        std::span<const float> values, std::span<std::byte> record);
 
 }  // namespace ziggurat

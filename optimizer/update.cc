@@ -77,6 +77,7 @@ class Pass {
         view_(view),
         format_(format),
         record_(internal::slice_of(kind_, view, format)),
+        all_runs_(runs),
         runs_(steps, runs, /*one_key=*/rounds_with_noise(steps[0], view.format)),
         moments_(moment_count(kind_)),
         tiles_(tiles_of(elements_of(view))),
@@ -139,18 +140,29 @@ class Pass {
   /// Takes masters from parameters that a trainer has written.
   void take_masters(std::size_t tile) {
     if (!view_.masters_from_param) return;
-    const std::byte* const param = tile_param(tile);
+    const std::size_t first = tile * kTileElements;
     const std::size_t count = stepped(tile);
-    if (holds_param(view_.format)) {
-      std::memcpy(segment(0, tile), param, count * sizeof(bf16));
-      // A bf16 value is a master whose lower half is zero.
-      if (view_.format == StateFormat::kSplit) clear(1, tile, 0, count);
-    } else {
-      auto* const masters = reinterpret_cast<float*>(segment(0, tile));
-      for (std::size_t i = 0; i < count; ++i) masters[i] = value_at(view_.param.dtype, param, i);
+    auto run = std::ranges::upper_bound(all_runs_, first, {}, &DecayRun::end);
+    for (; run != all_runs_.end() && run->begin < first + count; ++run) {
+      if (run->keeps_masters) continue;
+      take_masters(tile, std::max(run->begin, first) - first, std::min(run->end - first, count));
     }
     for (std::size_t index = 0; index < master_segments(); ++index)
       clear(index, tile, count, kTileElements);
+  }
+
+  /// Takes the masters of elements [begin, end) of a tile.
+  void take_masters(std::size_t tile, std::size_t begin, std::size_t end) {
+    const std::byte* const param = tile_param(tile);
+    if (holds_param(view_.format)) {
+      std::memcpy(segment(0, tile) + begin * sizeof(bf16), param + begin * sizeof(bf16),
+                  (end - begin) * sizeof(bf16));
+      // A bf16 value is a master whose lower half is zero.
+      if (view_.format == StateFormat::kSplit) clear(1, tile, begin, end);
+    } else {
+      auto* const masters = reinterpret_cast<float*>(segment(0, tile));
+      for (std::size_t i = begin; i < end; ++i) masters[i] = value_at(view_.param.dtype, param, i);
+    }
   }
 
   Slice tile_slice(std::size_t tile) {
@@ -176,6 +188,10 @@ class Pass {
     internal::update(run.step, part);
   }
 
+  static void update_run(const Slice& tile, std::size_t first, const Runs::Part& run) {
+    if (!run.skipped) update_part(tile, first, run);
+  }
+
   bool has_gradient() const { return !view_.grad.bytes.empty(); }
 
   void update(std::size_t tile) {
@@ -186,7 +202,7 @@ class Pass {
     if (view_.format == StateFormat::k8Bit) {
       update_eight_bit(slice, first, end);
     } else {
-      while (runs_.at() < end) update_part(slice, first, runs_.next(end));
+      while (runs_.at() < end) update_run(slice, first, runs_.next(end));
     }
     if (is_padded(tile)) clear_padding(tile);
   }
@@ -216,15 +232,21 @@ class Pass {
       const Runs::Part run = ahead.next(stop);
       const std::size_t whole = (run.end - begin) / kEightBitBlock * kEightBitBlock;
       if (whole != 0) {
-        update_part(tile, first, runs_.next(begin + whole));
+        update_run(tile, first, runs_.next(begin + whole));
       } else {
         update_shared_block(tile, first, begin + kEightBitBlock);
       }
     }
   }
 
-  /// Updates the block from the runs' current position to `end`.
+  /// Updates the block from the runs' current position to `end`, unless none of it is stepped.
   void update_shared_block(const Slice& tile, std::size_t first, std::size_t end) {
+    bool skipped = true;
+    for (Runs ahead = runs_; ahead.at() < end;) skipped = ahead.next(end).skipped && skipped;
+    if (skipped) {
+      while (runs_.at() < end) runs_.next(end);
+      return;
+    }
     alignas(64) std::array<std::array<float, kEightBitBlock>, kMomentsMax> values;
     const Slice codes = internal::part_of(tile, end - kEightBitBlock - first, end - first);
     Slice block = codes;
@@ -236,7 +258,7 @@ class Pass {
       decode_eight_bit(moment_code(kind_, k), codes_of(k), codes.scales[k], values[k].data());
       block.moments[k] = reinterpret_cast<std::byte*>(values[k].data());
     }
-    while (runs_.at() < end) update_part(block, end - kEightBitBlock, runs_.next(end));
+    while (runs_.at() < end) update_run(block, end - kEightBitBlock, runs_.next(end));
     for (std::size_t k = 0; k < moments_; ++k)
       encode_eight_bit(moment_code(kind_, k), values[k].data(), codes_of(k), codes.scales[k]);
   }
@@ -248,7 +270,8 @@ class Pass {
     Slice slice = tile_slice(tile);
     slice.decay = whole.decay;
     const bool usual = has_gradient() && !view_.masters_from_param && !is_padded(tile);
-    if (usual && whole.end == end && internal::can_hash_adamw(whole.step, slice)) {
+    if (usual && whole.end == end && !whole.skipped &&
+        internal::can_hash_adamw(whole.step, slice)) {
       internal::TileHashes hashes;
       internal::adamw_hashed(whole.step, slice, before.has_value(), hashes);
       for (std::size_t array = 0; array < std::size(hashes.after); ++array) {
@@ -278,6 +301,7 @@ class Pass {
   const RecordView& view_;
   const RecordFormat& format_;
   Slice record_;
+  std::span<const DecayRun> all_runs_;
   Runs runs_;
   std::size_t moments_;
   std::size_t tiles_;

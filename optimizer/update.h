@@ -30,6 +30,12 @@ struct DecayRun {
   /// The run's place in its parameter, if stochastic rounding is keyed by parameters. Otherwise the
   /// key is that of the model's tile (RecordView::first_element).
   std::optional<ParamPlace> place = std::nullopt;
+  /// No step is made: the run's elements have no gradient, and their state stays as it is, bit for
+  /// bit. In 8 bits no block of codes may have elements of such a run and of one that is stepped,
+  /// except padding.
+  bool skipped = false;
+  /// RecordView::masters_from_param does not apply to the run.
+  bool keeps_masters = false;
 };
 
 /// The scalars of a step, one entry per parameter group; kind, rounding and key are the same in
@@ -57,8 +63,8 @@ struct RecordView {
   /// Only if the record begins with the parameter (begins_with_param). The segment is written all
   /// the same.
   bool param_not_read = false;
-  /// Says that the masters are set to the old `param` before the step; the moments do not change.
-  /// Not with param_not_read.
+  /// Says that the masters are set to the old `param` before the step, except those of runs that
+  /// keep theirs; the moments do not change. Not with param_not_read.
   bool masters_from_param = false;
   /// The number of the record's first element in the model (whole tiles). It keys stochastic
   /// rounding if runs have no place.

@@ -122,13 +122,16 @@ void StoredState::describe_tensors() {
     const ChunkRuns runs(tables_[rank]);
     first_tensors_.push_back(content_.tensors.size());
     const std::vector<StateUnit> units = runs.units();
-    const bool again = std::ranges::any_of(
-        units, [&](const StateUnit& unit) { return owners.contains(unit.name); });
+    const bool again = std::ranges::any_of(units, [&](const StateUnit& unit) {
+      const auto is_known = [&](const std::string& name) { return owners.contains(name); };
+      return is_known(unit.name) || std::ranges::any_of(unit.params, is_known);
+    });
     const auto named = [&](const std::string& name) {
       return again ? fmt::format("rank{}/{}", rank, name) : name;
     };
     for (StateUnit unit : units) {
       owners.insert(unit.name);
+      owners.insert(unit.params.begin(), unit.params.end());
       unit.name = named(unit.name);
       for (std::string& param : unit.params) param = named(param);
       content_.units.push_back(std::move(unit));

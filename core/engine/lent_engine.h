@@ -3,12 +3,15 @@
 // memory and lends that memory. Nothing is copied, and the engine has no device.
 //
 //   for each step:
-//     forward, wait_updated(u) before a unit is used; backward
+//     forward, wait_updated(p) before a parameter is used; backward
 //     engine.step(gradients, {.groups = ...})
 //
 // A trainer that clips computes the norm of its gradients itself (GroupStep::grad_scale). The
 // engine reads no gradient before the update, so StepResult::grad_norm is not a number, and
 // gradients that are not finite spread to the state. Nothing is updated before step().
+//
+// Small parameters of one type share records (core/sharding/packing.h): they become updated
+// together, and all else they have for themselves.
 //
 // With several ranks (Runtime::ranks), each rank opens an engine for its own pieces of the
 // parameters. The trainers decide which pieces these are and what shapes they have, and exchange
@@ -40,8 +43,10 @@ namespace ziggurat {
 
 class LentEngine : public StateEngine {
  public:
-  /// Opens an engine like Engine::open(). `params` has each unit's parameters, without padding, in
-  /// the unit's type. The masters of a new store are made from them, and the masters of an existing
+  /// Opens an engine like Engine::open(). `model` has a unit for each parameter, and `params` has
+  /// their values, without padding, in the unit's type. A ParamId is the number of a parameter in
+  /// this order. If EngineConfig::host_budget_bytes is 0, the engine takes as much as a run uses
+  /// well. The masters of a new store are made from them, and the masters of an existing
   /// store are written to them. Without a store the records are in memory, and nothing is durable.
   ///
   /// EngineConfig::run_identity and the settings must be equal on all ranks. `model` may differ,
@@ -57,9 +62,10 @@ class LentEngine : public StateEngine {
                                           std::span<const TypedSpan<std::byte>> params,
                                           StateSource& source, const LoadOptions& options);
 
-  /// Makes a step with `gradients`: one for each unit, without padding, in any type. A unit with an
-  /// empty gradient does not take part: it has no decay, and the step is not counted for it.
-  /// Returns when the sweep has begun. The engine uses the memory until wait_updated(unit).
+  /// Makes a step with `gradients`: one for each parameter, without padding, in any type. A
+  /// parameter with an empty gradient does not take part: it has no decay, and the step is not
+  /// counted for it. Returns when the sweep has begun. The engine uses the memory until
+  /// wait_updated(param).
   ///
   /// Errors are thrown on every rank if one has them, and name that rank. After kInvalidArgument
   /// for invalid options or a wrong number of elements, and after kUnimplemented, nothing was
@@ -72,13 +78,13 @@ class LentEngine : public StateEngine {
   /// making. They get an error that names this rank and `why`, and nothing is changed. Throws
   /// `why`.
   virtual void refuse_step(const Error& why) = 0;
-  /// Takes the new memory of `unit`'s parameters, which the trainer has moved. Waits for an update
-  /// of them that is under way. Errors: kInvalidArgument for another type or number of elements.
-  virtual void lend_params(UnitId unit, TypedSpan<std::byte> params) = 0;
+  /// Takes the new memory of a parameter, which the trainer has moved. Waits for an update of it
+  /// that is under way. Errors: kInvalidArgument for another type or number of elements.
+  virtual void lend_params(ParamId param, TypedSpan<std::byte> values) = 0;
   /// Notes that the step's gradients are being computed, so records may be read ahead.
   virtual void expect_gradients() = 0;
-  /// Waits until `unit`'s parameters are those of the newest step.
-  virtual void wait_updated(UnitId unit) = 0;
+  /// Waits until `param` is that of the newest step.
+  virtual void wait_updated(ParamId param) = 0;
   virtual void wait_all_updated() = 0;
   /// Gives the blob of the step that was made with StepOptions::blob_follows. Errors:
   /// kInvalidArgument if no step waits for a blob, or if the blob is too long.
@@ -93,18 +99,18 @@ class LentEngine : public StateEngine {
   /// Returns the names that the next two calls know: "master", and the optimizer's moments by
   /// torch.optim's names.
   virtual std::vector<std::string> state_names() const = 0;
-  /// Reads `unit`'s array `name` at generation(), widened to fp32, without padding; includes values
-  /// that were written since. Waits until the newest step's update of the unit is written. Errors:
-  /// kInvalidArgument for an unknown name or a wrong number of elements; kDataLoss for a damaged
-  /// record.
-  virtual void read_state(UnitId unit, std::string_view name, std::span<float> values) = 0;
+  /// Reads `param`'s array `name` at generation(), widened to fp32, without padding; includes
+  /// values that were written since. Waits until the newest step's update of the parameter is
+  /// written. Errors: kInvalidArgument for an unknown name or a wrong number of elements; kDataLoss
+  /// for a damaged record.
+  virtual void read_state(ParamId param, std::string_view name, std::span<float> values) = 0;
   /// Sets the array to `values`, rounded to nearest in the store's format (in 8 bits each block
-  /// gets a new scale). The next step uses the new values, whether the unit has a gradient or not.
-  /// It also makes the unit's parameters from a written master, unless the trainer has written the
-  /// parameters since (GroupStep::params_written). Everything that is written between two steps
+  /// gets a new scale). The next step uses the new values, whether the parameter has a gradient or
+  /// not. It also makes the parameter from a written master, unless the trainer has written the
+  /// parameter since (GroupStep::params_written). Everything that is written between two steps
   /// becomes durable with the second step, or not at all; until then it takes memory. It fails as
   /// read_state() does.
-  virtual void write_state(UnitId unit, std::string_view name, std::span<const float> values) = 0;
+  virtual void write_state(ParamId param, std::string_view name, std::span<const float> values) = 0;
 
   /// Returns how the state is rounded, if the store records it. Checkpoints record the same.
   virtual std::optional<Roundings> rounding() const = 0;
@@ -112,16 +118,16 @@ class LentEngine : public StateEngine {
   /// are copied as the fp32 values that they represent, because their blocks belong to a piece and
   /// not to the whole parameter.
   virtual StateKind copied_state(bool widen_codes) const = 0;
-  /// Takes elements from `first` on of one of `unit`'s arrays, as numbered by
+  /// Takes elements from `first` on of one of `param`'s arrays, as numbered by
   /// state_arrays(copied_state()), bit for bit.
-  using TakeArray = std::function<Task<>(UnitId unit, std::size_t array, std::uint64_t first,
+  using TakeArray = std::function<Task<>(ParamId param, std::size_t array, std::uint64_t first,
                                          std::span<const std::byte> values)>;
-  /// Gives every array of every unit at generation() to `take`, one chunk at a time, on the
+  /// Gives every array of every parameter at generation() to `take`, one chunk at a time, on the
   /// reactor's thread; includes values that were written since. Errors: those of read_state() and
   /// of `take`.
   virtual void copy_state(bool widen_codes, const TakeArray& take) = 0;
 
-  using Piece = RankPiece;  ///< one of a rank's units
+  using Piece = RankPiece;  ///< one of a rank's parameters
   /// Returns the pieces of `rank`, which may be this rank. Errors: kInvalidArgument for a rank that
   /// does not exist.
   virtual std::vector<Piece> pieces_of(int rank) const = 0;

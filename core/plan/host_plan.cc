@@ -40,7 +40,8 @@ class Items {
   bool updated_on_device(std::size_t id) const { return id < device_chunks_ && out_of_reach_; }
 
   /// Returns the size of a chunk's work item. It has the record unless the CPU can reach that where
-  /// it stays, and the parameters and the gradient if the CPU cannot reach those.
+  /// it stays, and the parameters and the gradient if the CPU cannot reach those. Lent parameters
+  /// of a packed unit are brought together in it, and their gradients in fp32.
   std::uint64_t bytes(std::size_t id) const {
     const Chunk& chunk = table_.chunks()[id];
     const bool from_nvme = placement_.optimizer == Tier::kNvme && id >= device_chunks_;
@@ -48,6 +49,8 @@ class Items {
     std::uint64_t size_bytes = record ? chunk.record_bytes() : 0;
     if (comes(placement_.params)) size_bytes += chunk.param_bytes();
     if (comes(placement_.grads) && !chunk.constant) size_bytes += chunk.param_bytes();
+    if (table_.is_packed(chunk.unit))
+      size_bytes += chunk.param_bytes() + chunk.count * sizeof(float);
     return size_bytes;
   }
 

@@ -39,7 +39,9 @@ std::vector<DecayRun> runs_of(const UnitSpec& unit, std::span<const std::uint64_
     run.begin = from - begin;
     run.end -= begin;
     if (param != nullptr && part) run.place = place_of(*param, *part, from - offset);
-    const bool goes_on = !runs.empty() && !run.place && !runs.back().place &&
+    // A step may leave out any of the parameters that a trainer lends.
+    const bool alone = unit.params.front().lent.has_value();
+    const bool goes_on = !runs.empty() && !alone && !run.place && !runs.back().place &&
                          runs.back().decay == run.decay && runs.back().group == run.group;
     if (goes_on) {
       runs.back().end = run.end;
@@ -131,7 +133,8 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
       add_chunk(unit, begin + run.begin, begin + run.end, all);
     }
   }
-  const std::vector<std::uint64_t> begins = begins_of(unit);
+  begins_.push_back(begins_of(unit));
+  const std::vector<std::uint64_t>& begins = begins_.back();
   const Drawn drawn = drawn_by(state_.format, rounding_.value_or(Roundings()));
   std::optional<TensorPart> part;
   if (drawn.param || drawn.moments) part = sharding_.tensor;
@@ -183,6 +186,26 @@ void ChunkTable::add_chunk(const UnitSpec& unit, std::uint64_t begin, std::uint6
   if (constant) return;
   ++units_.back().updated_count;
   ++updated_count_;
+}
+
+std::vector<ParamRun> ChunkTable::param_runs(ChunkId id) const {
+  const Chunk& its = chunk(id);
+  const std::vector<std::uint64_t>& begins = begins_[its.unit];
+  const std::vector<ParamSpec>& params = model_.units[its.unit].params;
+  const std::uint64_t end = its.begin + its.count;
+  std::vector<ParamRun> runs;
+  auto p = static_cast<std::size_t>(std::ranges::upper_bound(begins, its.begin) - begins.begin());
+  for (p -= 1; p < params.size() && begins[p] < end; ++p) {
+    const std::uint64_t first = std::max(begins[p], its.begin);
+    const std::uint64_t last = std::min(begins[p + 1], end);
+    if (first >= last) continue;
+    runs.push_back({.param = p,
+                    .lent = params[p].lent.value_or(0),
+                    .begin = first - its.begin,
+                    .first = first - begins[p],
+                    .count = last - first});
+  }
+  return runs;
 }
 
 std::uint64_t ChunkTable::padded_count() const noexcept { return tile_count_ * kTileElements; }

@@ -48,6 +48,15 @@ struct Chunk {
   std::uint64_t param_bytes() const noexcept { return param_size_bytes; }
 };
 
+/// Elements of a chunk that are of one parameter.
+struct ParamRun {
+  std::size_t param;    ///< number of the parameter in its unit
+  ParamId lent;         ///< ParamSpec::lent; 0 if nobody lends the parameter
+  std::uint64_t begin;  ///< first element in the chunk
+  std::uint64_t first;  ///< first element in the parameter
+  std::uint64_t count;
+};
+
 struct UnitChunks {
   std::uint64_t count;         ///< elements
   std::uint64_t padded_count;  ///< elements with padding: whole tiles, equal slices
@@ -174,6 +183,15 @@ class ChunkTable {
   /// group's settings they use and, if rounding() draws noise, which place in which parameter they
   /// have.
   std::span<const DecayRun> decay_runs(ChunkId id) const noexcept { return decay_runs_[id]; }
+  /// Returns a chunk's elements by parameter, in order, without padding. If a trainer lends them,
+  /// decay_runs() begins with the same runs.
+  std::vector<ParamRun> param_runs(ChunkId id) const;
+  /// Whether several parameters that a trainer lends share the unit, so that its elements do not
+  /// lie together in memory.
+  bool is_packed(UnitId id) const noexcept {
+    const std::vector<ParamSpec>& params = model_.units[id].params;
+    return params.size() > 1 && params.front().lent.has_value();
+  }
   /// Runs of a unit's elements, in order, that tensor-parallel ranks do not divide, so that every
   /// part has them whole. Empty if layers are not divided.
   std::span<const ElementRun> shared_runs(UnitId id) const noexcept { return shared_runs_[id]; }
@@ -201,6 +219,8 @@ class ChunkTable {
   RecordFormat record_format_;
   RecordFormat constant_format_;
   std::vector<UnitChunks> units_;
+  /// Per unit: where each parameter begins and, last, where the unit ends.
+  std::vector<std::vector<std::uint64_t>> begins_;
   std::vector<Chunk> chunks_;
   std::vector<std::vector<DecayRun>> decay_runs_;
   std::vector<std::vector<ElementRun>> shared_runs_;

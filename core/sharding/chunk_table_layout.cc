@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/strict_json.h"
 #include "core/sharding/chunk_table.h"
+#include "core/sharding/packing.h"
 #include "core/sharding/stored_records.h"
 
 namespace ziggurat {
@@ -44,6 +45,8 @@ nlohmann::json to_json(const ModelSpec& model, TensorPart part) {
     for (const ParamSpec& param : unit.params) {
       params.push_back({{"name", param.name}, {"shape", param.shape}, {"decay", param.decay}});
       if (param.constant) params.back()["constant"] = true;
+      // The order of parameters that do not share a unit is that of their units.
+      if (param.lent && unit.params.size() > 1) params.back()["number"] = *param.lent;
       if (part.ranks == 1 || param.tp_dim < 0) continue;
       params.back()["tp_dim"] = param.tp_dim;
       params.back()["tp_sections"] = param.tp_sections;
@@ -201,6 +204,7 @@ ParamSpec param_in(const JsonField& field) {
                   .shape = field.at("shape").numbers(),
                   .decay = field.at("decay").truth()};
   param.constant = param.frozen = field.has("constant") && field.at("constant").truth();
+  if (field.has("number")) param.lent = static_cast<ParamId>(field.at("number").number(UINT_MAX));
   if (field.has("tp_dim")) param.tp_dim = static_cast<int>(field.at("tp_dim").number(INT_MAX));
   if (field.has("tp_sections"))
     param.tp_sections = static_cast<int>(field.at("tp_sections").number(INT_MAX));
@@ -382,6 +386,30 @@ ChunkTable ChunkTable::of_layout(const std::string& layout, int rank) {
   model.dtype = dtype_in(json);
   const auto chunk_tiles_max = json["chunk_tiles_max"].get<std::uint64_t>();
   return {model, chunk_tiles_max, state_in(json), its, rounding_in(json)};
+}
+
+ModelSpec packed_as(const ModelSpec& lent, const std::string& layout) {
+  std::map<std::string, const UnitSpec*> by_name;
+  for (const UnitSpec& unit : lent.units) by_name[unit.params.front().name] = &unit;
+  ModelSpec model{.name = lent.name, .units = {}, .dtype = lent.dtype};
+  std::optional<ParamId> before;  // of the parameters that have a unit for themselves
+  for (UnitSpec& unit : model_in(parsed(layout)).units) {
+    UnitSpec& its = model.units.emplace_back(UnitSpec{.name = unit.name, .params = {}});
+    for (const ParamSpec& param : unit.params) {
+      const auto found = by_name.find(param.name);
+      if (found == by_name.end()) return lent;
+      const DType dtype = found->second->dtype.value_or(lent.dtype);
+      if (its.params.empty()) its.dtype = dtype;
+      if (its.dtype != dtype) return lent;
+      its.params.push_back(found->second->params.front());
+      by_name.erase(found);
+    }
+    if (unit.params.size() > 1) continue;  // the layout has the numbers of its parameters
+    const std::optional<ParamId> number = its.params.front().lent;
+    if (before && *number < *before) return lent;
+    before = number;
+  }
+  return by_name.empty() ? model : lent;
 }
 
 std::string layout_of_pieces(const std::string& layout) {

@@ -15,6 +15,8 @@
 namespace ziggurat {
 
 using UnitId = std::uint32_t;
+/// Number of a parameter in the list of a trainer that lends its parameters.
+using ParamId = std::uint32_t;
 
 struct ParamSpec {
   std::string name;
@@ -35,6 +37,8 @@ struct ParamSpec {
   int tp_sections = 1;
   /// Number of a slice's first element in the whole parameter, if a trainer lends slices.
   std::uint64_t first_element = 0;
+  /// Set if a trainer lends the parameter.
+  std::optional<ParamId> lent = std::nullopt;
 
   std::uint64_t count() const {
     return std::accumulate(

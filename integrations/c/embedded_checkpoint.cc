@@ -242,9 +242,9 @@ class Saving {
   }
 
   void copy_engine(const EmbeddedSave::Engine& engine) {
-    const LentEngine::TakeArray take = [&](UnitId unit, std::size_t array, std::uint64_t first,
+    const LentEngine::TakeArray take = [&](ParamId param, std::size_t array, std::uint64_t first,
                                            std::span<const std::byte> values) {
-      return write(engine.parts[unit], array, first, values);
+      return write(engine.parts[param], array, first, values);
     };
     engine.engine->copy_state(widens_, take);
   }

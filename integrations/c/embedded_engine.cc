@@ -16,7 +16,6 @@
 #include "base/error.h"
 #include "base/numerics/typed_value.h"
 #include "base/runtime/for_each.h"
-#include "core/plan/run_plan.h"
 #include "integrations/c/wrong.h"
 #include "optimizer/gradient.h"
 #include "tiers/record_hash.h"
@@ -123,19 +122,11 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
     groups_.push_back(param.group);
     group_count_ = std::max<std::size_t>(group_count_, param.group + std::size_t{1});
   }
-  config.placement.params = config.placement.grads = Tier::kTrainer;
   config.blob_bytes_max =
       sizeof(StepsHeader) + steps_.size() * sizeof(steps_[0]) + kTrainerBlobBytes;
   config.param_steps = [count = params.size()](std::span<const std::byte> blob) {
     return steps_in(blob, count);
   };
-  if (config.host_budget_bytes == 0) {
-    const RunPlan plan = plan_run({.model = model_,
-                                   .state = config.optimizer.state,
-                                   .placement = config.placement,
-                                   .slots = config.slots});
-    config.host_budget_bytes = plan.budgets.host_bytes;
-  }
   engine_ = load == nullptr ? LentEngine::open(model_, config, runtime, lent)
                             : opened_from(config, *load, lent);
   read_steps();
@@ -211,7 +202,7 @@ void EmbeddedEngine::sum_gradient(std::size_t param, TypedSpan<const std::byte> 
                    gradient.values.bytes.data() == std::as_bytes(std::span(gradient.sum)).data();
   if (!own) {
     // Wait, because the previous step may still read the sum.
-    engine_->wait_updated(static_cast<UnitId>(param));
+    engine_->wait_updated(static_cast<ParamId>(param));
     gradient.sum.resize(values.count());
     for (std::size_t i = 0; i < values.count(); ++i) {
       const TypedSpan<const std::byte>& lent = gradient.values;
@@ -269,7 +260,7 @@ void EmbeddedEngine::expect_gradients() {
 void EmbeddedEngine::lend_param(std::size_t param, TypedSpan<std::byte> values) {
   lending([&] {
     require_count("lend_param", param, values.count());
-    engine_->lend_params(static_cast<UnitId>(param), values);
+    engine_->lend_params(static_cast<ParamId>(param), values);
   });
 }
 
@@ -345,7 +336,7 @@ StepResult EmbeddedEngine::make_step(const EmbeddedStep& step) {
 void EmbeddedEngine::wait(std::size_t param) {
   lending([&] {
     require_count("wait", param, count_or_none(param));
-    engine_->wait_updated(static_cast<UnitId>(param));
+    engine_->wait_updated(static_cast<ParamId>(param));
   });
 }
 
@@ -369,7 +360,7 @@ std::vector<std::string> EmbeddedEngine::state_names() const {
 void EmbeddedEngine::read_state(std::size_t param, std::string_view name, std::span<float> values) {
   lending([&] {
     require_count("read_state", param, values.size());
-    engine_->read_state(static_cast<UnitId>(param), name, values);
+    engine_->read_state(static_cast<ParamId>(param), name, values);
   });
 }
 
@@ -377,7 +368,7 @@ void EmbeddedEngine::write_state(std::size_t param, std::string_view name,
                                  std::span<const float> values) {
   lending([&] {
     require_count("write_state", param, values.size());
-    engine_->write_state(static_cast<UnitId>(param), name, values);
+    engine_->write_state(static_cast<ParamId>(param), name, values);
     if (name == "master") written_[param] = false;
   });
 }

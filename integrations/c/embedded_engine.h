@@ -63,9 +63,8 @@ struct EmbeddedLoad {
 /// Thread-safe: calls from several threads are made one after the other.
 class EmbeddedEngine {
  public:
-  /// Opens an engine. `config` has all settings, but a host budget of 0 becomes as much as a run
-  /// uses well. `runtime` must outlive the engine. Errors: kInvalidArgument for parameters that
-  /// make no model; those of LentEngine::open().
+  /// Opens an engine. `config` has all settings. `runtime` must outlive the engine. Errors:
+  /// kInvalidArgument for parameters that make no model; those of LentEngine::open().
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config);
   /// Opens an engine from a copy of the state. The parameters become the masters in it, rounded.
   /// Errors: the same, those of the source, and kInvalidArgument for parts that do not fit.

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/core/lent_failure_test.cc: an engine that has failed gives lent memory back: whichever call
 // says so returns when nothing reads the gradient or writes the parameter any more.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <functional>
 #include <future>
+#include <tuple>
 
 #include "aio/faulty_engine.h"
 #include "aio/probe.h"
@@ -19,7 +22,8 @@ namespace {
 
 constexpr UnitId kHeld = 0;
 constexpr UnitId kFailing = 1;
-constexpr std::int64_t kCount = 16'000;
+/// The held parameter has a record of its own, or shares one with the third.
+constexpr std::array<std::int64_t, 2> kCounts{20'000, 16'000};
 
 struct Call {
   const char* name;
@@ -43,13 +47,13 @@ const std::vector<Call>& calls() {
          engine.step(trainer.lent_gradients(), options);
        }},
       {"LendParams",
-       [](LentEngine& engine, LentTrainer&) {
-         TypedArray elsewhere(DType::kFloat32, kCount);
+       [](LentEngine& engine, LentTrainer& trainer) {
+         TypedArray elsewhere(DType::kFloat32, trainer.params[kHeld].count());
          engine.lend_params(kHeld, elsewhere.span());
        }},
       {"ReadState",
-       [](LentEngine& engine, LentTrainer&) {
-         std::vector<float> values(kCount);
+       [](LentEngine& engine, LentTrainer& trainer) {
+         std::vector<float> values(trainer.params[kHeld].count());
          engine.read_state(kHeld, "master", values);
        }},
       {"MakeDurable", [](LentEngine& engine, LentTrainer&) { engine.make_durable(); }},
@@ -59,7 +63,7 @@ const std::vector<Call>& calls() {
 
 /// A step in which the update of one unit stands in its gradient on a worker when the write of the
 /// other's record fails.
-class LentFailure : public ::testing::TestWithParam<std::size_t> {
+class LentFailure : public ::testing::TestWithParam<std::tuple<std::size_t, std::int64_t>> {
  protected:
   void SetUp() override {
     runtime_->io_engine = [this](Reactor& reactor, const std::string& path) {
@@ -96,8 +100,9 @@ class LentFailure : public ::testing::TestWithParam<std::size_t> {
   }
 
   ScratchDirectory directory_;
-  HeldMemory gradient_{kCount * sizeof(float)};
-  LentTrainer trainer_{lent_model({kCount, kCount}, DType::kFloat32), {}};
+  std::int64_t count_ = std::get<1>(GetParam());
+  HeldMemory gradient_{static_cast<std::size_t>(count_) * sizeof(float)};
+  LentTrainer trainer_{lent_model({count_, 20'000, 3}, DType::kFloat32), {}};
   std::unique_ptr<Runtime> runtime_ = Runtime::create({.threads = 2, .trace_path = ""});
   FaultyEngine* drive_ = nullptr;
   std::unique_ptr<LentEngine> engine_;
@@ -107,7 +112,7 @@ TEST_P(LentFailure, IsSaidWhenNoJobIsInLentMemoryAnyMore) {
   step_of_which_a_write_fails();
   std::future<std::string> call = std::async(std::launch::async, [&]() -> std::string {
     try {
-      calls()[GetParam()].make(*engine_, trainer_);
+      calls()[std::get<0>(GetParam())].make(*engine_, trainer_);
     } catch (const Error& error) {
       return error.what();
     }
@@ -124,8 +129,15 @@ TEST_P(LentFailure, IsSaidWhenNoJobIsInLentMemoryAnyMore) {
   EXPECT_FALSE(gradient_.touched()) << "after the call";
 }
 
-INSTANTIATE_TEST_SUITE_P(Calls, LentFailure, ::testing::Range<std::size_t>(0, calls().size()),
-                         [](const auto& its) { return std::string(calls()[its.param].name); });
+std::string name_of(const ::testing::TestParamInfo<std::tuple<std::size_t, std::int64_t>>& its) {
+  const auto [call, count] = its.param;
+  return fmt::format("{}{}", calls()[call].name, count == kCounts[0] ? "" : "OfASharedRecord");
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, LentFailure,
+                         ::testing::Combine(::testing::Range<std::size_t>(0, calls().size()),
+                                            ::testing::ValuesIn(kCounts)),
+                         name_of);
 
 }  // namespace
 }  // namespace ziggurat::testing

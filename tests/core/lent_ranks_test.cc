@@ -179,7 +179,7 @@ TEST(LentRanksRefusal, OfOneIsEveryRanksAndChangesNothing) {
     };
     const bool refuses = rank.number == 1;
     StepOptions options{.groups = groups, .blob = {}};
-    expect_refused("3 gradients were given for 4 units",
+    expect_refused("3 gradients were given for 4 parameters",
                    std::span(good).first(refuses ? good.size() - 1 : good.size()), options);
     std::vector<GroupStep> wrong = groups;
     wrong[2].learning_rate = std::numeric_limits<float>::quiet_NaN();

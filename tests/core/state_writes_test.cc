@@ -28,11 +28,11 @@ std::vector<float> exp_avg_of(const StateWrites& writes, const StateWrites::Arra
 TEST(StateWrites, AreTheNewestOfEachArray) {
   StateWrites writes(kAdamW);
   EXPECT_EQ(writes.of(3), nullptr);
-  writes.put(3, kExpAvg, all(1));
-  writes.put(3, 0, all(7));
-  writes.put(3, kExpAvg, all(2));
+  writes.put(3, {kExpAvg, 0}, all(1));
+  writes.put(3, {0, 0}, all(7));
+  writes.put(3, {kExpAvg, 0}, all(2));
   const auto its = writes.of(3);
-  EXPECT_TRUE(its->contains(0));
+  EXPECT_TRUE(its->contains({0, 0}));
   EXPECT_EQ(exp_avg_of(writes, *its), all(2));
   writes.forget(3);
   EXPECT_EQ(writes.of(3), nullptr);
@@ -40,9 +40,9 @@ TEST(StateWrites, AreTheNewestOfEachArray) {
 
 TEST(StateWrites, StayForWhoWasGivenThem) {
   StateWrites writes(kAdamW);
-  writes.put(3, kExpAvg, all(1));
+  writes.put(3, {kExpAvg, 0}, all(1));
   const auto given = writes.of(3);
-  writes.put(3, kExpAvg, all(2));
+  writes.put(3, {kExpAvg, 0}, all(2));
   EXPECT_EQ(exp_avg_of(writes, *given), all(1)) << "another was written";
   writes.forget(3);
   EXPECT_EQ(exp_avg_of(writes, *given), all(1)) << "a sweep has put it into the record";

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "optimizer/state_values.h"
 #include "tests/optimizer/state.h"
 #include "tests/support/typed_array.h"
 #include "tiers/record_hash.h"
@@ -271,6 +272,58 @@ TEST_P(LentRecord, StaysAsItIsWithoutAGradient) {
         ASSERT_EQ(hashes.before, before.hash(5));
         ASSERT_EQ(hashes.after, expected.hash(6)) << masters_from_param;
       }
+    }
+  }
+}
+
+TEST_P(LentRecord, OfSeveralParametersStepsEachAsIfItWereAlone) {
+  constexpr std::size_t kCount = 2 * kTile;
+  // In 8 bits runs begin with blocks. The fourth reaches into the second tile.
+  const std::vector<DecayRun> runs{
+      {.begin = 0, .end = 512, .decay = true, .keeps_masters = true},
+      {.begin = 512, .end = 768, .decay = true, .skipped = true, .keeps_masters = true},
+      {.begin = 768, .end = 1024, .decay = true},
+      {.begin = 1024, .end = kTile + 256, .decay = true, .skipped = true},
+      {.begin = kTile + 256, .end = kCount - 256, .decay = true, .keeps_masters = true},
+      {.begin = kCount - 256,
+       .end = kCount,
+       .decay = true,
+       .skipped = true,
+       .keeps_masters = true}};
+  for (const DType dtype : param_types(GetParam())) {
+    SCOPED_TRACE(to_string(dtype));
+    const Made before(kAdamW, GetParam(), dtype, kCount);
+    const TypedArray written = drawn(dtype, kCount, 0.5F, 3);
+    const TypedArray grad = drawn(DType::kBFloat16, kCount, 1e-3F, 9);
+    const auto expected = [&](const DecayRun& run) {
+      Made its = before;
+      if (!run.keeps_masters) its.take_masters(written);
+      if (!run.skipped) its.whole_step(grad, step_of(kAdamW));
+      return its;
+    };
+    for (const UpdateHashing* hashing : {static_cast<const UpdateHashing*>(nullptr), &kVerified}) {
+      Made got = before;
+      Guarded param(written, 0);
+      RecordView view = got.view(param.span(), grad.span());
+      view.masters_from_param = true;
+      const UpdateHashes hashes = update_record(step_of(kAdamW), view, runs, hashing);
+      const TypedArray after = param.values();
+      for (const DecayRun& run : runs) {
+        const Made its = expected(run);
+        for (std::size_t array = 0; array < state_names(kAdamW).size(); ++array) {
+          std::vector<float> own(run.end - run.begin);
+          std::vector<float> wanted(own.size());
+          read_state_values({kAdamW, GetParam()}, array, got.record, run.begin, own);
+          read_state_values({kAdamW, GetParam()}, array, its.record, run.begin, wanted);
+          ASSERT_EQ(own, wanted) << "array " << array << " from " << run.begin << " on";
+        }
+        const TypedArray& values = run.skipped ? written : its.param;
+        for (std::size_t i = run.begin; i < run.end; ++i)
+          ASSERT_EQ(after.at(i), values.at(i)) << "element " << i;
+      }
+      if (hashing == nullptr) continue;
+      ASSERT_EQ(hashes.before, before.hash(5));
+      ASSERT_EQ(hashes.after, got.hash(6));
     }
   }
 }

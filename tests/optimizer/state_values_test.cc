@@ -111,6 +111,31 @@ TEST(StateValues, OfWholeBitsKeepThemWhenWrittenBack) {
   }
 }
 
+TEST(StateValues, OfSomeElementsAreWrittenAndReadAlone) {
+  constexpr std::uint64_t kFirst = 3 * kEightBitBlock;
+  constexpr std::size_t kOwn = 2 * kEightBitBlock;
+  for (const OptimizerKind kind : kAllOptimizers) {
+    for (const StateFormat format : kAllFormats) {
+      const StateKind state{kind, format};
+      std::vector<std::byte> record = empty_record(state);
+      for (std::size_t i = 0; i < state_names(kind).size(); ++i) {
+        SCOPED_TRACE(to_string(state) + " " + state_names(kind)[i]);
+        const std::vector<float> before = floats(static_cast<std::uint32_t>(i + 1));
+        write_state_values(state, i, before, record);
+        std::vector<float> wanted = read(state, i, record);
+        std::vector<float> its = floats(static_cast<std::uint32_t>(i + 9));
+        its.resize(kOwn);
+        write_state_values(state, i, kFirst, its, record);
+        std::vector<float> own(kOwn);
+        read_state_values(state, i, record, kFirst, own);
+        expect_same_bits(own, rounded(state, i, its), "what was written");
+        std::copy(own.begin(), own.end(), wanted.begin() + kFirst);
+        expect_same_bits(read(state, i, record), wanted, "the others");
+      }
+    }
+  }
+}
+
 TEST(StateValues, HaveThePaddingThatARecordBeginsWith) {
   for (const OptimizerKind kind : kAllOptimizers) {
     for (const StateFormat format : kAllFormats) {

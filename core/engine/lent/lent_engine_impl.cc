@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/engine/lent/lent_engine_impl.cc: steps of a trainer that lends its parameters and gradients,
-// and how it reads and writes the state of a unit by name.
+// and how it reads and writes the state of a parameter by name.
 #include "core/engine/lent/lent_engine_impl.h"
 
 #include <fmt/format.h>
@@ -93,10 +93,13 @@ void LentEngineImpl::validate() {
           fmt::format(
               "`first_elements` has {} numbers, but the model has {} parameters: give one for each",
               firsts.size(), model.units.size()));
-  for (std::size_t u = 0; u < firsts.size(); ++u)
-    model.units[u].params[0].first_element = firsts[u];
   for (std::size_t u = 0; u < model.units.size(); ++u) {
-    const UnitSpec& unit = model.units[u];
+    UnitSpec& unit = model.units[u];
+    require(unit.params.size() == 1,
+            fmt::format("unit '{}' has {} parameters: give each lent parameter a unit of its own",
+                        unit.name, unit.params.size()));
+    unit.params[0].lent = static_cast<ParamId>(u);
+    if (!firsts.empty()) unit.params[0].first_element = firsts[u];
     const DType dtype = unit.dtype.value_or(model.dtype);
     const TypedSpan<std::byte>& lent = lent_[u];
     require(
@@ -108,19 +111,27 @@ void LentEngineImpl::validate() {
   }
 }
 
-/// Throws unless `unit` has `count` elements.
-void LentEngineImpl::require_count(const char* call, UnitId unit, std::uint64_t count) const {
-  require_unit(call, unit);
-  const UnitSpec& its = state_.model().units[unit];
-  if (count == its.count()) return;
+void LentEngineImpl::require_param(const char* call, ParamId param) const {
+  const std::size_t count = state_.lent_count();
+  if (param < count) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}('{}'): {} elements were given, but the unit has {}", call, its.name,
-                          count, its.count()));
+              fmt::format("{}(parameter {}): the model has only parameters 0 to {}", call, param,
+                          count - 1));
+}
+
+/// Throws unless `param` has `count` elements.
+void LentEngineImpl::require_count(const char* call, ParamId param, std::uint64_t count) const {
+  require_param(call, param);
+  const std::uint64_t own = state_.lent_place(param).count;
+  if (count == own) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}('{}'): {} elements were given, but the parameter has {}", call,
+                          state_.lent_param(param).name, count, own));
 }
 
 Hand::Homes LentEngineImpl::make_homes(Context& context, const std::vector<StripePlace>&) {
   auto params = std::make_unique<LentParamHome>(context, lent_);
-  auto grads = std::make_unique<LentGradHome>(context);
+  auto grads = std::make_unique<LentGradHome>(context, lent_.size());
   params_ = params.get();
   grads_ = grads.get();
   return {.params = std::move(params), .grads = std::move(grads)};
@@ -128,25 +139,27 @@ Hand::Homes LentEngineImpl::make_homes(Context& context, const std::vector<Strip
 
 /// Makes the masters of a chunk in a new store from the lent parameters.
 void LentEngineImpl::make_masters(ChunkId id, std::span<float> masters) const {
-  const Chunk& chunk = state_.table().chunk(id);
-  const TypedSpan<std::byte> params = lent_[chunk.unit].subspan(chunk.begin, masters.size());
-  for (std::size_t i = 0; i < masters.size(); ++i)
-    masters[i] = value_at(params.dtype, params.bytes.data(), i);
+  for (const ParamRun& run : state_.table().param_runs(id)) {
+    const TypedSpan<std::byte> params = lent_[run.lent].subspan(run.first, run.count);
+    for (std::size_t i = 0; i < run.count; ++i)
+      masters[run.begin + i] = value_at(params.dtype, params.bytes.data(), i);
+  }
 }
 
-void LentEngineImpl::lend_params(UnitId unit, TypedSpan<std::byte> params) {
+void LentEngineImpl::lend_params(ParamId param, TypedSpan<std::byte> values) {
   const Turn turn(turn_);
-  require_count("lend_params", unit, params.count());
-  if (const DType dtype = state_.table().dtype(unit); params.dtype != dtype) {
+  require_count("lend_params", param, values.count());
+  const UnitId unit = state_.lent_place(param).unit;
+  if (const DType dtype = state_.table().dtype(unit); values.dtype != dtype) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("lend_params('{}'): the parameter is {}, but the memory is {}",
-                    state_.model().units[unit].name, to_string(dtype), to_string(params.dtype)));
+                    state_.lent_param(param).name, to_string(dtype), to_string(values.dtype)));
   }
-  run([](LentEngineImpl& self, UnitId of, auto lent) -> Task<> {
-    co_await self.state_.gates().wait(of);
+  run([](LentEngineImpl& self, UnitId in, ParamId of, auto lent) -> Task<> {
+    co_await self.state_.gates().wait(in);
     self.params_->lend(of, lent);
-  }(*this, unit, params));
+  }(*this, unit, param, values));
 }
 
 void LentEngineImpl::check() {
@@ -168,13 +181,13 @@ void LentEngineImpl::expect_gradients() {
   }(state_));
 }
 
-void LentEngineImpl::wait_updated(UnitId unit) {
+void LentEngineImpl::wait_updated(ParamId param) {
   const Turn turn(turn_);
-  require_unit("wait_updated", unit);
+  require_param("wait_updated", param);
   run([](TrainingState& state, UnitId of) -> Task<> {
     state.check();
     co_await state.gates().wait(of);
-  }(state_, unit));
+  }(state_, state_.lent_place(param).unit));
 }
 
 void LentEngineImpl::wait_all_updated() {
@@ -202,16 +215,15 @@ void LentEngineImpl::refuse_step(const Error& why) {
 /// Returns why this rank will not make the step; none if it will.
 std::optional<Error> LentEngineImpl::refusal_of(
     std::span<const TypedSpan<const std::byte>> gradients, const StepOptions& options) const {
-  const std::size_t units = state_.model().units.size();
-  if (gradients.size() != units) {
+  if (gradients.size() != state_.lent_count()) {
     return Error(ErrorCode::kInvalidArgument,
-                 fmt::format("{} gradients were given for {} units: give one for each",
-                             gradients.size(), units));
+                 fmt::format("{} gradients were given for {} parameters: give one for each",
+                             gradients.size(), state_.lent_count()));
   }
   try {
     state_.require_blob_given("step()");
-    for (UnitId u = 0; u < gradients.size(); ++u) {
-      if (!gradients[u].bytes.empty()) require_count("step", u, gradients[u].count());
+    for (ParamId p = 0; p < gradients.size(); ++p) {
+      if (!gradients[p].bytes.empty()) require_count("step", p, gradients[p].count());
     }
   } catch (const Error& error) {
     return error;
@@ -268,7 +280,7 @@ Task<StepResult> LentEngineImpl::finish_step(std::span<const TypedSpan<const std
   co_await state_.gates().wait_all();
   co_await state_.checkpoint_ended();
   const ChunkTable& table = state_.table();
-  for (UnitId u = 0; u < table.unit_count(); ++u) grads_->lend(u, gradients[u]);
+  for (ParamId p = 0; p < gradients.size(); ++p) grads_->lend(p, gradients[p]);
   state_.sweep().gradient_started(0, state_.generation() + 1, nullptr);
   for (ChunkId id = 0; id < table.chunks().size(); ++id) grads_->arrived(id).set();
   const auto grad_scale = static_cast<float>(1.0 / state_.gradient_divisor(options));
@@ -280,19 +292,17 @@ Task<StepResult> LentEngineImpl::finish_step(std::span<const TypedSpan<const std
                        .grad_norm = std::numeric_limits<double>::quiet_NaN()};
 }
 
-/// Takes the counts of steps from the step's blob. If a unit's count has changed and no gradient of
-/// this step rounds its parameters, they are made again from its masters.
+/// Takes the counts of steps from the step's blob. If a parameter's count has changed and no
+/// gradient of this step rounds it, it is made again from its masters.
 void LentEngineImpl::take_counts(std::span<const TypedSpan<const std::byte>> gradients,
                                  std::span<const std::byte> blob) {
-  const ChunkTable& table = state_.table();
   const std::vector<std::uint64_t> before = state_.take_counts(blob);
-  if (!drawn_by(table.state().format, state_.rounding()).param) return;
-  for (UnitId u = 0; u < before.size(); ++u) {
-    if (!gradients[u].bytes.empty() || state_.steps_of(u, state_.generation()) == before[u])
-      continue;
-    const UnitChunks& chunks = table.unit(u);
-    for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id)
-      state_.writes().round_again(id);
+  if (!drawn_by(state_.table().state().format, state_.rounding()).param) return;
+  const ParamSteps steps = state_.steps_in(state_.generation());
+  for (ParamId p = 0; p < before.size(); ++p) {
+    if (!gradients[p].bytes.empty() || steps.of(p) == before[p]) continue;
+    for (const TrainingState::LentRun& its : state_.lent_runs(p))
+      state_.writes().round_again(its.chunk, its.run);
   }
 }
 
@@ -321,22 +331,21 @@ std::vector<std::string> LentEngineImpl::state_names() const {
   return ziggurat::state_names(state_.table().state().optimizer);
 }
 
-std::size_t LentEngineImpl::require_state(const char* call, UnitId unit, std::string_view name,
+std::size_t LentEngineImpl::require_state(const char* call, ParamId param, std::string_view name,
                                           std::uint64_t count) const {
-  require_count(call, unit, count);
-  state_.require_updated(call, unit);
-  return state_.state_index(call, state_.model().units[unit].name, name);
+  require_count(call, param, count);
+  return state_.state_index(call, state_.lent_param(param).name, name);
 }
 
-void LentEngineImpl::read_state(UnitId unit, std::string_view name, std::span<float> values) {
+void LentEngineImpl::read_state(ParamId param, std::string_view name, std::span<float> values) {
   const Turn turn(turn_);
-  run(state_.read_state(unit, require_state("read_state", unit, name, values.size()), values));
+  run(state_.read_state(param, require_state("read_state", param, name, values.size()), values));
 }
 
-void LentEngineImpl::write_state(UnitId unit, std::string_view name,
+void LentEngineImpl::write_state(ParamId param, std::string_view name,
                                  std::span<const float> values) {
   const Turn turn(turn_);
-  run(state_.write_state(unit, require_state("write_state", unit, name, values.size()), values));
+  run(state_.write_state(param, require_state("write_state", param, name, values.size()), values));
 }
 
 void LentEngineImpl::copy_state(bool widen_codes, const TakeArray& take) {
@@ -369,7 +378,7 @@ void LentEngineImpl::read_state_of(int rank, std::string_view piece, std::string
             piece, values.size(), count));
   }
   if (rank == state_.runtime().ranks->rank())
-    return read_state(static_cast<UnitId>(index), name, values);
+    return read_state(static_cast<ParamId>(index), name, values);
   const std::size_t state = state_.state_index("read_state_of", piece, name);
   run(state_.read_state_of(rank, index, state, values));
 }

@@ -26,17 +26,17 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   StepResult step(std::span<const TypedSpan<const std::byte>> gradients,
                   const StepOptions& options) override;
   void refuse_step(const Error& why) override;
-  void lend_params(UnitId unit, TypedSpan<std::byte> params) override;
+  void lend_params(ParamId param, TypedSpan<std::byte> values) override;
   void expect_gradients() override;
-  void wait_updated(UnitId unit) override;
+  void wait_updated(ParamId param) override;
   void wait_all_updated() override;
   void give_blob(std::span<const std::byte> blob) override;
   bool has_ended() const noexcept override { return state_.has_ended(); }
   void check() override;
 
   std::vector<std::string> state_names() const override;
-  void read_state(UnitId unit, std::string_view name, std::span<float> values) override;
-  void write_state(UnitId unit, std::string_view name, std::span<const float> values) override;
+  void read_state(ParamId param, std::string_view name, std::span<float> values) override;
+  void write_state(ParamId param, std::string_view name, std::span<const float> values) override;
   std::optional<Roundings> rounding() const override { return state_.table().rounding(); }
   StateKind copied_state(bool widen_codes) const override {
     return state_.copied_state(widen_codes);
@@ -55,8 +55,9 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
     state_.gates().at_home(unit, generation);
   }
 
-  void require_count(const char* call, UnitId unit, std::uint64_t count) const;
-  std::size_t require_state(const char* call, UnitId unit, std::string_view name,
+  void require_param(const char* call, ParamId param) const;
+  void require_count(const char* call, ParamId param, std::uint64_t count) const;
+  std::size_t require_state(const char* call, ParamId param, std::string_view name,
                             std::uint64_t count) const;
   std::optional<Error> refusal_of(std::span<const TypedSpan<const std::byte>> gradients,
                                   const StepOptions& options) const;
@@ -68,7 +69,7 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   Task<> updated_from_memory();
 
   std::unique_ptr<Device> device_;
-  std::span<const TypedSpan<std::byte>> lent_;  // per unit; set while the engine is opened
+  std::span<const TypedSpan<std::byte>> lent_;  // per parameter; set while the engine is opened
   LentParamHome* params_ = nullptr;             // the state's
   LentGradHome* grads_ = nullptr;               // the state's
 };

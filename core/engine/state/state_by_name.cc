@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/state/state_by_name.cc: how the state of a unit is read and written by name, and its
-// masters read.
+// core/engine/state/state_by_name.cc: how the state of a parameter is read and written by name, and
+// the masters of a unit read.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -27,13 +28,6 @@ constexpr std::size_t kCopiedAtOnce = 2;
 
 }  // namespace
 
-void TrainingState::require_updated(const char* call, UnitId unit) const {
-  if (table_->unit(unit).updated_count == table_->unit(unit).chunk_count) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}('{}'): a part of the unit is frozen, so that part has no state", call,
-                          model_.units[unit].name));
-}
-
 std::size_t TrainingState::state_index(const char* call, std::string_view piece,
                                        std::string_view name) const {
   const OptimizerKind kind = table_->state().optimizer;
@@ -44,13 +38,22 @@ std::size_t TrainingState::state_index(const char* call, std::string_view piece,
                   piece, name, to_string(kind), fmt::join(ziggurat::state_names(kind), ", ")));
 }
 
-Task<> TrainingState::read_state(UnitId unit, std::size_t index, std::span<float> values) {
+Task<> TrainingState::read_state(ParamId param, std::size_t index, std::span<float> values) {
   cancel_.check();
-  const UnitChunks& chunks = table_->unit(unit);
-  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
-    const std::span<float> its = values.subspan(table_->chunk(id).begin, table_->real_count(id));
-    co_await read_state_chunk(id, index, its);
+  for (const LentRun& its : lent_runs(param))
+    co_await read_run(its.chunk, index, its.run, values.subspan(its.run.first, its.run.count));
+}
+
+/// Reads the chunk's record of generation_ from the store.
+Task<> TrainingState::read_newest(ChunkId id, std::span<std::byte> record) {
+  if (last_read_ && last_read_->chunk == id && last_read_->generation == generation_) {
+    std::ranges::copy(last_read_->record, record.begin());
+    co_return;
   }
+  const std::uint64_t generation = generation_;
+  co_await read_record(*context_, *storage_->store, id, sweep_->stored_in(id), record);
+  if (!table_->is_packed(table_->chunk(id).unit)) co_return;
+  last_read_ = {.chunk = id, .generation = generation, .record = {record.begin(), record.end()}};
 }
 
 /// Returns the chunk's newest record from wherever it is; `memory` is taken for it. The record need
@@ -64,8 +67,7 @@ Task<std::span<const std::byte>> TrainingState::newest_record(ChunkId id, ItemMe
   if (!records_->holds(id, generation_)) {
     ZIGGURAT_CHECK(!records_->stays(id), "chunk {}: the record that stays is of another generation",
                    id);
-    co_await read_record(*context_, *storage_->store, id, sweep_->stored_in(id),
-                         memory.work.record);
+    co_await read_newest(id, memory.work.record);
   }
   const std::shared_ptr<const StateWrites::Arrays> writes = writes_->of(id);
   if (writes == nullptr) co_return memory.work.record;
@@ -77,13 +79,14 @@ Task<std::span<const std::byte>> TrainingState::newest_record(ChunkId id, ItemMe
   co_return written;
 }
 
-Task<> TrainingState::read_state_chunk(ChunkId id, std::size_t index, std::span<float> values) {
+Task<> TrainingState::read_run(ChunkId id, std::size_t index, ParamRun run,
+                               std::span<float> values) {
   ItemMemory memory;
   std::vector<std::byte> written;
   Task<std::span<const std::byte>> finding = newest_record(id, memory, written);
   const std::span<const std::byte> record = co_await std::move(finding);
   const std::function<void()> job = [&] {
-    read_state_values(table_->state(), index, record, values);
+    read_state_values(table_->state(), index, record, run.begin, values);
   };
   co_await context_->run_near(id, "read state", job);
 }
@@ -103,43 +106,44 @@ Task<> TrainingState::copy_state(bool widen_codes, const TakeArray& take) {
 }
 
 Task<> TrainingState::copy_chunk(ChunkId id, bool widen_codes, const TakeArray& take) {
-  const std::uint64_t count = table_->real_count(id);
-  if (count == 0) co_return;
   ItemMemory memory;
   std::vector<std::byte> written;
   Task<std::span<const std::byte>> finding = newest_record(id, memory, written);
   const std::span<const std::byte> record = co_await std::move(finding);
+  for (const ParamRun& run : table_->param_runs(id))
+    co_await copy_run(id, run, record, widen_codes, take);
+}
+
+Task<> TrainingState::copy_run(ChunkId id, ParamRun run, std::span<const std::byte> record,
+                               bool widen_codes, const TakeArray& take) {
   const StateKind kind = copied_state(widen_codes);
   const bool same = kind == table_->state();
   const std::vector<StateArray> arrays = state_arrays(kind);
-  const Chunk& chunk = table_->chunk(id);
   for (std::size_t a = 0; a < arrays.size(); ++a) {
     const StateArray& array = arrays[a];
-    const AlignedBytes taken((count + array.block - 1) / array.block * array.element_bytes());
+    const AlignedBytes taken((run.count + array.block - 1) / array.block * array.element_bytes());
     const std::span<std::byte> values = taken.span();
     const std::function<void()> job = [&] {
-      if (same) return read_state_array(kind, a, record, 0, values);
-      std::vector<float> wide(count);
-      read_state_values(table_->state(), a, record, wide);
+      if (same) return read_state_array(kind, a, record, run.begin / array.block, values);
+      std::vector<float> wide(run.count);
+      read_state_values(table_->state(), a, record, run.begin, wide);
       std::memcpy(values.data(), wide.data(), values.size());
     };
     co_await context_->run_near(id, "copy state", job);
-    Task<> taking = take(chunk.unit, a, chunk.begin / array.block, values);
+    Task<> taking = take(run.lent, a, run.first / array.block, values);
     co_await std::move(taking);
   }
 }
 
-Task<> TrainingState::write_state(UnitId unit, std::size_t index, std::span<const float> values) {
+Task<> TrainingState::write_state(ParamId param, std::size_t index, std::span<const float> values) {
   cancel_.check();
   at_rest_ = false;
-  const UnitChunks& chunks = table_->unit(unit);
-  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+  for (const LentRun& its : lent_runs(param)) {
     // State that was written before the newest step belongs to that step's record. This waits for
     // that record, so that the new values go into the next one.
-    co_await sweep_->record_written(id, generation_);
-    const std::span<const float> its =
-        values.subspan(table_->chunk(id).begin, table_->real_count(id));
-    if (!its.empty()) writes_->put(id, index, {its.begin(), its.end()});
+    co_await sweep_->record_written(its.chunk, generation_);
+    const std::span<const float> run = values.subspan(its.run.first, its.run.count);
+    writes_->put(its.chunk, {.index = index, .begin = its.run.begin}, {run.begin(), run.end()});
   }
 }
 

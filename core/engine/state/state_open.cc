@@ -153,6 +153,7 @@ Task<> TrainingState::open_stored() {
   }(*this));
   co_await std::move(opening);
   const StoreState& state = storage_->store->state();
+  if (of_pieces()) pack(state.layout);
   table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state, sharding());
   if (!of_pieces() && is_of_pieces(state.layout)) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -161,17 +162,28 @@ Task<> TrainingState::open_stored() {
                             storage_->paths()));
   }
   rounding_ = rounding_of_store(config_.optimizer, table_->rounding());
+  choose_host_budget(*table_);
   check_identity(state);
   require_slots(state);
   resumed_ = true;
   choose_placement_if_automatic();
 }
 
+/// Takes as much host memory as a run uses well, if a trainer that lends leaves it to the engine.
+void TrainingState::choose_host_budget(const ChunkTable& table) {
+  if (!of_pieces() || config_.host_budget_bytes != 0) return;
+  config_.host_budget_bytes =
+      plan_host(table, config_.placement, reduction(), {0, config_.checkpoint.saves})
+          .comfortable_bytes();
+}
+
 /// Makes the table of a new store.
 Task<> TrainingState::make_table() {
+  if (of_pieces()) pack(std::nullopt);
   const StateKind& kind = config_.optimizer.state;
   const Sharding cut = sharding();
   const ReductionSettings exchanged = reduction();
+  choose_host_budget({model_, kChunkTilesMax, kind, cut});
   const std::uint64_t tiles = choose_chunk_tiles({.model = model_,
                                                   .state = kind,
                                                   .sharding = cut,
@@ -317,8 +329,8 @@ Task<TrainingState::ItemMemory> TrainingState::item_of(ChunkId id) {
 /// Makes the parameters at home, and the record where it stays, from the record of generation_ in
 /// `work`.
 Task<> TrainingState::take_record(ChunkId id, const WorkMemory& work) {
-  const std::uint64_t step = steps_of(table_->chunk(id).unit, generation_);
-  co_await params_->publish_record(id, step, work.record, work.param);
+  const std::vector<ParamRun> packed = packed_runs(id);
+  co_await params_->publish_record(id, steps_in(generation_), work.record, work.param, packed);
   if (records_->updated_on_device(id)) co_await records_->bring_home(id, work.record);
   records_->set_holds(id, generation_);
 }
@@ -327,8 +339,8 @@ Task<> TrainingState::take_record(ChunkId id, const WorkMemory& work) {
 void TrainingState::count_steps() {
   if (!table_->rounding() || !config_.param_steps) return;
   own_steps_ = config_.param_steps(resumed_blob_);
-  ZIGGURAT_CHECK(own_steps_.size() == table_->unit_count(), "{} counts of steps for {} parameters",
-                 own_steps_.size(), table_->unit_count());
+  ZIGGURAT_CHECK(own_steps_.size() == lent_count(), "{} counts of steps for {} parameters",
+                 own_steps_.size(), lent_count());
 }
 
 void TrainingState::make_sweep() {
@@ -344,8 +356,7 @@ void TrainingState::make_sweep() {
       .ranks = storage_->quorum,
       .unit_updated = [this](UnitId unit,
                              std::uint64_t generation) { hand_->updated(unit, generation); },
-      .param_steps = [this](UnitId unit,
-                            std::uint64_t generation) { return steps_of(unit, generation); },
+      .param_steps = [this](std::uint64_t generation) { return steps_in(generation); },
       .writes = writes_ ? &*writes_ : nullptr,
       .watch = saves_.get()};
   sweep_ = std::make_unique<OptimizerSweep>(*context_, std::move(parts), std::move(settings),

@@ -13,8 +13,12 @@ namespace ziggurat {
 
 std::vector<RankPiece> TrainingState::own_pieces() const {
   std::vector<RankPiece> pieces;
-  for (const UnitSpec& unit : model_.units)
-    pieces.push_back({.name = unit.name, .count = unit.count()});
+  for (const UnitSpec& unit : model_.units) {
+    for (const ParamSpec& param : unit.params) {
+      if (*param.lent >= pieces.size()) pieces.resize(*param.lent + std::size_t{1});
+      pieces[*param.lent] = {.name = param.name, .count = param.count()};
+    }
+  }
   return pieces;
 }
 
@@ -53,13 +57,9 @@ Task<> TrainingState::read_state_of(int rank, std::uint64_t piece, std::size_t s
 Task<> TrainingState::serve_state(std::uint64_t piece, std::uint64_t state,
                                   const StateService::Give& give) {
   cancel_.check();
-  const auto unit = static_cast<UnitId>(piece);
-  require_updated("read_state_of", unit);
-  const UnitChunks& chunks = table_->unit(unit);
-  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
-    std::vector<float> values(table_->real_count(id));
-    if (values.empty()) continue;
-    co_await read_state_chunk(id, state, values);
+  for (const LentRun& its : lent_runs(static_cast<ParamId>(piece))) {
+    std::vector<float> values(its.run.count);
+    co_await read_run(its.chunk, state, its.run, values);
     co_await give(values);
   }
 }

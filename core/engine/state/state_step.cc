@@ -179,8 +179,13 @@ std::string TrainingState::groups_text(const StepOptions& options) const {
   const auto bad =
       std::ranges::find_if(options.groups, [&](const GroupStep& g) { return !makes_step(g); });
   const auto index = static_cast<std::size_t>(bad - options.groups.begin());
-  const std::string whose =
-      of_pieces() ? fmt::format("'{}'", model_.units[index].name) : fmt::format("group {}", index);
+  std::string whose = fmt::format("group {}", index);
+  for (const LentPlace& its : lent_places_) {  // a trainer that lends thinks of its parameters
+    const ParamSpec& param = model_.units[its.unit].params[its.param];
+    if (param.group != index) continue;
+    whose = fmt::format("'{}'", param.name);
+    break;
+  }
   return fmt::format(
       "no step can be made with the settings of {}: learning rate {:g}, betas {:g} and {:g}, eps "
       "{:g}, decay {:g}, gradient scale {:g}, dampening {:g}{}: give finite numbers, betas in [0, "

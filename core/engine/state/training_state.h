@@ -191,10 +191,10 @@ class TrainingState {
   /// resumes will take it from there. Returns the counts of the step before; empty if no step is
   /// counted.
   std::vector<std::uint64_t> take_counts(std::span<const std::byte> blob);
-  /// Returns the number of steps on which the rounding of the unit's parameters in `generation`
-  /// depends. `generation` must be the newest, or the one being made.
-  std::uint64_t steps_of(UnitId unit, std::uint64_t generation) const {
-    return own_steps_.empty() ? generation : own_steps_[unit];
+  /// Returns the numbers of steps on which the rounding of parameters in `generation` depends.
+  /// `generation` must be the newest, or the one being made.
+  ParamSteps steps_in(std::uint64_t generation) const {
+    return {.generation = generation, .own = own_steps_};
   }
 
   // state_durable.cc
@@ -220,14 +220,12 @@ class TrainingState {
   // state_by_name.cc
   /// Returns the index of `name` among the optimizer's arrays. Errors: kInvalidArgument.
   std::size_t state_index(const char* call, std::string_view piece, std::string_view name) const;
-  /// Throws kInvalidArgument for a unit of which a part is frozen.
-  void require_updated(const char* call, UnitId unit) const;
-  /// Reads array `index` of a unit at generation(), without padding, as written since.
-  Task<> read_state(UnitId unit, std::size_t index, std::span<float> values);
-  Task<> write_state(UnitId unit, std::size_t index, std::span<const float> values);
+  /// Reads array `index` of a parameter that the trainer lends, at generation(), as written since.
+  Task<> read_state(ParamId param, std::size_t index, std::span<float> values);
+  Task<> write_state(ParamId param, std::size_t index, std::span<const float> values);
   StateKind copied_state(bool widen_codes) const;
-  /// Takes elements from `first` on of one of `unit`'s arrays, bit for bit.
-  using TakeArray = std::function<Task<>(UnitId unit, std::size_t array, std::uint64_t first,
+  /// Takes elements from `first` on of one of `param`'s arrays, bit for bit.
+  using TakeArray = std::function<Task<>(ParamId param, std::size_t array, std::uint64_t first,
                                          std::span<const std::byte> values)>;
   Task<> copy_state(bool widen_codes, const TakeArray& take);
   /// Engine::read_master(), a chunk at a time: returns the chunk's values without padding.
@@ -243,6 +241,32 @@ class TrainingState {
   const Pieces& known_pieces(int rank) const;
   /// Reads array `state` of another rank's piece.
   Task<> read_state_of(int rank, std::uint64_t piece, std::size_t state, std::span<float> values);
+
+  // state_lent.cc
+  /// Where a parameter that the trainer lends is among the units.
+  struct LentPlace {
+    UnitId unit;
+    std::size_t param;    ///< number in its unit
+    std::uint64_t begin;  ///< first element in the unit's flat parameters
+    std::uint64_t count;
+  };
+  const LentPlace& lent_place(ParamId param) const { return lent_places_[param]; }
+  std::size_t lent_count() const noexcept { return lent_places_.size(); }
+  const ParamSpec& lent_param(ParamId param) const {
+    const LentPlace& place = lent_places_[param];
+    return model_.units[place.unit].params[place.param];
+  }
+  /// The runs of a parameter's elements, chunk by chunk.
+  struct LentRun {
+    ChunkId chunk;
+    ParamRun run;
+  };
+  std::vector<LentRun> lent_runs(ParamId param) const;
+  /// Returns those of a chunk, if its unit is packed.
+  std::vector<ParamRun> packed_runs(ChunkId id) const {
+    return table_->is_packed(table_->chunk(id).unit) ? table_->param_runs(id)
+                                                     : std::vector<ParamRun>();
+  }
 
   // What is asked about an open engine. Any thread.
   bool resumed() const noexcept { return resumed_ || loaded_; }
@@ -268,6 +292,7 @@ class TrainingState {
   Task<> open_store();
   Task<> open_stored();
   Task<> make_table();
+  void choose_host_budget(const ChunkTable& table);
   Task<> create_store();
   void choose_placement_if_automatic();
   void make_pool();
@@ -320,11 +345,24 @@ class TrainingState {
   bool awaited_by_ranks() const;
   void end_by(const std::exception_ptr& error);
 
+  // state_lent.cc
+  void pack(const std::optional<std::string>& layout);
+
   // state_by_name.cc
+  /// The record of a packed unit that was read last, because the parameters in it are read one by
+  /// one.
+  struct LastRead {
+    ChunkId chunk;
+    std::uint64_t generation;
+    std::vector<std::byte> record;
+  };
+  Task<> read_newest(ChunkId id, std::span<std::byte> record);
   Task<std::span<const std::byte>> newest_record(ChunkId id, ItemMemory& memory,
                                                  std::vector<std::byte>& written);
-  Task<> read_state_chunk(ChunkId id, std::size_t index, std::span<float> values);
+  Task<> read_run(ChunkId id, std::size_t index, ParamRun run, std::span<float> values);
   Task<> copy_chunk(ChunkId id, bool widen_codes, const TakeArray& take);
+  Task<> copy_run(ChunkId id, ParamRun run, std::span<const std::byte> record, bool widen_codes,
+                  const TakeArray& take);
 
   // state_serve.cc
   std::vector<RankPiece> own_pieces() const;
@@ -401,7 +439,10 @@ class TrainingState {
   mutable std::map<int, Pieces> pieces_;
   std::uint64_t generation_ = 0;
   Roundings rounding_;  // the store's rounding, or the config's if the store allows a choice
-  std::vector<std::uint64_t> own_steps_;  // per unit, as the trainer's blob counts; or empty
+  // By ParamSpec::lent, as the trainer's blob counts; or empty.
+  std::vector<std::uint64_t> own_steps_;
+  std::vector<LentPlace> lent_places_;  // by ParamSpec::lent
+  std::optional<LastRead> last_read_;
   double state_seconds_ = 0;
   std::vector<std::byte> last_blob_;     // blob of generation_, with the engine's header
   std::optional<BlobLine> line_record_;  // set if the line does not belong to the store's own uuid

@@ -2,9 +2,11 @@
 // core/schedule/homes/grad_home.cc: gradients on the three tiers and in lent memory.
 #include "core/schedule/homes/grad_home.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/checksum.h"
+#include "base/numerics/typed_value.h"
 
 namespace ziggurat {
 namespace {
@@ -137,9 +139,30 @@ Task<Lease> UnitGradHome::copied(ChunkId id, DeviceSpan<const std::byte> source,
   co_return lease;
 }
 
-Task<TypedSpan<const std::byte>> LentGradHome::fetch(ChunkId id, std::span<std::byte>) {
-  const Chunk& chunk = context_.table.chunk(id);
-  co_return lent_[chunk.unit].subspan(chunk.begin, context_.table.real_count(id));
+bool LentGradHome::absent(ChunkId id) const {
+  return std::ranges::all_of(context_.table.param_runs(id),
+                             [&](const ParamRun& run) { return absent(run); });
+}
+
+Task<TypedSpan<const std::byte>> LentGradHome::fetch(ChunkId id, std::span<std::byte> item) {
+  const std::vector<ParamRun> runs = context_.table.param_runs(id);
+  if (!context_.table.is_packed(context_.table.chunk(id).unit))
+    co_return lent_[runs.front().lent].subspan(runs.front().first, runs.front().count);
+  const TypedSpan<std::byte> all{DType::kFloat32, item};
+  const std::function<void()> job = [&] {
+    for (const ParamRun& run : runs) {
+      if (absent(run)) continue;
+      const TypedSpan<const std::byte> lent = lent_[run.lent].subspan(run.first, run.count);
+      const std::span<float> to = all.as<float>().subspan(run.begin, run.count);
+      for (std::size_t i = 0; i < to.size(); ++i)
+        to[i] = value_at(lent.dtype, lent.bytes.data(), i);
+    }
+  };
+  {
+    const LentMemory::Use its(context_.lent);
+    co_await context_.run_near(id, "gather gradients", job);
+  }
+  co_return all;
 }
 
 }  // namespace ziggurat

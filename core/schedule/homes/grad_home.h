@@ -24,8 +24,9 @@ class GradHome {
   GradHome& operator=(const GradHome&) = delete;
 
   virtual std::uint64_t item_bytes(const Chunk&) const noexcept { return 0; }
-  /// Whether the chunk has no gradient in this step.
-  virtual bool absent(ChunkId) const noexcept { return false; }
+  /// Whether the chunk has no gradient in this step, or a parameter that a trainer lends has none.
+  virtual bool absent(ChunkId) const { return false; }
+  virtual bool absent(const ParamRun&) const noexcept { return false; }
   /// Returns the signal that is set once `chunk`'s gradient of this step has arrived, or once it is
   /// known that there is none. It is reset when the gradient is used.
   Signal& arrived(ChunkId chunk) noexcept { return arrived_[chunk]; }
@@ -68,20 +69,25 @@ class UnitGradHome : public GradHome {
   Task<Lease> copied(ChunkId chunk, DeviceSpan<const std::byte> source, Need need);
 };
 
-/// Gradients in the trainer's memory, which it lends for a step: without padding, in any type.
+/// Gradients in the trainer's memory, which it lends for a step: without padding, in any type. They
+/// are used where they are; those of a packed unit are brought together in fp32.
 class LentGradHome final : public GradHome {
  public:
-  explicit LentGradHome(Context& context) : GradHome(context), lent_(context.table.unit_count()) {}
-  /// Takes the unit's gradient. The engine may use the memory until the unit is updated.
-  void lend(UnitId unit, TypedSpan<const std::byte> gradient) noexcept { lent_[unit] = gradient; }
-
-  bool absent(ChunkId chunk) const noexcept override {
-    return lent_[context_.table.chunk(chunk).unit].bytes.empty();
+  LentGradHome(Context& context, std::size_t params) : GradHome(context), lent_(params) {}
+  /// Takes a parameter's gradient. The engine may use the memory until the parameter is updated.
+  void lend(ParamId param, TypedSpan<const std::byte> gradient) noexcept {
+    lent_[param] = gradient;
   }
+
+  std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
+    return context_.table.is_packed(chunk.unit) ? chunk.count * sizeof(float) : 0;
+  }
+  bool absent(ChunkId chunk) const override;
+  bool absent(const ParamRun& run) const noexcept override { return lent_[run.lent].bytes.empty(); }
   Task<TypedSpan<const std::byte>> fetch(ChunkId chunk, std::span<std::byte> item) override;
 
  private:
-  std::vector<TypedSpan<const std::byte>> lent_;  // per unit
+  std::vector<TypedSpan<const std::byte>> lent_;  // by ParamSpec::lent
 };
 
 }  // namespace ziggurat

@@ -2,6 +2,7 @@
 // core/schedule/homes/param_home.cc: what homes of parameters share, and the one of lent memory.
 #include "core/schedule/homes/param_home.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ziggurat {
@@ -15,23 +16,41 @@ Task<> ParamHome::publish_from_device(ChunkId id, TypedDeviceSpan<const std::byt
                                       std::span<std::byte> item) {
   const TypedSpan<std::byte> host = destination(id, item);
   co_await context_.copy_to_host(host.bytes, values.bytes);
-  co_await publish(id, host);
+  co_await publish(id, host, {});
 }
 
-Task<> ParamHome::publish_record(ChunkId id, std::uint64_t step, std::span<const std::byte> record,
-                                 std::span<std::byte> item) {
+Task<> ParamHome::publish_record(ChunkId id, ParamSteps steps, std::span<const std::byte> record,
+                                 std::span<std::byte> item, std::span<const ParamRun> runs) {
   const TypedSpan<std::byte> param = destination(id, item);
-  ParamRounding rounding = context_.rounding;
-  rounding.step = context_.table.chunk(id).constant ? 0 : step;
+  const ChunkTable& table = context_.table;
+  const UnitId unit = table.chunk(id).unit;
+  const auto read = [&](std::uint64_t step, std::span<const std::byte> from, std::uint64_t first,
+                        std::span<const DecayRun> decay_runs, TypedSpan<std::byte> to) {
+    ParamRounding rounding = context_.rounding;
+    rounding.step = table.chunk(id).constant ? 0 : step;
+    read_params(table.state_format(id), from, rounding, first, decay_runs, to);
+  };
   const std::function<void()> job = [&] {
-    read_params(context_.table.state_format(id), record, rounding, context_.table.first_element(id),
-                context_.table.decay_runs(id), param);
+    const std::uint64_t first = table.first_element(id);
+    if (!table.is_packed(unit)) {
+      const ParamId lent = table.model().units[unit].params.front().lent.value_or(0);
+      return read(steps.of(lent), record, first, table.decay_runs(id), param);
+    }
+    const std::size_t element_bytes = holds_param(table.state_format(id)) ? 2 : sizeof(float);
+    for (const ParamRun& run : runs) {
+      DecayRun alone =
+          *std::ranges::upper_bound(table.decay_runs(id), run.begin, {}, &DecayRun::end);
+      alone.begin = 0;
+      alone.end = run.count;
+      read(steps.of(run.lent), record.subspan(run.begin * element_bytes), first + run.begin,
+           std::span(&alone, 1), param.subspan(run.begin, run.count));
+    }
   };
   {
     const LentMemory::Use its(context_.lent);
     co_await context_.run_near(id, "round params", job);
   }
-  co_await publish(id, param);
+  co_await publish(id, param, runs);
 }
 
 std::unique_ptr<UnitParamHome> UnitParamHome::create(Context& context,
@@ -84,9 +103,35 @@ Task<> UnitParamHome::gather_in(UnitId unit, std::span<std::byte> whole) {
       whole);
 }
 
-TypedSpan<std::byte> LentParamHome::destination(ChunkId id, std::span<std::byte>) const noexcept {
-  const Chunk& chunk = context_.table.chunk(id);
-  return lent_[chunk.unit].subspan(chunk.begin, context_.table.real_count(id));
+TypedSpan<std::byte> LentParamHome::destination(ChunkId id,
+                                                std::span<std::byte> item) const noexcept {
+  const ChunkTable& table = context_.table;
+  const Chunk& chunk = table.chunk(id);
+  if (table.is_packed(chunk.unit)) return {table.dtype(chunk.unit), item};
+  const ParamId param = *table.model().units[chunk.unit].params.front().lent;
+  return lent_[param].subspan(chunk.begin, table.real_count(id));
+}
+
+Task<> LentParamHome::bring(ChunkId id, std::span<std::byte> item, std::span<const ParamRun> runs) {
+  if (!context_.table.is_packed(context_.table.chunk(id).unit)) co_return;
+  const TypedSpan<std::byte> to = destination(id, item);
+  const std::function<void()> job = [&] {
+    for (const ParamRun& run : runs)
+      std::ranges::copy(lent(run).bytes, to.subspan(run.begin, run.count).bytes.begin());
+  };
+  const LentMemory::Use its(context_.lent);
+  co_await context_.run_near(id, "bring params", job);
+}
+
+Task<> LentParamHome::publish(ChunkId id, TypedSpan<const std::byte> values,
+                              std::span<const ParamRun> runs) {
+  if (!context_.table.is_packed(context_.table.chunk(id).unit)) co_return;
+  const std::function<void()> job = [&] {
+    for (const ParamRun& run : runs)
+      std::ranges::copy(values.subspan(run.begin, run.count).bytes, lent(run).bytes.begin());
+  };
+  const LentMemory::Use its(context_.lent);
+  co_await context_.run_near(id, "publish params", job);
 }
 
 }  // namespace ziggurat

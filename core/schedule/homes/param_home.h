@@ -19,6 +19,13 @@
 
 namespace ziggurat {
 
+/// How many steps parameters have made, on which the rounding of their values depends.
+struct ParamSteps {
+  std::uint64_t generation;                 ///< of all, if `own` is empty
+  std::span<const std::uint64_t> own = {};  ///< by ParamSpec::lent
+  std::uint64_t of(ParamId lent) const noexcept { return own.empty() ? generation : own[lent]; }
+};
+
 /// What an update needs of a home.
 class ParamHome {
  public:
@@ -33,8 +40,13 @@ class ParamHome {
   /// memory.
   virtual TypedSpan<std::byte> destination(ChunkId chunk,
                                            std::span<std::byte> item) const noexcept = 0;
-  /// Brings home the parameters that were written to destination().
-  virtual Task<> publish(ChunkId chunk, TypedSpan<const std::byte> values) = 0;
+  /// Brings the parameters of `runs` to destination(), if they live elsewhere. Only parameters that
+  /// a trainer lends are ever brought.
+  virtual Task<> bring(ChunkId, std::span<std::byte>, std::span<const ParamRun>) { co_return; }
+  /// Brings home the parameters that were written to destination(): all of the chunk's, or of a
+  /// packed unit only those of `runs`.
+  virtual Task<> publish(ChunkId chunk, TypedSpan<const std::byte> values,
+                         std::span<const ParamRun> runs) = 0;
 
   /// Returns where the device's update writes the new parameters: at home, or in `staging`, which
   /// is memory of the device.
@@ -45,11 +57,11 @@ class ParamHome {
   virtual Task<> publish_from_device(ChunkId chunk, TypedDeviceSpan<const std::byte> values,
                                      std::span<std::byte> item);
 
-  /// Makes the parameters from a `record` and brings them home. They have the bits of the update
-  /// that made the record, which was step `step` of the parameter. `item` has the size that
-  /// item_bytes() says.
-  Task<> publish_record(ChunkId chunk, std::uint64_t step, std::span<const std::byte> record,
-                        std::span<std::byte> item);
+  /// Makes the parameters from a `record` and brings them home, of a packed unit only those of
+  /// `runs`. They have the bits of the update that made the record, after `steps`. `item` has the
+  /// size that item_bytes() says.
+  Task<> publish_record(ChunkId chunk, ParamSteps steps, std::span<const std::byte> record,
+                        std::span<std::byte> item, std::span<const ParamRun> runs);
   /// Whether parameters stay in host-accessible memory between updates, at destination().
   virtual bool in_memory() const noexcept = 0;
   /// Whether parameters are in memory that the trainer lends and may write between steps.
@@ -116,25 +128,34 @@ std::unique_ptr<UnitParamHome> params_on_device(Context& context);
 std::unique_ptr<UnitParamHome> params_on_host(Context& context);
 std::unique_ptr<UnitParamHome> params_on_nvme(Context& context, std::vector<StripePlace> places);
 
-/// Parameters in the trainer's memory, which it lends.
+/// Parameters in the trainer's memory, which it lends. They are updated where they are; those of a
+/// packed unit in the item's memory.
 class LentParamHome final : public ParamHome {
  public:
-  /// `lent` has each unit's parameters, without padding.
+  /// `lent` has each parameter, by ParamSpec::lent.
   LentParamHome(Context& context, std::span<const TypedSpan<std::byte>> lent)
       : ParamHome(context), lent_(lent.begin(), lent.end()) {}
-  /// Takes the new memory of `unit`, which the trainer has moved. No update of the unit may be
-  /// under way.
-  void lend(UnitId unit, TypedSpan<std::byte> params) noexcept { lent_[unit] = params; }
+  /// Takes the new memory of a parameter, which the trainer has moved. No update of it may be under
+  /// way.
+  void lend(ParamId param, TypedSpan<std::byte> values) noexcept { lent_[param] = values; }
 
-  std::uint64_t item_bytes(const Chunk&) const noexcept override { return 0; }
+  std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
+    return context_.table.is_packed(chunk.unit) ? chunk.param_bytes() : 0;
+  }
   TypedSpan<std::byte> destination(ChunkId chunk,
                                    std::span<std::byte> item) const noexcept override;
-  Task<> publish(ChunkId, TypedSpan<const std::byte>) override { co_return; }
+  Task<> bring(ChunkId chunk, std::span<std::byte> item, std::span<const ParamRun> runs) override;
+  Task<> publish(ChunkId chunk, TypedSpan<const std::byte> values,
+                 std::span<const ParamRun> runs) override;
   bool in_memory() const noexcept override { return true; }
   bool is_lent() const noexcept override { return true; }
 
  private:
-  std::vector<TypedSpan<std::byte>> lent_;  // per unit
+  TypedSpan<std::byte> lent(const ParamRun& run) const noexcept {
+    return lent_[run.lent].subspan(run.first, run.count);
+  }
+
+  std::vector<TypedSpan<std::byte>> lent_;
 };
 
 }  // namespace ziggurat

@@ -22,7 +22,8 @@ class DeviceParamHome final : public UnitParamHome {
     if (reachable_) return in_unit(id, units_[chunk.unit].data());
     return {context_.table.dtype(), item.first(chunk.param_bytes())};
   }
-  Task<> publish(ChunkId id, TypedSpan<const std::byte> values) override {
+  Task<> publish(ChunkId id, TypedSpan<const std::byte> values,
+                 std::span<const ParamRun>) override {
     if (!reachable_)
       co_await context_.copy_to_device(destination_on_device(id, {}).bytes, values.bytes);
   }

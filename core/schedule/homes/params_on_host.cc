@@ -18,7 +18,9 @@ class HostParamHome final : public UnitParamHome {
   TypedSpan<std::byte> destination(ChunkId id, std::span<std::byte>) const noexcept override {
     return in_unit(id, units_[context_.table.chunk(id).unit].bytes().data());
   }
-  Task<> publish(ChunkId, TypedSpan<const std::byte>) override { co_return; }
+  Task<> publish(ChunkId, TypedSpan<const std::byte>, std::span<const ParamRun>) override {
+    co_return;
+  }
   bool in_memory() const noexcept override { return true; }
 
   Task<Fetched> fetch(UnitId unit, Need, IoPriority) override {

@@ -37,7 +37,8 @@ class NvmeParamHome final : public UnitParamHome {
   TypedSpan<std::byte> destination(ChunkId id, std::span<std::byte> item) const noexcept override {
     return {context_.table.dtype(), item.first(context_.table.chunk(id).param_bytes())};
   }
-  Task<> publish(ChunkId id, TypedSpan<const std::byte> values) override {
+  Task<> publish(ChunkId id, TypedSpan<const std::byte> values,
+                 std::span<const ParamRun>) override {
     co_await write_item(item_of(id), values.bytes);
   }
   bool in_memory() const noexcept override { return false; }

@@ -25,7 +25,7 @@ std::uint64_t update_bytes(const Chunk& chunk) {
 
 std::uint64_t OptimizerSweep::not_read_bytes(const Context& context, const ParamHome& params,
                                              const Chunk& chunk) {
-  if (!params.in_memory()) return 0;
+  if (!params.in_memory() || context.table.is_packed(chunk.unit)) return 0;
   const StateFormat format = context.table.state().format;
   const bool skips = params.is_lent() ? begins_with_param(format, context.table.dtype(chunk.unit))
                                       : holds_param(format);
@@ -126,24 +126,46 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
     co_await update_on_device(pass, id, item, *steps, hash);
     co_return;
   }
-  const bool absent = parts_.homes.grads.absent(id);
-  const bool written = (*steps)[context_.table.decay_runs(id).front().group].params_written;
+  const Effect effect = effect_of(id, *steps);
   const std::shared_ptr<const StateWrites::Arrays> writes =
       parts_.writes != nullptr ? parts_.writes->of(id) : nullptr;
   // The whole record is needed: the parameter at home is not the one in the record, or is not
   // enough alone.
-  if ((absent || written || writes != nullptr) && item.param_not_read)
+  if ((!effect.stepped || effect.written || writes != nullptr) && item.param_not_read)
     co_await read(pass, id, item, /*whole=*/true);
   if (writes != nullptr) co_await apply_writes(pass, id, item, *writes);
+  if (effect.written) co_await parts_.homes.params.bring(id, item.memory.param, effect.taken);
   RecordView view = view_of(id, item);
-  view.masters_from_param = written;
-  if (!absent) view.grad = co_await parts_.homes.grads.fetch(id, item.memory.grad);
-  co_await make_step(pass, id, item, *steps, view, hash);
-  if (!absent) co_await parts_.homes.params.publish(id, view.param);
+  view.masters_from_param = effect.written;
+  if (effect.stepped) view.grad = co_await parts_.homes.grads.fetch(id, item.memory.grad);
+  co_await make_step(pass, id, item, *steps, view, effect, hash);
+  if (effect.stepped) co_await parts_.homes.params.publish(id, view.param, effect.made);
   if (writes == nullptr) co_return;
-  // If no step was made, the parameters at home still belong to the old master.
-  if (absent && parts_.writes->publishes(id)) co_await publish_master(pass, id, item);
+  co_await publish_masters(pass, id, item);
   parts_.writes->forget(id);
+}
+
+OptimizerSweep::Effect OptimizerSweep::effect_of(ChunkId id, const StepScalars& steps) const {
+  const ChunkTable& table = context_.table;
+  const GradHome& grads = parts_.homes.grads;
+  const std::span<const DecayRun> runs = table.decay_runs(id);
+  if (!table.is_packed(table.chunk(id).unit)) {
+    const bool written = steps[runs.front().group].params_written;
+    return {.stepped = !grads.absent(id), .written = written};
+  }
+  Effect effect{.runs = {runs.begin(), runs.end()}};
+  for (DecayRun& run : effect.runs) run.skipped = run.keeps_masters = true;  // so is padding
+  const std::vector<ParamRun> params = table.param_runs(id);
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    DecayRun& run = effect.runs[i];
+    run.skipped = grads.absent(params[i]);
+    run.keeps_masters = !steps[run.group].params_written;
+    if (!run.skipped) effect.made.push_back(params[i]);
+    if (!run.keeps_masters) effect.taken.push_back(params[i]);
+  }
+  effect.stepped = !effect.made.empty();
+  effect.written = !effect.taken.empty();
+  return effect;
 }
 
 /// Puts what a trainer wrote into the record of the previous generation. The record is verified
@@ -159,9 +181,16 @@ Task<> OptimizerSweep::apply_writes(const Pass& pass, ChunkId id, Item& item,
   co_await context_.run_near(id, "write state", job);
 }
 
-Task<> OptimizerSweep::publish_master(const Pass& pass, ChunkId id, const Item& item) {
-  const std::uint64_t step = parts_.param_steps(context_.table.chunk(id).unit, pass.generation);
-  co_await parts_.homes.params.publish_record(id, step, item.memory.record, item.memory.param);
+/// Makes those parameters from their masters that were written, or whose count of steps was. Where
+/// a step was made, it has made them; elsewhere the parameters at home belong to the old masters.
+Task<> OptimizerSweep::publish_masters(const Pass& pass, ChunkId id, const Item& item) {
+  std::vector<ParamRun> runs = context_.table.param_runs(id);
+  std::erase_if(runs, [&](const ParamRun& run) {
+    return !parts_.homes.grads.absent(run) || !parts_.writes->publishes(id, run);
+  });
+  if (runs.empty()) co_return;
+  co_await parts_.homes.params.publish_record(id, parts_.param_steps(pass.generation),
+                                              item.memory.record, item.memory.param, runs);
 }
 
 /// Returns a view of all parts but the gradient.
@@ -177,7 +206,7 @@ RecordView OptimizerSweep::view_of(ChunkId id, const Item& item) const {
 /// store's.
 Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
                                  const StepScalars& steps, const RecordView& view,
-                                 std::uint64_t& hash) {
+                                 const Effect& effect, std::uint64_t& hash) {
   const bool hashed = writes(pass, id);
   if (!hashed && view.grad.bytes.empty() && !view.masters_from_param) co_return;
   StateStore::Expected expected{};
@@ -191,8 +220,9 @@ Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
   UpdateHashes hashes;
   const std::function<void()> job = [&] {
     const CountedTime busy(context_.metrics, Counter::kOptimizerCpuNs);
-    hashes = update_record(steps, view, context_.table.decay_runs(id),
-                           hashed || hashing.verify ? &hashing : nullptr);
+    const std::span<const DecayRun> runs =
+        effect.runs.empty() ? context_.table.decay_runs(id) : std::span(effect.runs);
+    hashes = update_record(steps, view, runs, hashed || hashing.verify ? &hashing : nullptr);
   };
   {
     const LentMemory::Use gradient_and_param(context_.lent);
@@ -253,8 +283,8 @@ Task<> OptimizerSweep::require_param_untouched(ChunkId id, std::uint64_t stored,
 /// because it was read again.
 Task<> OptimizerSweep::restore(Pass& pass, ChunkId id, Item& item) {
   co_await require_record_of(context_, *parts_.store, id, stored_in_[id], item.memory.record);
-  co_await parts_.homes.params.publish_record(id, pass.generation - 1, item.memory.record,
-                                              item.memory.param);
+  co_await parts_.homes.params.publish_record(id, {.generation = pass.generation - 1},
+                                              item.memory.record, item.memory.param, {});
   parts_.homes.records.set_holds(id, pass.generation - 1);
 }
 

@@ -51,9 +51,9 @@ class OptimizerSweep {
     Quorum& ranks;
     /// Called when all chunks of `unit` that this rank updates are at home at `generation`.
     std::function<void(UnitId unit, std::uint64_t generation)> unit_updated;
-    /// Returns how many steps the unit's parameters have made in `generation`. Used if a trainer
-    /// writes masters.
-    std::function<std::uint64_t(UnitId unit, std::uint64_t generation)> param_steps = {};
+    /// Returns how many steps parameters have made in `generation`. Used if a trainer writes
+    /// masters.
+    std::function<ParamSteps(std::uint64_t generation)> param_steps = {};
     /// State that a trainer has written. It is put into the records by the next step, before their
     /// update. Must not be used with guesses.
     StateWrites* writes = nullptr;
@@ -131,6 +131,14 @@ class OptimizerSweep {
     bool param_not_read = false;
     bool begun = true;  ///< counted in Pass::begun
   };
+  /// What a step does to a chunk.
+  struct Effect {
+    bool stepped = true;            ///< some parameter has a gradient
+    bool written = false;           ///< the trainer has written some parameter since the last step
+    std::vector<DecayRun> runs{};   ///< of a packed unit; otherwise the table's are used
+    std::vector<ParamRun> made{};   ///< of a packed unit: the parameters that are stepped
+    std::vector<ParamRun> taken{};  ///< of a packed unit: those that were written
+  };
 
   // optimizer_sweep.cc
   void begin(std::uint64_t generation);
@@ -162,10 +170,11 @@ class OptimizerSweep {
   Task<bool> wait_for_gradient(Pass& pass, ChunkId id, Item& item);
   Task<> update(Pass& pass, ChunkId id, Item& item, std::uint64_t& hash);
   Task<> apply_writes(const Pass& pass, ChunkId id, Item& item, const StateWrites::Arrays& writes);
-  Task<> publish_master(const Pass& pass, ChunkId id, const Item& item);
+  Effect effect_of(ChunkId id, const StepScalars& steps) const;
+  Task<> publish_masters(const Pass& pass, ChunkId id, const Item& item);
   RecordView view_of(ChunkId id, const Item& item) const;
   Task<> make_step(const Pass& pass, ChunkId id, const Item& item, const StepScalars& steps,
-                   const RecordView& view, std::uint64_t& hash);
+                   const RecordView& view, const Effect& effect, std::uint64_t& hash);
   Task<> update_on_device(const Pass& pass, ChunkId id, const Item& item, const StepScalars& steps,
                           std::uint64_t& hash);
   Task<> require_param_untouched(ChunkId id, std::uint64_t stored, const Item& item) const;

@@ -12,7 +12,9 @@
 // of() has returned never change while somebody holds them.
 #pragma once
 
+#include <compare>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <set>
@@ -27,29 +29,37 @@ namespace ziggurat {
 
 class StateWrites {
  public:
-  /// Values of a chunk, without padding, by their index in state_names().
-  using Arrays = std::map<std::size_t, std::shared_ptr<const std::vector<float>>>;
+  /// Values of a parameter's run in a chunk.
+  struct Place {
+    std::size_t index;    ///< in state_names()
+    std::uint64_t begin;  ///< ParamRun::begin
+    auto operator<=>(const Place&) const = default;
+  };
+  using Arrays = std::map<Place, std::shared_ptr<const std::vector<float>>>;
 
   explicit StateWrites(StateKind state) : state_(state) {}
 
-  /// Keeps `values`, instead of any that were written to the same array before.
-  void put(ChunkId chunk, std::size_t index, std::vector<float> values) {
-    std::shared_ptr<const Arrays>& its = chunks_[chunk];
-    Arrays arrays = its ? *its : Arrays();
-    arrays[index] = std::make_shared<const std::vector<float>>(std::move(values));
-    its = std::make_shared<const Arrays>(std::move(arrays));
+  /// Keeps the values of a whole run, instead of any that were written there before.
+  void put(ChunkId chunk, Place place, std::vector<float> values) {
+    std::shared_ptr<Arrays>& its = chunks_[chunk];
+    if (!its || its.use_count() > 1)
+      its = its ? std::make_shared<Arrays>(*its) : std::make_shared<Arrays>();
+    (*its)[place] = std::make_shared<const std::vector<float>>(std::move(values));
   }
-  /// Has the chunk's parameters made from its masters again by the next sweep, if no gradient
-  /// changes them.
-  void round_again(ChunkId chunk) {
-    std::shared_ptr<const Arrays>& its = chunks_[chunk];
-    if (!its) its = std::make_shared<const Arrays>();
-    rounded_again_.insert(chunk);
+  /// Has a run's parameters made from its masters again by the next sweep, if no gradient changes
+  /// them.
+  void round_again(ChunkId chunk, const ParamRun& run) {
+    std::shared_ptr<Arrays>& its = chunks_[chunk];
+    if (!its) its = std::make_shared<Arrays>();
+    rounded_again_[chunk].insert(run.begin);
   }
-  /// Whether the chunk's parameters must be made from its masters, because they no longer match.
-  bool publishes(ChunkId chunk) const {
+  /// Whether a run's parameters must be made from its masters, because they no longer match.
+  bool publishes(ChunkId chunk, const ParamRun& run) const {
     const std::shared_ptr<const Arrays> its = of(chunk);
-    return its && (its->contains(0) || rounded_again_.contains(chunk));
+    if (!its) return false;
+    const auto again = rounded_again_.find(chunk);
+    return its->contains({.index = 0, .begin = run.begin}) ||
+           (again != rounded_again_.end() && again->second.contains(run.begin));
   }
   /// Returns what was written so far; null if nothing was.
   std::shared_ptr<const Arrays> of(ChunkId chunk) const {
@@ -58,7 +68,8 @@ class StateWrites {
   }
   /// Writes `arrays` into a record. Any thread.
   void apply(const Arrays& arrays, std::span<std::byte> record) const {
-    for (const auto& [index, values] : arrays) write_state_values(state_, index, *values, record);
+    for (const auto& [place, values] : arrays)
+      write_state_values(state_, place.index, place.begin, *values, record);
   }
   /// Forgets the chunk's values, which are in its record now.
   void forget(ChunkId chunk) {
@@ -68,8 +79,8 @@ class StateWrites {
 
  private:
   const StateKind state_;
-  std::map<ChunkId, std::shared_ptr<const Arrays>> chunks_;
-  std::set<ChunkId> rounded_again_;
+  std::map<ChunkId, std::shared_ptr<Arrays>> chunks_;
+  std::map<ChunkId, std::set<std::uint64_t>> rounded_again_;  // by ParamRun::begin
 };
 
 }  // namespace ziggurat

@@ -30,8 +30,9 @@ _BYTES = {
 # each step, but not read.
 _KEPT_SHARE = 1 / 8
 _WORK_BYTES = 128 << 20  # memory that bytes pass through between the drive and the update
-_TILE = 16 * 1024  # elements; a parameter's record holds whole tiles
-_BLOCK = 64 * 1024  # bytes; a record takes whole blocks, which is much for many small parameters
+_TILE = 16 * 1024  # elements; a record holds whole tiles
+_SHARED = 64 * 1024  # elements; the most that parameters under a tile share in a record
+_BLOCK = 64 * 1024  # bytes; a record takes whole blocks
 
 
 def parsed(placement: str) -> tuple[str, str | None]:
@@ -53,7 +54,17 @@ def state_bytes(counts: Iterable[int], state_format: str, moments: int) -> int:
     # The engine refuses an unknown format later, in its own words.
     master, moment = _BYTES.get(state_format, _BYTES["fp32"])
     of_tile = _TILE * (master + moments * moment)
-    return sum(math.ceil(math.ceil(n / _TILE) * of_tile / _BLOCK) * _BLOCK for n in counts)
+    records: list[int] = []  # elements
+    shared: list[int] = [_SHARED]
+    for count in counts:
+        if count >= _TILE or state_format == "8bit":
+            records.append(count)
+        elif shared[-1] + count > _SHARED:
+            shared.append(count)
+        else:
+            shared[-1] += count
+    records += shared[1:]
+    return sum(math.ceil(math.ceil(n / _TILE) * of_tile / _BLOCK) * _BLOCK for n in records)
 
 
 def has_store(path: str) -> bool:

@@ -160,7 +160,7 @@ def model_of(*layers):
     return torch.nn.Sequential(*(torch.nn.Linear(*layer) for layer in layers)).bfloat16()
 
 
-SMALL = (64, 64)
+SMALL = (128, 128)
 
 
 def adamw(trained, placement, **more):

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/state/state_lent.cc: finds the parameters that a trainer lends among the units in
+// which the store has them.
+#include <algorithm>
+
+#include "core/engine/state/training_state.h"
+#include "core/sharding/packing.h"
+
+namespace ziggurat {
+
+/// Puts the parameters into the units of `layout`, or into those of a new store.
+void TrainingState::pack(const std::optional<std::string>& layout) {
+  model_ =
+      layout ? packed_as(model_, *layout) : packed_model(model_, config_.optimizer.state.format);
+  lent_places_.clear();
+  for (UnitId u = 0; u < model_.units.size(); ++u) {
+    std::uint64_t begin = 0;
+    for (std::size_t p = 0; p < model_.units[u].params.size(); ++p) {
+      const ParamSpec& param = model_.units[u].params[p];
+      const std::size_t lent = *param.lent;
+      if (lent >= lent_places_.size()) lent_places_.resize(lent + 1);
+      lent_places_[lent] = {.unit = u, .param = p, .begin = begin, .count = param.count()};
+      begin += param.count();
+    }
+  }
+}
+
+std::vector<TrainingState::LentRun> TrainingState::lent_runs(ParamId param) const {
+  const LentPlace& place = lent_places_[param];
+  const std::uint64_t end = place.begin + place.count;
+  const UnitChunks& chunks = table_->unit(place.unit);
+  std::vector<LentRun> runs;
+  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+    const Chunk& chunk = table_->chunk(id);
+    const std::uint64_t first = std::max(chunk.begin, place.begin);
+    const std::uint64_t last = std::min(chunk.begin + chunk.count, end);
+    if (first >= last) continue;
+    runs.push_back({.chunk = id,
+                    .run = {.param = place.param,
+                            .lent = param,
+                            .begin = first - chunk.begin,
+                            .first = first - place.begin,
+                            .count = last - first}});
+  }
+  return runs;
+}
+
+}  // namespace ziggurat

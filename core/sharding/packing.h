@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/sharding/packing.h: puts many small parameters that a trainer lends into one unit, so that
+// they share records, jobs and waits.
+//
+// A unit is padded to whole tiles, and each of its chunks has a record, a coroutine and a job. For
+// a parameter of a few elements that costs a thousand times its bytes. Parameters that share a unit
+// keep all else of their own: settings, count of steps, and whether a step has a gradient for them
+// are per run of elements (DecayRun).
+#pragma once
+
+#include <string>
+
+#include "core/sharding/model_spec.h"
+#include "optimizer/state_kind.h"
+
+namespace ziggurat {
+
+/// A parameter with fewer elements is packed.
+inline constexpr std::uint64_t kPackedBelow = std::uint64_t{1} << 14;
+/// Most elements of a unit of several parameters: a trainer waits for the whole unit.
+inline constexpr std::uint64_t kPackElementsMax = std::uint64_t{1} << 16;
+
+/// Returns `lent`, which has a unit for each parameter, with small parameters of one type together
+/// in units. Parameters in 8 bits are not packed, because each has blocks of codes of its own.
+ModelSpec packed_model(const ModelSpec& lent, StateFormat format);
+/// Returns `lent` with its parameters in the units of `layout`, or as it is if they are not the
+/// parameters of `layout`, in the same order. Errors: kDataLoss for a layout that no store can
+/// have.
+ModelSpec packed_as(const ModelSpec& lent, const std::string& layout);
+
+}  // namespace ziggurat

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/core/lent_packing_test.cc: small parameters that share records have the bits that each has
+// in an engine of its own, whatever is left out, written, moved or read; and which parameters share
+// a record.
+#include "core/sharding/packing.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+
+#include "tests/core/lent_kinds.h"
+
+namespace ziggurat::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using enum StateFormat;
+
+std::vector<std::string> names_in(const UnitSpec& unit) {
+  std::vector<std::string> names;
+  for (const ParamSpec& param : unit.params) names.push_back(param.name);
+  return names;
+}
+
+TEST(Packing, PutsSmallParametersOfOneTypeTogetherWhereTheFirstStands) {
+  ModelSpec lent = lent_model({5, 20'000, 7, 16'383, 16'384, 1}, DType::kBFloat16);
+  lent.units[2].dtype = DType::kFloat32;
+  lent.units[5].dtype = DType::kFloat32;
+  const ModelSpec packed = packed_model(lent, kFp32);
+  ASSERT_EQ(packed.units.size(), 4U);
+  EXPECT_THAT(names_in(packed.units[0]), ElementsAre("unit0", "unit3"));
+  EXPECT_EQ(packed.units[0].name, "unit0 and 1 more");
+  EXPECT_THAT(names_in(packed.units[1]), ElementsAre("unit1"));
+  EXPECT_THAT(names_in(packed.units[2]), ElementsAre("unit2", "unit5"));
+  EXPECT_EQ(packed.units[2].dtype, DType::kFloat32);
+  EXPECT_THAT(names_in(packed.units[3]), ElementsAre("unit4"));
+  EXPECT_EQ(packed.units[3].name, "unit4") << "nothing shares its unit";
+}
+
+TEST(Packing, KeepsUnitsShortEnoughToWaitFor) {
+  const std::vector<std::int64_t> counts(100, 16'000);
+  for (const UnitSpec& unit : packed_model(lent_model(counts, DType::kFloat32), kFp32).units) {
+    EXPECT_LE(unit.count(), kPackElementsMax);
+    EXPECT_EQ(unit.params.size(), 4U);
+  }
+}
+
+TEST(Packing, LeavesBlocksOfCodesToEachParameter) {
+  const ModelSpec lent = lent_model({5, 7}, DType::kFloat32);
+  EXPECT_EQ(packed_model(lent, k8Bit).units.size(), 2U);
+}
+
+/// Parameters of `counts` elements, as an engine numbers them.
+ModelSpec numbered(const std::vector<std::int64_t>& counts) {
+  ModelSpec lent = lent_model(counts, DType::kFloat32);
+  for (ParamId p = 0; p < lent.units.size(); ++p) lent.units[p].params[0].lent = p;
+  return lent;
+}
+
+void exchange(ModelSpec& lent, std::size_t a, std::size_t b) {
+  std::swap(lent.units[a], lent.units[b]);
+  std::swap(lent.units[a].params[0].lent, lent.units[b].params[0].lent);
+}
+
+TEST(Packing, IsThatOfTheLayoutWhateverARunWouldChoose) {
+  const ModelSpec lent = numbered({5, 20'000, 7, 30'000});
+  const std::string alone = ChunkTable(lent, 4).layout();
+  EXPECT_EQ(packed_as(lent, alone).units.size(), 4U) << "a store of before";
+  const std::string packed = ChunkTable(packed_model(lent, kFp32), 4).layout();
+  const ModelSpec again = packed_as(lent, packed);
+  ASSERT_EQ(again.units.size(), 3U);
+  EXPECT_THAT(names_in(again.units[0]), ElementsAre("unit0", "unit2"));
+  EXPECT_EQ(ChunkTable::from_layout(again, packed).unit_count(), 3U);
+  for (const std::string& layout : {alone, packed}) {
+    for (const auto& [a, b] : {std::pair(0, 2), std::pair(1, 3), std::pair(1, 2)}) {
+      ModelSpec other = lent;
+      exchange(other, static_cast<std::size_t>(a), static_cast<std::size_t>(b));
+      EXPECT_THROW(ChunkTable::from_layout(packed_as(other, layout), layout), Error)
+          << a << " and " << b << " are counted in another order";
+    }
+    ModelSpec less = lent;
+    less.units.pop_back();
+    EXPECT_THROW(ChunkTable::from_layout(packed_as(less, layout), layout), Error);
+  }
+}
+
+/// Sizes of many packs and of chunks of one tile, which cut parameters; large ones stand between.
+const std::vector<std::int64_t> kSizes{1,      16'383, 40'000, 3,     16'000, 9'000,
+                                       15'999, 257,    16'384, 16,    16'000, 5'000,
+                                       12'345, 2,      8'192,  16'383};
+
+/// Engines that are given the same: one of all parameters, and one of each parameter alone.
+class Twins {
+ public:
+  Twins(const LentKind& kind, Where where, std::uint64_t seed)
+      : kind_(kind),
+        model_(lent_model(kSizes, kind.dtype)),
+        random_(seed),
+        config_(config_of(kind, where, directory_)),
+        runtime_(runtime_of(3)),
+        steps_(kSizes.size()) {
+    for (std::size_t p = 0; p < kSizes.size(); ++p) {
+      TypedArray values(kind.dtype, static_cast<std::size_t>(kSizes[p]));
+      for (std::size_t i = 0; i < values.count(); ++i) values.set(i, initial_value(p, i));
+      alone_values_.push_back(values);
+      values_.push_back(std::move(values));
+    }
+    config_.param_steps = [this](std::span<const std::byte>) { return steps_; };
+    if (where != Where::kMemory) config_.host_budget_bytes = smallest_budget(model_, config_);
+    engine_ = opened();
+    for (std::size_t p = 0; p < kSizes.size(); ++p) {
+      EngineConfig config = config_of(kind, Where::kMemory, directory_);
+      config.host_budget_bytes = 0;
+      config.param_steps = [this, p](std::span<const std::byte>) {
+        return std::vector<std::uint64_t>{steps_[p]};
+      };
+      ModelSpec own{.name = "own", .units = {model_.units[p]}, .dtype = kind.dtype};
+      own.units[0].params[0].group = 0;
+      const TypedSpan<std::byte> lent = alone_values_[p].span();
+      alone_.push_back(LentEngine::open(own, config, *runtime_, std::span(&lent, 1)));
+    }
+  }
+
+  void step() {
+    engine_->wait_all_updated();
+    std::vector<GroupStep> groups;
+    std::vector<TypedArray> gradients(kSizes.size());
+    std::vector<TypedSpan<const std::byte>> lent;
+    for (std::size_t p = 0; p < kSizes.size(); ++p) {
+      const bool written = coin(4);
+      if (written) write_param(p);
+      if (!coin(3)) {
+        const DType dtype = coin(2) ? DType::kFloat32 : DType::kBFloat16;
+        gradients[p] = TypedArray(dtype, values_[p].count());
+        for (std::size_t i = 0; i < gradients[p].count(); ++i) gradients[p].set(i, any());
+        ++steps_[p];
+      } else if (coin(3)) {
+        steps_[p] += 2;  // a trainer may set them
+      }
+      groups.push_back({.learning_rate = 0.01F * static_cast<float>(p + 1),
+                        .beta2 = 0.95F,
+                        .eps = coin(5) ? 0.0F : 1e-8F,
+                        .weight_decay = p % 2 == 0 ? 0.1F : 0.0F,
+                        .steps = steps_[p],
+                        .params_written = written});
+      lent.emplace_back(gradients[p].span());
+    }
+    StepOptions options{.blob = {}};
+    options.groups = groups;
+    engine_->step(lent, options);
+    for (std::size_t p = 0; p < kSizes.size(); ++p) {
+      options.groups = std::span(groups).subspan(p, 1);
+      alone_[p]->step(std::span(lent).subspan(p, 1), options);
+      alone_[p]->wait_all_updated();
+    }
+    for (std::size_t p = 0; p < kSizes.size(); ++p) engine_->wait_updated(static_cast<ParamId>(p));
+  }
+
+  /// Writes some arrays of some parameters in both, as fp32.
+  void write_state() {
+    for (std::size_t p = 0; p < kSizes.size(); ++p) {
+      for (const std::string& name : engine_->state_names()) {
+        if (!coin(5)) continue;
+        std::vector<float> values(values_[p].count());
+        for (float& value : values) value = name == "exp_avg_sq" ? any() * any() : any();
+        engine_->write_state(static_cast<ParamId>(p), name, values);
+        alone_[p]->write_state(0, name, values);
+      }
+    }
+  }
+  void move() {
+    for (std::size_t p = 0; p < kSizes.size(); ++p) {
+      if (!coin(3)) continue;
+      TypedArray moved = values_[p];
+      engine_->lend_params(static_cast<ParamId>(p), moved.span());
+      std::swap(values_[p], moved);
+    }
+  }
+  void reopen() {
+    engine_->make_durable();
+    engine_.reset();
+    for (TypedArray& values : values_) std::ranges::fill(values.bytes, std::byte{0x55});
+    engine_ = opened();
+    for (std::size_t p = 0; p < kSizes.size(); ++p) expect_values(p, "opened again");
+  }
+  void expect_same() {
+    for (std::size_t p = 0; p < kSizes.size(); ++p) {
+      expect_values(p, "");
+      for (const std::string& name : engine_->state_names()) {
+        std::vector<float> its(values_[p].count());
+        std::vector<float> alone(its.size());
+        engine_->read_state(static_cast<ParamId>(p), name, its);
+        alone_[p]->read_state(0, name, alone);
+        const bool same = std::memcmp(its.data(), alone.data(), its.size() * sizeof(float)) == 0;
+        ASSERT_TRUE(same) << "parameter " << p << ", " << name;
+      }
+    }
+  }
+
+ private:
+  std::unique_ptr<LentEngine> opened() {
+    std::vector<TypedSpan<std::byte>> lent;
+    for (TypedArray& values : values_) lent.push_back(values.span());
+    return LentEngine::open(model_, config_, *runtime_, lent);
+  }
+  void write_param(std::size_t p) {
+    for (std::size_t i = 0; i < values_[p].count(); i += 3) {
+      const float value = any();
+      values_[p].set(i, value);
+      alone_values_[p].set(i, value);
+    }
+  }
+  void expect_values(std::size_t p, const char* when) {
+    ASSERT_EQ(values_[p].bytes, alone_values_[p].bytes) << "parameter " << p << " " << when;
+  }
+  bool coin(std::uint32_t sides) { return random_() % sides == 0; }
+  float any() { return std::uniform_real_distribution<float>(-1, 1)(random_); }
+
+  LentKind kind_;
+  ModelSpec model_;
+  std::mt19937 random_;
+  ScratchDirectory directory_;
+  EngineConfig config_;
+  std::unique_ptr<Runtime> runtime_;
+  std::vector<std::uint64_t> steps_;
+  std::vector<TypedArray> values_;
+  std::vector<TypedArray> alone_values_;
+  std::unique_ptr<LentEngine> engine_;
+  std::vector<std::unique_ptr<LentEngine>> alone_;
+};
+
+class PackedBits : public ::testing::TestWithParam<std::tuple<LentKind, Where>> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Formats, PackedBits,
+    ::testing::Combine(::testing::Values(LentKind{kFp32, DType::kFloat32},
+                                         LentKind{kFp32, DType::kFloat16},
+                                         LentKind{kBf16Moments, DType::kFloat32},
+                                         LentKind{k8Bit, DType::kBFloat16},
+                                         LentKind{kSplit, DType::kBFloat16},
+                                         LentKind{kBf16, DType::kBFloat16},
+                                         LentKind{kFp32, DType::kBFloat16, Rounding::kStochastic},
+                                         LentKind{kBf16, DType::kBFloat16, Rounding::kStochastic}),
+                       ::testing::Values(Where::kMemory, Where::kHost, Where::kNvme)),
+    [](const auto& one) { return name_of(one.param); });
+
+TEST_P(PackedBits, AreThoseOfEachParameterAlone) {
+  const auto [kind, where] = GetParam();
+  for (const std::uint64_t seed : {1U, 2U}) {
+    SCOPED_TRACE(seed);
+    Twins twins(kind, where, seed);
+    twins.expect_same();
+    for (int i = 0; i < 8; ++i) {
+      twins.step();
+      if (i % 3 == 1) {
+        twins.write_state();
+        twins.expect_same();  // with what was written since the step
+        if (::testing::Test::HasFatalFailure()) return;
+        twins.step();
+      }
+      twins.expect_same();
+      if (::testing::Test::HasFatalFailure()) return;
+      if (i % 2 == 0) twins.move();
+      if (i % 4 == 2 && where != Where::kMemory) twins.reopen();
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ziggurat::testing
