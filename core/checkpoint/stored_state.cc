@@ -60,7 +60,7 @@ void StoredState::describe() {
   read_tables();
   const Sharding& ranks = tables_.front().sharding();
   content_ = {.model = tables_.front().model().name,
-              .dtype = tables_.front().dtype(),
+              .dtype = tables_.front().model().dtype,
               .state = tables_.front().state(),
               .rounding = tables_.front().rounding(),
               .units = {},

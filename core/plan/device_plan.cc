@@ -91,7 +91,7 @@ class Division {
     DevicePlan plan;
     plan.trainer_bytes = buffer_bytes(request_.trainer.device_bytes);
     for (UnitId u = 0; placement_.params == Tier::kDevice && u < table_.unit_count(); ++u)
-      plan.home_bytes += buffer_bytes(table_.home_count(u) * size_bytes(table_.dtype()));
+      plan.home_bytes += buffer_bytes(table_.home_count(u) * table_.element_bytes(u));
     const std::size_t records = device_chunks(table_, placement_);
     plan.record_bytes = device_record_bytes(table_, records);
     for (const Chunk& chunk : table_.chunks())

@@ -144,7 +144,6 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   if (budget.saves) plan.save_bytes = kSaveRecords * table.largest_record_bytes();
   const Items items(table, placement, reduction.staged);
   plan.device_chunks = items.device_chunks();
-  const std::uint64_t element_bytes = size_bytes(table.dtype());
   // A trainer that lends its gradients computes the norm itself.
   if (placement.grads != Tier::kTrainer)
     plan.norm_bytes = lease_bytes(GradientNorm::memory_bytes(table)) +
@@ -161,7 +160,7 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
       plan.norm_bytes + plan.bucket_bytes + plan.quantized_bytes + plan.staged_bytes;
   std::uint64_t largest_home_bytes = 0;
   for (UnitId u = 0; u < table.unit_count(); ++u) {
-    const std::uint64_t home_bytes = table.home_count(u) * element_bytes;
+    const std::uint64_t home_bytes = table.home_count(u) * table.element_bytes(u);
     largest_home_bytes = std::max(largest_home_bytes, home_bytes);
     if (placement.params == Tier::kHost) plan.permanent_bytes += lease_bytes(home_bytes);
     if (const std::uint64_t part_bytes = table.node_part_bytes(u); part_bytes > 0)
@@ -184,7 +183,7 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
     plan.reserves.push_back({Purpose::kParams, largest_home_bytes});
   }
   if (placement.grads == Tier::kNvme) {
-    plan.reserves.push_back({Purpose::kGradients, table.largest_chunk_count() * element_bytes});
+    plan.reserves.push_back({Purpose::kGradients, table.largest_param_bytes()});
   }
 
   const std::uint64_t needed = plan.smallest_bytes();

@@ -45,7 +45,7 @@ bool has_room_for_parts(std::size_t parts, const ChunkTable& table, const HostPl
   std::uint64_t params_bytes = 0;
   std::uint64_t longest_bytes = plan.item_bytes;
   for (UnitId u = 0; u < table.unit_count(); ++u) {
-    const std::uint64_t home_bytes = table.home_count(u) * size_bytes(table.dtype());
+    const std::uint64_t home_bytes = table.home_count(u) * table.element_bytes(u);
     longest_bytes = std::max(longest_bytes, home_bytes);
     if (request.placement.params == Tier::kHost) params_bytes += home_bytes;
   }

@@ -228,6 +228,12 @@ std::uint64_t ChunkTable::largest_record_bytes() const noexcept {
   return largest;
 }
 
+std::uint64_t ChunkTable::largest_param_bytes() const noexcept {
+  std::uint64_t largest = 0;
+  for (const Chunk& chunk : chunks_) largest = std::max(largest, chunk.param_bytes());
+  return largest;
+}
+
 std::uint64_t ChunkTable::total_record_bytes() const noexcept {
   std::uint64_t total = 0;
   for (const Chunk& chunk : chunks_) total += chunk.record_bytes();

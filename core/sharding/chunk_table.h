@@ -105,7 +105,7 @@ class ChunkTable {
   const UnitChunks& unit(UnitId id) const noexcept { return units_[id]; }
   /// Bytes of a unit's parameters, padding included.
   std::uint64_t unit_param_bytes(UnitId id) const noexcept {
-    return units_[id].padded_count * size_bytes(dtype(id));
+    return units_[id].padded_count * element_bytes(id);
   }
   const Sharding& sharding() const noexcept { return sharding_; }
   /// Number of slices of a unit whose gradients and records this rank has: all, or only its own.
@@ -142,6 +142,7 @@ class ChunkTable {
   std::uint64_t largest_unit_padded_count() const noexcept;
   std::uint64_t largest_chunk_count() const noexcept;
   std::uint64_t largest_record_bytes() const noexcept;
+  std::uint64_t largest_param_bytes() const noexcept;  ///< of a chunk
   std::uint64_t total_record_bytes() const noexcept;
   std::vector<std::uint64_t> record_bytes() const;
   /// Says of each chunk whether it is constant; empty if no chunk is.
@@ -196,8 +197,10 @@ class ChunkTable {
   /// part has them whole. Empty if layers are not divided.
   std::span<const ElementRun> shared_runs(UnitId id) const noexcept { return shared_runs_[id]; }
   const ModelSpec& model() const noexcept { return model_; }
-  DType dtype() const noexcept { return model_.dtype; }
+  /// Return the type of the parameters of a unit, or of a chunk.
   DType dtype(UnitId id) const noexcept { return model_.units[id].dtype.value_or(model_.dtype); }
+  DType chunk_dtype(ChunkId id) const noexcept { return dtype(chunk(id).unit); }
+  std::size_t element_bytes(UnitId id) const noexcept { return size_bytes(dtype(id)); }
 
  private:
   /// Tiles [begin, end) of every slice, counted from where the slice begins.

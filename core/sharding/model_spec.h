@@ -52,8 +52,7 @@ struct ParamSpec {
 struct UnitSpec {
   std::string name;
   std::vector<ParamSpec> params;
-  /// Replaces ModelSpec::dtype for a unit whose parameters are in the trainer's memory
-  /// (Tier::kTrainer).
+  /// The type of the unit's parameters, in place of ModelSpec::dtype.
   std::optional<DType> dtype = std::nullopt;
 
   std::uint64_t count() const {
@@ -69,13 +68,19 @@ struct ModelSpec {
   std::string name;
   std::vector<UnitSpec> units;
   /// The type of the parameters that a trainer is given, and of gradients on their way to the
-  /// update. Masters are fp32 in every case.
+  /// update, unless a unit has its own. Masters are fp32 in every case.
   DType dtype = DType::kBFloat16;
 
   std::uint64_t count() const {
     std::uint64_t total = 0;
     for (const UnitSpec& unit : units) total += unit.count();
     return total;
+  }
+  /// Whether the parameters of every unit are in bf16.
+  bool is_bf16() const {
+    return std::ranges::all_of(units, [&](const UnitSpec& unit) {
+      return unit.dtype.value_or(dtype) == DType::kBFloat16;
+    });
   }
 };
 

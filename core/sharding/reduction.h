@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "base/dtype.h"
 
@@ -19,8 +20,9 @@ inline constexpr std::uint64_t kReduceBucketCount = std::uint64_t{4} << 20;
 inline constexpr std::uint64_t kStagedGathers = 2;
 
 struct ReductionSettings {
-  DType dtype = DType::kBFloat16;  ///< type of the values that ranks send, unless they are
-                                   ///< quantized
+  /// The type of the values that ranks send, unless they are quantized; if not given, each unit's
+  /// own.
+  std::optional<DType> dtype = std::nullopt;
   /// Elements of one bucket with the slices of all ranks, each rounded to whole tiles. A bucket
   /// ends where its chunk ends.
   std::uint64_t bucket_elements = kReduceBucketCount;

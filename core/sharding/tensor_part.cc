@@ -55,7 +55,7 @@ struct Stretches {
 }  // namespace
 
 UnitSpec part_of(const UnitSpec& whole, int ranks) {
-  UnitSpec unit{.name = whole.name, .params = {}};
+  UnitSpec unit{.name = whole.name, .params = {}, .dtype = whole.dtype};
   for (const ParamSpec& param : whole.params) unit.params.push_back(part_of(param, ranks));
   return unit;
 }

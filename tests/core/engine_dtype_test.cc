@@ -85,6 +85,41 @@ TEST_P(EngineDtype, TrainsAndResumesWithTheBitsOfPlainArrays) {
   });
 }
 
+class EngineMixed : public EngineDtype {};
+INSTANTIATE_TEST_SUITE_P(
+    Placements, EngineMixed,
+    ::testing::Combine(::testing::Values(DType::kBFloat16, DType::kFloat16),
+                       ::testing::Values(Where{"Demo", "params=host,grads=host,optimizer=nvme"},
+                                         Where{"AllNvme", "all=nvme"}, Where{"AllHost", "all=host"},
+                                         Where{"AllDevice", "all=device"},
+                                         Where{"Guessing", "all=nvme",
+                                               EngineConfig::Speculation::kAlways})),
+    [](const auto& one) {
+      return std::string(to_string(std::get<DType>(one.param))) + std::get<Where>(one.param).name;
+    });
+
+TEST_P(EngineMixed, HasATypeForEachUnit) {
+  ModelSpec model = mixed_model();
+  model.dtype = dtype();  // of the units that name none
+  PlainTraining plain(model, 1.0F);
+  std::uint64_t step = 0;
+  for (const std::uint64_t steps : {2U, 2U}) {
+    Rig rig(model, config(), 2, 12 * kMiB);
+    ASSERT_EQ(rig.engine->generation(), step);
+    EXPECT_TRUE(same_params(*rig.engine, plain, model));
+    for (const std::uint64_t end = step + steps; step < end; ++step) {
+      const StepResult result = train_step(*rig.engine, model, step, kLearningRate);
+      EXPECT_EQ(result.grad_norm, plain.step(step, kLearningRate));
+    }
+    EXPECT_TRUE(same_params(*rig.engine, plain, model));
+    EXPECT_EQ(rig.engine->acquire(1).dtype, DType::kFloat32);
+    rig.engine->release(1);
+    rig.engine->make_durable();
+  }
+  model.units[1].dtype = DType::kBFloat16;
+  EXPECT_THROW(Rig(model, config(), 2, 12 * kMiB), Error) << "the store has another type";
+}
+
 class EngineFp16 : public EngineDtype {};
 INSTANTIATE_TEST_SUITE_P(
     Placements, EngineFp16,

@@ -40,6 +40,16 @@ inline ModelSpec small_model() {
   return model;
 }
 
+/// The same, and each unit has a type of its own.
+inline ModelSpec mixed_model() {
+  ModelSpec model = small_model();
+  model.units[1].dtype = DType::kFloat32;
+  model.units[2].dtype = DType::kFloat16;
+  model.units[3].dtype = DType::kFloat32;
+  model.units[4].dtype = DType::kBFloat16;
+  return model;
+}
+
 inline float initial_value(UnitId unit, std::uint64_t element) {
   const std::uint64_t mixed = (element * 2654435761U + unit * 40503U) % 20011U;
   return (static_cast<float>(mixed) - 10005.0F) / 20011.0F;
@@ -133,7 +143,7 @@ class PlainTraining {
       initialize(u, 0, std::span(masters).first(table_.unit(u).count));
       records_.emplace_back(table_.record_format().record_bytes(masters.size() / kTileElements));
       write_record(state.optimizer, state.format, masters, records_.back(), initial_accumulator);
-      params_.emplace_back(masters.size() * size_bytes(table_.dtype()));
+      params_.emplace_back(masters.size() * table_.element_bytes(u));
       round_params(masters, all_params(u));
       seen_.push_back(params_.back());
     }
@@ -164,7 +174,7 @@ class PlainTraining {
       std::vector<float> accumulator = sum_over_ranks(u, step, loudness);
       clear_frozen(u, accumulator);
       gradients.emplace_back(params_[u].size());
-      const TypedSpan<std::byte> rounded{table_.dtype(), gradients.back()};
+      const TypedSpan<std::byte> rounded{table_.dtype(u), gradients.back()};
       for (std::size_t begin = 0; begin < accumulator.size(); begin += kTileElements) {
         sum += round_gradient(std::span(accumulator).subspan(begin, kTileElements),
                               rounded.subspan(begin, kTileElements));
@@ -187,7 +197,7 @@ class PlainTraining {
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       const RecordView view{.format = table_.state().format,
                             .record = records_[u],
-                            .grad = {table_.dtype(), gradients[u]},
+                            .grad = {table_.dtype(u), gradients[u]},
                             .param = all_params(u),
                             .first_element = table_.first_element(table_.unit(u).first_chunk)};
       update_record(scalars, view, table_.decay_runs(table_.unit(u).first_chunk));
@@ -198,7 +208,7 @@ class PlainTraining {
 
   /// What a trainer computes with.
   TypedSpan<const std::byte> params(UnitId unit) const {
-    const TypedSpan<const std::byte> all{table_.dtype(), seen_[unit]};
+    const TypedSpan<const std::byte> all{table_.dtype(unit), seen_[unit]};
     return all.subspan(0, table_.unit(unit).count);
   }
   std::vector<float> master(UnitId unit) const {
@@ -216,13 +226,13 @@ class PlainTraining {
       begin += param.count();
     }
   }
-  TypedSpan<std::byte> all_params(UnitId unit) { return {table_.dtype(), params_[unit]}; }
+  TypedSpan<std::byte> all_params(UnitId unit) { return {table_.dtype(unit), params_[unit]}; }
 
   /// The parameters, or what their 8-bit codes stand for.
   void see_params(UnitId unit) {
     seen_[unit] = params_[unit];
     if (!quantization.weights) return;
-    const TypedSpan<std::byte> values{table_.dtype(), seen_[unit]};
+    const TypedSpan<std::byte> values{table_.dtype(unit), seen_[unit]};
     std::vector<std::byte> codes(quantized_bytes(QuantizedBits::k8, values.count()));
     quantize(QuantizedBits::k8, values, codes);
     dequantize(QuantizedBits::k8, codes, values);
@@ -230,7 +240,7 @@ class PlainTraining {
 
   /// What this rank adds to its accumulator, which begins with zeros.
   std::vector<float> gradients_of(int rank, UnitId unit, std::uint64_t step, float loudness) const {
-    const TypedSpan<const std::byte> all{table_.dtype(), seen_[unit]};
+    const TypedSpan<const std::byte> all{table_.dtype(unit), seen_[unit]};
     std::vector<float> accumulator(all.count(), 0.0F);
     for (std::size_t i = 0; i < table_.unit(unit).count; ++i)
       accumulator[i] += loss_scale * loudness * gradient_of(value_at(all, i), unit, i, step, rank);
@@ -264,7 +274,7 @@ class PlainTraining {
   /// Each rank's own is rounded once to what travels; they add in rank order in fp32, rounded once.
   std::vector<float> sum_over_ranks(UnitId unit, std::uint64_t step, float loudness) const {
     if (quantization.gradients()) return quantized_sum(unit, step, loudness);
-    const DType travels = reduce_dtype.value_or(table_.dtype());
+    const DType travels = reduce_dtype.value_or(table_.dtype(unit));
     const int group = shard_group == 0 ? world_size : shard_group;
     std::vector<float> total;
     std::vector<float> sum(table_.unit(unit).padded_count, 0.0F);

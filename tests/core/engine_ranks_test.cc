@@ -39,6 +39,7 @@ struct World {
   EngineConfig::Speculation speculation = EngineConfig::Speculation::kAuto;
   int shard_group = 0;
   int node_ranks = 0;
+  bool mixed = false;  ///< units have types of their own
 };
 
 void PrintTo(const World& world, std::ostream* out) { *out << world.name; }
@@ -60,7 +61,7 @@ class EngineRanks : public ::testing::TestWithParam<World> {
     return config;
   }
   ModelSpec model() const {
-    ModelSpec model = small_model();
+    ModelSpec model = GetParam().mixed ? mixed_model() : small_model();
     model.dtype = GetParam().dtype;
     return model;
   }
@@ -155,6 +156,21 @@ INSTANTIATE_TEST_SUITE_P(
               .dtype = DType::kFloat32,
               .reduce_dtype = DType::kBFloat16},
         World{.name = "Stage3Fp16", .stage = 3, .dtype = DType::kFloat16},
+        World{.name = "MixedStage0", .stage = 0, .mixed = true},
+        World{.name = "MixedStage1", .stage = 1, .placement = "all=device", .mixed = true},
+        World{.name = "MixedStage2",
+              .stage = 2,
+              .placement = "all=nvme",
+              .bucket_elements = 1,
+              .mixed = true},
+        World{.name = "MixedStage3", .stage = 3, .threads = 2, .mixed = true},
+        World{.name = "MixedStage3Fp32Sums",
+              .stage = 3,
+              .placement = "all=nvme",
+              .reduce_dtype = DType::kFloat32,
+              .speculation = kGuess,
+              .mixed = true},
+        World{.name = "MixedTwoNodesOfTwo", .ranks = 4, .stage = 3, .node_ranks = 2, .mixed = true},
         World{.name = "Stage3LittleDeviceMemory", .stage = 3, .device_bytes = 5 * kMiB / 2}),
     [](const auto& one) { return std::string(one.param.name); });
 

@@ -32,8 +32,8 @@ struct Rank {
       std::vector<float> values(table.unit(u).slice_count);
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = value_of(u, begin + i);
       if (u + 1 == table.unit_count()) values[0] += fault;
-      std::vector<std::byte> rounded(values.size() * size_bytes(table.dtype()));
-      norm.round(u, begin, values, {table.dtype(), rounded});
+      std::vector<std::byte> rounded(values.size() * table.element_bytes(u));
+      norm.round(u, begin, values, {table.dtype(u), rounded});
     }
     norm.finish_message();
   }
@@ -59,8 +59,8 @@ double plain_sum(const ChunkTable& table) {
     for (std::uint64_t begin = 0; begin < table.unit(u).padded_count; begin += kTileElements) {
       std::vector<float> values(kTileElements);
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = value_of(u, begin + i);
-      std::vector<std::byte> rounded(values.size() * size_bytes(table.dtype()));
-      sum += round_gradient(values, {table.dtype(), rounded});
+      std::vector<std::byte> rounded(values.size() * table.element_bytes(u));
+      sum += round_gradient(values, {table.dtype(u), rounded});
     }
   }
   return sum;

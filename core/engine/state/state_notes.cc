@@ -2,6 +2,7 @@
 // core/engine/state/state_notes.cc: describes what was chosen at open, in the lines that begin a
 // run.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -142,6 +143,20 @@ void TrainingState::describe_quantization() {
                   within(static_cast<QuantizedBits>(quantization.gradient_bits)), way));
 }
 
+/// Returns the types of the gradients that ranks send.
+std::string TrainingState::sent_types() const {
+  if (config_.reduce_dtype) return std::string(to_string(*config_.reduce_dtype));
+  std::vector<std::string_view> types;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (UnitId u = 0; u < table_->unit_count(); ++u) {
+      if (table_->dtype(u) != dtype) continue;
+      types.push_back(to_string(dtype));
+      break;
+    }
+  }
+  return fmt::format("{}", fmt::join(types, " and "));
+}
+
 /// Describes among how many ranks the state is divided, and how much of it is padding.
 void TrainingState::describe_ranks() {
   if (of_pieces() && runtime_.ranks->world_size() > 1) {
@@ -167,9 +182,8 @@ void TrainingState::describe_ranks() {
                          : "",
       static_cast<double>(updated) * 1e-6, static_cast<double>(table_->padded_count()) * 1e-6,
       100 * padding / static_cast<double>(table_->padded_count()),
-      config_.quantization.gradients()
-          ? ""
-          : fmt::format("; gradients travel between ranks in {}", to_string(reduction().dtype))));
+      config_.quantization.gradients() ? ""
+                                       : "; gradients travel between ranks in " + sent_types()));
   if (reduction().staged) {
     notes_.push_back(fmt::format(
         "ranks exchange data on GPUs through host memory: {} are set aside for gradients{}",

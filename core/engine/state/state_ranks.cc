@@ -143,7 +143,7 @@ NodeGrid TrainingState::exchanges() const {
 }
 
 ReductionSettings TrainingState::reduction() const {
-  return {.dtype = config_.reduce_dtype.value_or(model_.dtype),
+  return {.dtype = config_.reduce_dtype,
           .bucket_elements = config_.reduce_bucket_elements,
           .staged = !device_.host_accessible()};
 }

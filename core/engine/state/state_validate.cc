@@ -41,7 +41,7 @@ void TrainingState::validate() {
           "update be undone that started before the step's end");
   if (!of_pieces()) {
     require_compatible(config_.optimizer.state.format, param_rounding(config_.optimizer),
-                       model_.dtype == DType::kBFloat16);
+                       model_.is_bf16());
   }
   require_undivided_scales(config_.optimizer.state.format, config_.tensor_parallel);
   require(config_.checkpoint.stall_max_s > 0,

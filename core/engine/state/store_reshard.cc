@@ -156,7 +156,7 @@ Task<StoreReshard::Result> StoreReshard::Impl::run(const Target& target) {
     throw Error(ErrorCode::kDataLoss,
                 "the store has no optimizer state, so it cannot be resharded");
   const StateKind state{content().state->optimizer, target.format};
-  require_compatible(state.format, Rounding::kNearest, target.model.dtype == DType::kBFloat16);
+  require_compatible(state.format, Rounding::kNearest, target.model.is_bf16());
   require_undivided_scales(state.format, target.tensor_parallel);
   const ModelSpec part = part_of(target.model, target.tensor_parallel);
   const std::uint64_t tiles = smallest_chunk_tiles(part, state, cut, target.host_budget_bytes);

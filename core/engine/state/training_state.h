@@ -332,6 +332,7 @@ class TrainingState {
   void describe_nodes();
   void describe_ranks();
   void describe_quantization();
+  std::string sent_types() const;
 
   // state_ranks.cc
   void find_place();

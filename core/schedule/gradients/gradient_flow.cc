@@ -22,7 +22,12 @@ constexpr std::size_t kCopies = 2;
 constexpr std::uint64_t kCopyCount = 16 * kTileElements;
 
 std::uint64_t copy_bytes(const ChunkTable& table) {
-  return std::min(kCopyCount, table.largest_chunk_count()) * size_bytes(table.dtype());
+  std::uint64_t largest_bytes = 0;
+  for (const Chunk& chunk : table.chunks()) {
+    const std::uint64_t count = std::min(kCopyCount, chunk.count);
+    largest_bytes = std::max(largest_bytes, count * table.element_bytes(chunk.unit));
+  }
+  return largest_bytes;
 }
 
 }  // namespace
@@ -181,7 +186,7 @@ Task<> GradientFlow::flow_chunk(ChunkId id, DeviceSpan<float> accumulator, Need 
 /// Rounds a chunk's gradient in place: its 16-bit values begin where its fp32 values did.
 Task<> GradientFlow::round(ChunkId id, DeviceSpan<float> accumulator) {
   const Chunk& chunk = context_.table.chunk(id);
-  const TypedDeviceSpan<std::byte> rounded{context_.table.dtype(),
+  const TypedDeviceSpan<std::byte> rounded{context_.table.dtype(chunk.unit),
                                            accumulator.as<std::byte>().first(chunk.param_bytes())};
   const std::span<double> squares = norm_.whole_tiles(chunk.unit, chunk.begin, chunk.count);
   if (!squares.empty()) {

@@ -17,9 +17,9 @@ namespace {
 
 using Tile = std::array<float, kTileElements>;
 
-/// Returns the size of the larger of the two types, because a bucket's memory holds values of both.
-std::size_t widest(const ChunkTable& table, const ReductionSettings& settings) {
-  return std::max(size_bytes(table.dtype()), size_bytes(settings.dtype));
+/// Returns the type of the values that ranks send of a unit.
+DType type_sent(const ChunkTable& table, const ReductionSettings& settings, UnitId unit) {
+  return settings.dtype.value_or(table.dtype(unit));
 }
 
 }  // namespace
@@ -38,10 +38,18 @@ std::uint64_t GradientReducer::bucket_bytes(const ChunkTable& table,
   const std::uint64_t count = bucket_count(table, settings);
   if (const Quantization& quantization = table.sharding().quantization; quantization.gradients()) {
     const auto bits = static_cast<QuantizedBits>(quantization.gradient_bits);
-    const std::uint64_t sum_bytes = settings.staged ? count * size_bytes(table.dtype()) : 0;
-    return 2 * runs * quantized_bytes(bits, count) + sum_bytes;
+    std::size_t widest = 0;
+    for (UnitId u = 0; u < table.unit_count(); ++u)
+      widest = std::max(widest, table.element_bytes(u));
+    return 2 * runs * quantized_bytes(bits, count) + (settings.staged ? count * widest : 0);
   }
-  return count * (runs * widest(table, settings) + size_bytes(settings.dtype));
+  std::uint64_t largest = 0;  // of an element
+  for (UnitId u = 0; u < table.unit_count(); ++u) {
+    const std::size_t sent = size_bytes(type_sent(table, settings, u));
+    // The memory of a run holds values of either type.
+    largest = std::max(largest, runs * std::max(sent, table.element_bytes(u)) + sent);
+  }
+  return count * largest;
 }
 
 GradientReducer::GradientReducer(Context& context, const ReductionSettings& settings,
@@ -94,11 +102,15 @@ Task<> GradientReducer::drain() {
   draining_ = false;
 }
 
+DType GradientReducer::sent_type(const Bucket& bucket) const {
+  return type_sent(context_.table, settings_, bucket.of->unit);
+}
+
 /// Begins the first exchange of a bucket; await the result for its end.
 Task<> GradientReducer::send(const Bucket& bucket) {
   if (quantized_) return send_codes(bucket);
   const Buffer buffer = parts(bucket);
-  return context_.ranks.grads->reduce_scatter(buffer.runs, buffer.sum, settings_.dtype);
+  return context_.ranks.grads->reduce_scatter(buffer.runs, buffer.sum, sent_type(bucket));
 }
 
 /// Returns the element of the unit with which the bucket's chunk begins in slice `slice`.
@@ -118,7 +130,7 @@ DeviceSpan<float> GradientReducer::values(const Bucket& bucket, int slice) const
 /// overwrites fp32 values of this bucket and of earlier ones, which were rounded already: element i
 /// of a chunk ends at most where its fp32 value ended.
 DeviceSpan<std::byte> GradientReducer::place(const Bucket& bucket, int slice) const {
-  const std::size_t element_bytes = size_bytes(context_.table.dtype());
+  const std::size_t element_bytes = context_.table.element_bytes(bucket.of->unit);
   const DeviceSpan<float> chunk =
       bucket.of->accumulator.subspan(chunk_begin(bucket, slice), bucket.first + bucket.count);
   return chunk.as<std::byte>().subspan(bucket.first * element_bytes, bucket.count * element_bytes);
@@ -130,7 +142,7 @@ DeviceSpan<std::byte> GradientReducer::place(const Bucket& bucket, int slice) co
 std::span<std::byte> GradientReducer::result_room(const Bucket& bucket) const {
   const ChunkTable& table = context_.table;
   const int own = table.sharding().rank;
-  const std::uint64_t run_bytes = bucket.count * size_bytes(table.dtype());
+  const std::uint64_t run_bytes = bucket.count * table.element_bytes(bucket.of->unit);
   if (table.slices_held() > 1)
     return bucket.buffer.subspan(static_cast<std::uint64_t>(own) * run_bytes, run_bytes);
   if (!settings_.staged) return context_.compute.host_view(place(bucket, own));
@@ -155,13 +167,13 @@ void GradientReducer::put_tile(const Bucket& bucket, std::uint64_t first,
 /// either type, and then for the sum.
 GradientReducer::Buffer GradientReducer::parts(const Bucket& bucket) const {
   const auto ranks = static_cast<std::uint64_t>(context_.table.sharding().world_size);
-  const std::uint64_t run_bytes = bucket.count * size_bytes(settings_.dtype);
+  const std::uint64_t run_bytes = bucket.count * size_bytes(sent_type(bucket));
   return {.runs = bucket.buffer.first(ranks * run_bytes), .sum = bucket.buffer.last(run_bytes)};
 }
 
 /// Returns the part of the buffer that is sent to the owner of slice `slice`.
 std::span<std::byte> GradientReducer::run_sent(const Bucket& bucket, int slice) const {
-  const std::uint64_t run_bytes = bucket.count * size_bytes(settings_.dtype);
+  const std::uint64_t run_bytes = bucket.count * size_bytes(sent_type(bucket));
   return bucket.buffer.subspan(static_cast<std::uint64_t>(slice) * run_bytes, run_bytes);
 }
 
@@ -180,7 +192,7 @@ Task<> GradientReducer::round(const Bucket& bucket) {
     const std::span<const std::byte> run =
         context_.compute.host_view(values(bucket, slice).as<std::byte>());
     const auto* const from = reinterpret_cast<const float*>(run.data());
-    const TypedSpan<std::byte> out{settings_.dtype, run_sent(bucket, slice)};
+    const TypedSpan<std::byte> out{sent_type(bucket), run_sent(bucket, slice)};
     jobs.emplace_back([from, out] {
       for (std::size_t begin = 0; begin < out.count(); begin += kTileElements)
         round_gradient({from + begin, kTileElements}, out.subspan(begin, kTileElements));
@@ -195,7 +207,8 @@ Task<> GradientReducer::round_on_device(const Bucket& bucket, int slice) {
   const std::span<std::byte> sent = run_sent(bucket, slice);
   const DeviceSpan<float> run = values(bucket, slice);
   const DeviceSpan<std::byte> rounded = run.as<std::byte>().first(sent.size());
-  const Compute::Rounding rounding{.values = run, .out = {settings_.dtype, rounded}, .squares = {}};
+  const Compute::Rounding rounding{
+      .values = run, .out = {sent_type(bucket), rounded}, .squares = {}};
   co_await context_.compute.round(rounding);
   co_await context_.copy_to_host(sent, rounded);
 }
@@ -215,7 +228,7 @@ Task<> GradientReducer::take_in(Bucket bucket, Task<> sent) {
 Task<> GradientReducer::take_in_sum(const Bucket& bucket) {
   if (context_.ranks.replicas) {
     co_await turns_.wait(bucket.number);
-    Task<> copies = context_.ranks.replicas->all_reduce(parts(bucket).sum, settings_.dtype);
+    Task<> copies = context_.ranks.replicas->all_reduce(parts(bucket).sum, sent_type(bucket));
     turns_.next();
     co_await std::move(copies);
   }
@@ -226,8 +239,8 @@ Task<> GradientReducer::take_in_sum(const Bucket& bucket) {
 /// Converts the sum to the model's type and adds up its squares tile by tile.
 Task<> GradientReducer::convert(const Bucket& bucket) {
   const ChunkTable& table = context_.table;
-  const TypedSpan<std::byte> out{table.dtype(), result_room(bucket)};
-  const TypedSpan<const std::byte> sum{settings_.dtype, parts(bucket).sum};
+  const TypedSpan<std::byte> out{table.dtype(bucket.of->unit), result_room(bucket)};
+  const TypedSpan<const std::byte> sum{sent_type(bucket), parts(bucket).sum};
   const std::function<void()> job = [&] {
     Tile values;
     for (std::uint64_t begin = 0; begin < bucket.count; begin += kTileElements) {
@@ -243,7 +256,7 @@ Task<> GradientReducer::convert(const Bucket& bucket) {
 Task<> GradientReducer::gather(const Bucket& bucket) {
   co_await turns_.wait(bucket.number);
   const ChunkTable& table = context_.table;
-  const std::uint64_t run_bytes = bucket.count * size_bytes(table.dtype());
+  const std::uint64_t run_bytes = bucket.count * table.element_bytes(bucket.of->unit);
   const int ranks = table.sharding().world_size;
   const auto run = [&](int slice) {
     return bucket.buffer.subspan(static_cast<std::uint64_t>(slice) * run_bytes, run_bytes);

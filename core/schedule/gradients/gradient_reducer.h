@@ -75,6 +75,7 @@ class GradientReducer {
   struct Codes;
   static std::uint64_t bucket_count(const ChunkTable& table, const ReductionSettings& settings);
 
+  DType sent_type(const Bucket& bucket) const;
   Task<> drain();
   Task<> round(const Bucket& bucket);
   Task<> round_on_device(const Bucket& bucket, int slice);

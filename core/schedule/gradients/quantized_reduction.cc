@@ -155,7 +155,7 @@ Task<> GradientReducer::take_in_codes(const Bucket& bucket) {
   if (twice) co_await send_node_sums(bucket);
   const int addends = twice ? nodes.nodes : table.sharding().world_size;
   const Runs came = Codes(bucket, table.sharding()).came;
-  const TypedSpan<std::byte> out{table.dtype(), result_room(bucket)};
+  const TypedSpan<std::byte> out{table.dtype(bucket.of->unit), result_room(bucket)};
   std::vector<std::function<void()>> jobs;
   each_quantized_job(bucket.count, [&](std::uint64_t begin, std::uint64_t count) {
     const std::uint64_t end = begin + count;

@@ -20,7 +20,7 @@ class HostGradHome final : public UnitGradHome {
     chunks_[id] = co_await copied(id, gradient, need);
   }
   Task<TypedSpan<const std::byte>> fetch(ChunkId id, std::span<std::byte>) override {
-    co_return TypedSpan<const std::byte>{context_.table.dtype(), chunks_[id].bytes()};
+    co_return TypedSpan<const std::byte>{context_.table.chunk_dtype(id), chunks_[id].bytes()};
   }
   void drop(ChunkId id) noexcept override { chunks_[id] = {}; }
 
@@ -48,7 +48,7 @@ class DeviceGradHome final : public UnitGradHome {
     co_await copy(context_.reactor, context_.to_host, request);
   }
   Task<TypedSpan<const std::byte>> fetch(ChunkId id, std::span<std::byte> item) override {
-    TypedSpan<const std::byte> grad{context_.table.dtype(), item};
+    TypedSpan<const std::byte> grad{context_.table.chunk_dtype(id), item};
     if (reachable_) {
       grad.bytes = {chunks_[id].data(), chunks_[id].size_bytes()};
     } else {
@@ -58,7 +58,8 @@ class DeviceGradHome final : public UnitGradHome {
   }
   Task<TypedDeviceSpan<const std::byte>> fetch_to_device(ChunkId id, std::span<std::byte>,
                                                          DeviceSpan<std::byte>) override {
-    co_return TypedDeviceSpan<const std::byte>{context_.table.dtype(), device_span(chunks_[id])};
+    co_return TypedDeviceSpan<const std::byte>{context_.table.chunk_dtype(id),
+                                               device_span(chunks_[id])};
   }
   void drop(ChunkId id) noexcept override { chunks_[id] = {}; }
 
@@ -94,7 +95,7 @@ class NvmeGradHome final : public UnitGradHome {
     const std::function<void()> job = [&] { hash = hash64(item, id); };
     co_await context_.run_near(id, "verify gradient", job);
     if (hash != file_->expected_hash(id)) throw file_->corrupt_item(id);
-    co_return TypedSpan<const std::byte>{context_.table.dtype(), item};
+    co_return TypedSpan<const std::byte>{context_.table.chunk_dtype(id), item};
   }
 
  private:
@@ -115,7 +116,7 @@ Task<TypedDeviceSpan<const std::byte>> GradHome::fetch_to_device(ChunkId id,
   const TypedSpan<const std::byte> host = co_await std::move(fetching);
   const DeviceSpan<std::byte> there = staging.first(host.bytes.size());
   co_await context_.copy_to_device(there, host.bytes);
-  co_return TypedDeviceSpan<const std::byte>{context_.table.dtype(), there};
+  co_return TypedDeviceSpan<const std::byte>{context_.table.chunk_dtype(id), there};
 }
 
 std::unique_ptr<UnitGradHome> UnitGradHome::create(Context& context,

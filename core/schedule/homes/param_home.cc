@@ -9,7 +9,7 @@ namespace ziggurat {
 
 TypedDeviceSpan<std::byte> ParamHome::destination_on_device(
     ChunkId id, DeviceSpan<std::byte> staging) const noexcept {
-  return {context_.table.dtype(), staging.first(context_.table.chunk(id).param_bytes())};
+  return {context_.table.chunk_dtype(id), staging.first(context_.table.chunk(id).param_bytes())};
 }
 
 Task<> ParamHome::publish_from_device(ChunkId id, TypedDeviceSpan<const std::byte> values,
@@ -75,14 +75,14 @@ Task<UnitParamHome::Loading> UnitParamHome::load(UnitId unit, std::byte* destina
 
 TypedSpan<std::byte> UnitParamHome::in_unit(ChunkId id, std::byte* unit) const noexcept {
   const Chunk& chunk = context_.table.chunk(id);
-  const DType dtype = context_.table.dtype();
+  const DType dtype = context_.table.dtype(chunk.unit);
   const std::uint64_t at = chunk.begin - context_.table.home_begin(chunk.unit);
   return {dtype, {unit + at * size_bytes(dtype), chunk.param_bytes()}};
 }
 
 Stream::Copy UnitParamHome::loading(UnitId unit, std::byte* destination, const std::byte* source,
                                     Stream::Direction direction) const noexcept {
-  const std::uint64_t begin = context_.table.home_begin(unit) * size_bytes(context_.table.dtype());
+  const std::uint64_t begin = context_.table.home_begin(unit) * context_.table.element_bytes(unit);
   return {.destination = destination + begin,
           .source = source,
           .size_bytes = home_bytes(unit),
@@ -96,7 +96,7 @@ Task<Lease> UnitParamHome::lease(std::uint64_t size_bytes, Need need, const char
 }
 
 Task<> UnitParamHome::gather_in(UnitId unit, std::span<std::byte> whole) {
-  const std::size_t element_bytes = size_bytes(context_.table.dtype());
+  const std::size_t element_bytes = context_.table.element_bytes(unit);
   co_await context_.ranks.params->all_gather(
       whole.subspan(context_.table.own_begin(unit) * element_bytes,
                     context_.table.unit(unit).slice_count * element_bytes),

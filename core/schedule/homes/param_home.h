@@ -111,7 +111,7 @@ class UnitParamHome : public ParamHome {
   using ParamHome::ParamHome;
   /// Returns the bytes of this rank's part of a unit.
   std::uint64_t home_bytes(UnitId unit) const noexcept {
-    return context_.table.home_count(unit) * size_bytes(context_.table.dtype());
+    return context_.table.home_count(unit) * context_.table.element_bytes(unit);
   }
   /// Returns the chunk's place at home; `unit` is where the memory of its unit begins.
   TypedSpan<std::byte> in_unit(ChunkId chunk, std::byte* unit) const noexcept;

@@ -20,7 +20,7 @@ class DeviceParamHome final : public UnitParamHome {
   TypedSpan<std::byte> destination(ChunkId id, std::span<std::byte> item) const noexcept override {
     const Chunk& chunk = context_.table.chunk(id);
     if (reachable_) return in_unit(id, units_[chunk.unit].data());
-    return {context_.table.dtype(), item.first(chunk.param_bytes())};
+    return {context_.table.chunk_dtype(id), item.first(chunk.param_bytes())};
   }
   Task<> publish(ChunkId id, TypedSpan<const std::byte> values,
                  std::span<const ParamRun>) override {
@@ -31,7 +31,8 @@ class DeviceParamHome final : public UnitParamHome {
                                                    DeviceSpan<std::byte>) const noexcept override {
     const std::span<std::byte> home =
         in_unit(id, units_[context_.table.chunk(id).unit].data()).bytes;
-    return {context_.table.dtype(), {reinterpret_cast<std::uintptr_t>(home.data()), home.size()}};
+    return {context_.table.chunk_dtype(id),
+            {reinterpret_cast<std::uintptr_t>(home.data()), home.size()}};
   }
   Task<> publish_from_device(ChunkId, TypedDeviceSpan<const std::byte>,
                              std::span<std::byte>) override {
@@ -67,7 +68,7 @@ class DeviceParamHome final : public UnitParamHome {
       co_return;
     }
     const Lease whole = co_await lease(table.unit_param_bytes(unit), need, "parameter gather");
-    const std::size_t element_bytes = size_bytes(table.dtype());
+    const std::size_t element_bytes = table.element_bytes(unit);
     const std::uint64_t begin = table.own_begin(unit) * element_bytes;
     const std::span<std::byte> own =
         whole.bytes().subspan(begin, table.unit(unit).slice_count * element_bytes);

@@ -35,7 +35,7 @@ class NvmeParamHome final : public UnitParamHome {
     return chunk.param_bytes();
   }
   TypedSpan<std::byte> destination(ChunkId id, std::span<std::byte> item) const noexcept override {
-    return {context_.table.dtype(), item.first(context_.table.chunk(id).param_bytes())};
+    return {context_.table.chunk_dtype(id), item.first(context_.table.chunk(id).param_bytes())};
   }
   Task<> publish(ChunkId id, TypedSpan<const std::byte> values,
                  std::span<const ParamRun>) override {
@@ -56,7 +56,7 @@ class NvmeParamHome final : public UnitParamHome {
   std::vector<Item> items(UnitId unit) const;
   std::size_t item_of(ChunkId chunk) const noexcept;
   bool gathered() const noexcept;
-  Task<> read_items(const std::vector<Item>& items, std::span<std::byte> memory,
+  Task<> read_items(UnitId unit, const std::vector<Item>& items, std::span<std::byte> memory,
                     std::uint64_t begin, IoPriority priority);
   Task<> read_item(std::size_t item, std::span<std::byte> memory, IoPriority priority);
   Task<> write_item(std::size_t item, std::span<const std::byte> bytes);
@@ -112,7 +112,7 @@ Task<UnitParamHome::Fetched> NvmeParamHome::fetch(UnitId unit, Need need, IoPrio
   fetched.bytes = memory;
   reading_[unit] = memory;
   const std::vector<Item> wanted = items(unit);
-  co_await read_items(wanted, memory, context_.table.home_begin(unit), priority);
+  co_await read_items(unit, wanted, memory, context_.table.home_begin(unit), priority);
   reading_[unit] = {};
   co_return fetched;
 }
@@ -120,7 +120,7 @@ Task<UnitParamHome::Fetched> NvmeParamHome::fetch(UnitId unit, Need need, IoPrio
 /// Reads this rank's slice from NVMe, gathers the unit, and writes the slices of the other ranks.
 Task<> NvmeParamHome::gather(UnitId unit, Need need) {
   const ChunkTable& table = context_.table;
-  const std::size_t element_bytes = size_bytes(table.dtype());
+  const std::size_t element_bytes = table.element_bytes(unit);
   const Lease memory = co_await lease(table.unit_param_bytes(unit), need, "parameter gather");
   const std::span<std::byte> whole = memory.bytes();
   const std::uint64_t own_begin = table.own_begin(unit);
@@ -131,7 +131,7 @@ Task<> NvmeParamHome::gather(UnitId unit, Need need) {
   });
   const std::vector<Item> mine(others.begin(), first_other.begin());
   others.erase(others.begin(), first_other.begin());
-  co_await read_items(mine, whole, 0, IoPriority::kDemand);
+  co_await read_items(unit, mine, whole, 0, IoPriority::kDemand);
   co_await gather_in(unit, whole);
   WorkGroup writes(context_.reactor);
   for (const Item& item : others) {
@@ -142,9 +142,10 @@ Task<> NvmeParamHome::gather(UnitId unit, Need need) {
 }
 
 /// Reads each item to its place in `memory`, which begins with element `begin` of the unit.
-Task<> NvmeParamHome::read_items(const std::vector<Item>& items, std::span<std::byte> memory,
-                                 std::uint64_t begin, IoPriority priority) {
-  const std::size_t element_bytes = size_bytes(context_.table.dtype());
+Task<> NvmeParamHome::read_items(UnitId unit, const std::vector<Item>& items,
+                                 std::span<std::byte> memory, std::uint64_t begin,
+                                 IoPriority priority) {
+  const std::size_t element_bytes = context_.table.element_bytes(unit);
   WorkGroup reads(context_.reactor);
   for (const Item& item : items) {
     reads.spawn(

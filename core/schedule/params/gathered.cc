@@ -66,7 +66,7 @@ Task<Residency::Acquired> Gathered::acquire(UnitId unit) {
     co_await flight->done.wait();  // rethrows a failure
   }
   const auto memory = reinterpret_cast<std::uintptr_t>(flight->memory);
-  co_return Acquired{.params = {context_.table.dtype(), {memory, unpadded_bytes(unit)}},
+  co_return Acquired{.params = {context_.table.dtype(unit), {memory, unpadded_bytes(unit)}},
                      .landed = {}};
 }
 

@@ -49,11 +49,11 @@ Task<QuantizedGather::Codes> QuantizedGather::encode(UnitId unit,
   Codes codes{.unit = unit, .number = next_number_++};
   codes.buffer = co_await buffers_.take();
   const ChunkTable& table = context_.table;
-  const std::size_t element_bytes = size_bytes(table.dtype());
+  const std::size_t element_bytes = table.element_bytes(unit);
   const std::span<std::byte> own = codes_of(codes, table.sharding().rank, 1);
   std::vector<std::function<void()>> jobs;
   each_quantized_job(table.unit(unit).slice_count, [&](std::uint64_t first, std::uint64_t count) {
-    jobs.emplace_back([=, dtype = table.dtype()] {
+    jobs.emplace_back([=, dtype = table.dtype(unit)] {
       quantize(kBits, {dtype, slice.subspan(first * element_bytes, count * element_bytes)},
                own.subspan(quantized_bytes(kBits, first), quantized_bytes(kBits, count)));
     });
@@ -86,7 +86,7 @@ Task<> QuantizedGather::finish(Codes codes) {
 }
 
 Task<> QuantizedGather::decode(Codes codes, Run run, std::span<std::byte> out) {
-  const DType dtype = context_.table.dtype();
+  const DType dtype = context_.table.dtype(codes.unit);
   const int ranks = context_.table.sharding().world_size;
   std::vector<std::function<void()>> jobs;
   for (int rank = 0; rank < ranks; ++rank) {

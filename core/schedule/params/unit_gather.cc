@@ -53,11 +53,13 @@ std::uint64_t UnitGather::place_bytes(const ChunkTable& table, UnitId unit) noex
 std::uint64_t UnitGather::piece_bytes(const ChunkTable& table, const ReductionSettings& settings) {
   const auto slices = static_cast<std::uint64_t>(table.sharding().world_size);
   const std::uint64_t tiles = settings.bucket_elements / slices / kTileElements;
-  std::uint64_t largest_count = 0;
-  for (UnitId u = 0; u < table.unit_count(); ++u)
-    largest_count = std::max(largest_count, table.unit(u).slice_count);
   const std::uint64_t count = std::max<std::uint64_t>(1, tiles) * kTileElements;
-  return slices * std::min(count, largest_count) * size_bytes(table.dtype());
+  std::uint64_t largest_bytes = 0;
+  for (UnitId u = 0; u < table.unit_count(); ++u) {
+    const std::uint64_t its = std::min(count, table.unit(u).slice_count);
+    largest_bytes = std::max(largest_bytes, its * table.element_bytes(u));
+  }
+  return slices * largest_bytes;
 }
 
 std::shared_ptr<UnitGather::Flight> UnitGather::start(UnitId unit, Need need, Signal& updated) {
@@ -144,7 +146,7 @@ Task<UnitParamHome::Fetched> UnitGather::fetch_own(const Flight& flight) {
 /// Returns the place of this rank's slice in the unit on the device.
 std::span<std::byte> UnitGather::own_place(const Flight& flight) const {
   const ChunkTable& table = context_.table;
-  const std::size_t element_bytes = size_bytes(table.dtype());
+  const std::size_t element_bytes = table.element_bytes(flight.unit);
   return {flight.memory + table.own_begin(flight.unit) * element_bytes,
           table.unit(flight.unit).slice_count * element_bytes};
 }
@@ -175,7 +177,7 @@ Task<> UnitGather::issue_pieces(const FlightPtr& flight) {
   }
   const std::span<const std::byte> own = flight->own.bytes;
   flight->missing_bytes = own.size();
-  const std::uint64_t share = piece_share(ranks->world_size());
+  const std::uint64_t share = piece_share(flight->unit, ranks->world_size());
   for (std::uint64_t first = 0; first < own.size(); first += share) {
     Piece piece{.first_byte = first,
                 .size_bytes = std::min(share, own.size() - first),
@@ -221,9 +223,9 @@ Task<> UnitGather::issue(const FlightPtr& flight) {
   under_way(flight, ranks->all_gather(own, whole), {});
 }
 
-/// Returns how many bytes of each of `slices` slices are in a piece: whole tiles.
-std::uint64_t UnitGather::piece_share(int slices) const noexcept {
-  const std::uint64_t tile_bytes = kTileElements * size_bytes(context_.table.dtype());
+/// Returns how many bytes of each of `slices` slices of the unit are in a piece: whole tiles.
+std::uint64_t UnitGather::piece_share(UnitId unit, int slices) const noexcept {
+  const std::uint64_t tile_bytes = kTileElements * context_.table.element_bytes(unit);
   return piece_bytes_ / static_cast<std::uint64_t>(slices) / tile_bytes * tile_bytes;
 }
 
@@ -262,8 +264,8 @@ Task<> UnitGather::decode(const Flight& flight, QuantizedGather::Codes codes) {
     quantized_->give_back(codes);
     co_return;
   }
-  const std::size_t element_bytes = size_bytes(table.dtype());
-  const std::uint64_t share = piece_share(table.sharding().world_size);
+  const std::size_t element_bytes = table.element_bytes(flight.unit);
+  const std::uint64_t share = piece_share(flight.unit, table.sharding().world_size);
   Piece piece{.first_byte = 0,
               .size_bytes = 0,
               .slice_bytes = slice_count * element_bytes,

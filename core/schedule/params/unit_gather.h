@@ -108,7 +108,7 @@ class UnitGather {
     std::uint64_t slice_bytes;  ///< size of a whole slice
     std::span<std::byte> buffer;
   };
-  std::uint64_t piece_share(int slices) const noexcept;
+  std::uint64_t piece_share(UnitId unit, int slices) const noexcept;
   Task<> land_piece(FlightPtr flight, Task<> gathering, Piece piece);
   Task<> bring(const Flight& flight, Piece piece);
   Task<> decode(const Flight& flight, QuantizedGather::Codes codes);
