@@ -195,12 +195,6 @@ class StateEngine {
   virtual bool resumed() const = 0;
   virtual std::span<const std::byte> resumed_blob() const = 0;
 
-  /// Passes the fp32 master parameters of `unit` that this rank updates, at generation(), to
-  /// `consume(first, values)`, in the order of elements.
-  virtual void read_master(
-      UnitId unit,
-      const std::function<void(std::uint64_t first, std::span<const float> values)>& consume) = 0;
-
   /// Returns where each class of state is. If the config left it to the engine, this is what the
   /// engine chose.
   virtual Placement placement() const { return {}; }
@@ -300,6 +294,12 @@ class Engine : public StateEngine {
   /// options that differ from another rank's. After any other error the engine has ended: every
   /// call throws, and the newest durable generation is undamaged.
   virtual StepResult step(const StepOptions& options) = 0;
+
+  /// Passes the fp32 master parameters of `unit` that this rank updates, at generation(), to
+  /// `consume(first, values)`, in the order of elements.
+  virtual void read_master(
+      UnitId unit,
+      const std::function<void(std::uint64_t first, std::span<const float> values)>& consume) = 0;
 };
 
 }  // namespace ziggurat

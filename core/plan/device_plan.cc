@@ -50,11 +50,6 @@ class Division {
 
   DevicePlan plan(std::uint64_t budget_bytes) const {
     DevicePlan plan = placed();
-    if (placement_.params == Tier::kTrainer) {
-      plan.accumulators = 0;
-      plan.smallest_bytes = plan.peak_bytes();
-      return plan;
-    }
     plan.accumulator_bytes = buffer_bytes(largest_bytes_);
     plan.in_use_bytes = in_use_bytes();
     plan.slack_bytes = gathers() || !request_.trainer.held.empty() ? kFragmentationBytes : 0;
@@ -69,7 +64,6 @@ class Division {
 
   std::uint64_t comfortable_bytes() const {
     DevicePlan plan = this->plan(0);
-    if (placement_.params == Tier::kTrainer) return plan.peak_bytes();
     set_aside(plan, 2);
     plan.live_bytes = std::max(plan.in_use_bytes, units_in_a_row());
     return plan.peak_bytes() + plan.slack_bytes;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/bytes.h"
@@ -56,6 +57,7 @@ class Items {
 
  private:
   bool comes(Tier tier) const {
+    if (table_.is_lent()) return false;
     return tier == Tier::kNvme || (tier == Tier::kDevice && out_of_reach_);
   }
 
@@ -127,7 +129,7 @@ std::uint64_t HostPlan::smallest_bytes() const {
 }
 
 std::uint64_t HostPlan::comfortable_bytes() const {
-  return smallest_bytes() + (kWorkItemsWanted - 1) * lease_bytes(item_bytes);
+  return smallest_bytes() + (items_wanted - 1) * lease_bytes(item_bytes);
 }
 
 std::uint64_t HostPlan::work_bytes(std::uint64_t chunk_count) const {
@@ -145,7 +147,7 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   const Items items(table, placement, reduction.staged);
   plan.device_chunks = items.device_chunks();
   // A trainer that lends its gradients computes the norm itself.
-  if (placement.grads != Tier::kTrainer)
+  if (!table.is_lent())
     plan.norm_bytes = lease_bytes(GradientNorm::memory_bytes(table)) +
                       lease_bytes(GradientFlow::copies_bytes(table, reduction));
   if (!table.sharding().one_rank()) {
@@ -158,31 +160,42 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
     plan.staged_bytes = lease_bytes(kStagedGathers * UnitGather::piece_bytes(table, reduction));
   plan.permanent_bytes =
       plan.norm_bytes + plan.bucket_bytes + plan.quantized_bytes + plan.staged_bytes;
+  // What is lent lives on none of the tiers.
+  std::optional<Tier> params, grads;
+  if (!table.is_lent()) {
+    params = placement.params;
+    grads = placement.grads;
+  }
   std::uint64_t largest_home_bytes = 0;
   for (UnitId u = 0; u < table.unit_count(); ++u) {
     const std::uint64_t home_bytes = table.home_count(u) * table.element_bytes(u);
     largest_home_bytes = std::max(largest_home_bytes, home_bytes);
-    if (placement.params == Tier::kHost) plan.permanent_bytes += lease_bytes(home_bytes);
+    if (params == Tier::kHost) plan.permanent_bytes += lease_bytes(home_bytes);
     if (const std::uint64_t part_bytes = table.node_part_bytes(u); part_bytes > 0)
       plan.permanent_bytes += lease_bytes(part_bytes);
   }
+  std::uint64_t with_items = 0;
   for (std::size_t id = 0; id < table.chunks().size(); ++id) {
     const Chunk& chunk = table.chunks()[id];
+    if (items.bytes(id) > 0) ++with_items;
     plan.item_bytes = std::max(plan.item_bytes, items.bytes(id));
     if (chunk.constant) continue;
     if (placement.optimizer == Tier::kHost && id >= plan.device_chunks)
       plan.permanent_bytes += lease_bytes(chunk.record_bytes());
-    if (placement.grads == Tier::kHost) plan.gradient_bytes += lease_bytes(chunk.param_bytes());
+    if (grads == Tier::kHost) plan.gradient_bytes += lease_bytes(chunk.param_bytes());
   }
 
+  // Of lent parameters whose records are in memory only packed units need items.
+  if (table.is_lent() && placement.optimizer == Tier::kHost)
+    plan.items_wanted = std::clamp<std::uint64_t>(with_items, 1, kWorkItemsWanted);
   if (plan.item_bytes > 0) plan.reserves.push_back({Purpose::kOptimizer, plan.item_bytes});
   // Ranks exchange data only from host memory.
   const bool exchanged =
-      placement.params == Tier::kDevice && reduction.staged && !table.sharding().one_rank();
-  if (placement.params == Tier::kNvme || exchanged) {
+      params == Tier::kDevice && reduction.staged && !table.sharding().one_rank();
+  if (params == Tier::kNvme || exchanged) {
     plan.reserves.push_back({Purpose::kParams, largest_home_bytes});
   }
-  if (placement.grads == Tier::kNvme) {
+  if (grads == Tier::kNvme) {
     plan.reserves.push_back({Purpose::kGradients, table.largest_param_bytes()});
   }
 
@@ -198,7 +211,7 @@ std::uint64_t choose_chunk_tiles(const HostRequest& request, std::uint64_t budge
   for (std::uint64_t tiles = kChunkTilesMax; tiles >= 1; --tiles) {
     const HostPlan plan = plan_with(request, tiles, budget_bytes);
     const bool fits = plan.smallest_bytes() <= budget_bytes;
-    if (fits && (plan.item_bytes == 0 || plan.items_unless_kept(budget_bytes) >= kWorkItemsWanted))
+    if (fits && (plan.item_bytes == 0 || plan.items_unless_kept(budget_bytes) >= plan.items_wanted))
       return tiles;
   }
   const std::uint64_t tiles = smallest_tiles(request);

@@ -56,7 +56,8 @@ struct HostPlan {
   std::uint64_t gradient_bytes = 0;  ///< all gradients, if they are placed on host
   std::uint64_t save_bytes = 0;      ///< for saves in the background; the pool has all the rest
   std::uint64_t item_bytes = 0;      ///< the optimizer's largest work item; 0 if it takes none
-  std::size_t device_chunks = 0;     ///< the first chunks, whose records are on the device
+  std::uint64_t items_wanted = kWorkItemsWanted;  ///< with which a sweep has no need of more
+  std::size_t device_chunks = 0;  ///< the first chunks, whose records are on the device
   std::uint64_t items = 0;  ///< work items that fit beside all the state above and the kept records
   /// Sizes of the records that are kept in host memory, by chunk; 0 for the first device_chunks.
   std::vector<std::uint64_t> kept_item_bytes;

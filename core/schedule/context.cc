@@ -15,7 +15,7 @@ namespace ziggurat {
 void Context::spawn(Task<> task) { tasks.spawn(guarded(std::move(task))); }
 
 Task<> Context::copy_to_device(DeviceSpan<std::byte> to, std::span<const std::byte> from) {
-  return copy(reactor, to_device,
+  return copy(reactor, *to_device,
               {.destination = reinterpret_cast<std::byte*>(to.address()),
                .source = from.data(),
                .size_bytes = from.size(),
@@ -23,7 +23,7 @@ Task<> Context::copy_to_device(DeviceSpan<std::byte> to, std::span<const std::by
 }
 
 Task<> Context::copy_to_host(std::span<std::byte> to, DeviceSpan<const std::byte> from) {
-  return copy(reactor, to_host,
+  return copy(reactor, *to_host,
               {.destination = to.data(),
                .source = reinterpret_cast<const std::byte*>(from.address()),
                .size_bytes = to.size(),

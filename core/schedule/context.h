@@ -32,10 +32,11 @@ struct Context {
   WorkerPool& workers;
   Metrics& metrics;
   Trace* trace;  ///< may be null
-  Device& device;
-  Stream& to_device;
-  Stream& to_host;
-  Compute& compute;  ///< computes on bytes in the device's memory
+  // Null if the hand brings nothing to a device.
+  Device* device = nullptr;
+  Stream* to_device = nullptr;
+  Stream* to_host = nullptr;
+  Compute* compute = nullptr;  ///< computes on bytes in the device's memory
   PinnedPool& pool;
   RankChannels& ranks;
   const ChunkTable& table;

@@ -389,27 +389,32 @@ ChunkTable ChunkTable::of_layout(const std::string& layout, int rank) {
 }
 
 ModelSpec packed_as(const ModelSpec& lent, const std::string& layout) {
+  const nlohmann::json json = parsed(layout);
+  const ModelSpec stored = model_in(json);
+  const std::vector<UnitSpec> order = unpacked_model(stored).units;
+  const auto same = [](const UnitSpec& own, const UnitSpec& other) {
+    return own.params.front().name == other.params.front().name;
+  };
+  if (!std::ranges::equal(lent.units, order, same)) return lent;
   std::map<std::string, const UnitSpec*> by_name;
   for (const UnitSpec& unit : lent.units) by_name[unit.params.front().name] = &unit;
   ModelSpec model{.name = lent.name, .units = {}, .dtype = lent.dtype};
-  std::optional<ParamId> before;  // of the parameters that have a unit for themselves
-  for (UnitSpec& unit : model_in(parsed(layout)).units) {
+  for (const UnitSpec& unit : stored.units) {
+    if (unit.params.size() > 1 && state_in(json).format == StateFormat::k8Bit) {
+      throw Error(ErrorCode::kDataLoss,
+                  fmt::format("{}: the parameters of unit '{}' share blocks of 8-bit codes", kPlace,
+                              unit.name));
+    }
     UnitSpec& its = model.units.emplace_back(UnitSpec{.name = unit.name, .params = {}});
     for (const ParamSpec& param : unit.params) {
-      const auto found = by_name.find(param.name);
-      if (found == by_name.end()) return lent;
-      const DType dtype = found->second->dtype.value_or(lent.dtype);
-      if (its.params.empty()) its.dtype = dtype;
-      if (its.dtype != dtype) return lent;
-      its.params.push_back(found->second->params.front());
-      by_name.erase(found);
+      const UnitSpec& own = *by_name.at(param.name);
+      const DType dtype = own.dtype.value_or(lent.dtype);
+      if (its.dtype.value_or(dtype) != dtype) return lent;
+      its.dtype = dtype;
+      its.params.push_back(own.params.front());
     }
-    if (unit.params.size() > 1) continue;  // the layout has the numbers of its parameters
-    const std::optional<ParamId> number = its.params.front().lent;
-    if (before && *number < *before) return lent;
-    before = number;
   }
-  return by_name.empty() ? model : lent;
+  return model;
 }
 
 std::string layout_of_pieces(const std::string& layout) {

@@ -6,6 +6,9 @@
 
 #include <map>
 #include <utility>
+#include <vector>
+
+#include "base/error.h"
 
 namespace ziggurat {
 
@@ -39,6 +42,40 @@ ModelSpec packed_model(const ModelSpec& lent, StateFormat format) {
     model.units.push_back(unit);
   }
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) close(dtype);
+  return model;
+}
+
+ModelSpec unpacked_model(const ModelSpec& packed) {
+  struct Place {
+    const UnitSpec* unit = nullptr;
+    const ParamSpec* param = nullptr;
+  };
+  std::size_t count = 0;
+  for (const UnitSpec& unit : packed.units) count += unit.params.size();
+  std::vector<Place> all(count);
+  std::vector<Place> others;  // those without a number, in their order
+  for (const UnitSpec& unit : packed.units) {
+    for (const ParamSpec& param : unit.params) {
+      if (!param.lent) {
+        others.push_back({&unit, &param});
+        continue;
+      }
+      if (*param.lent >= count || all[*param.lent].param != nullptr) {
+        throw Error(ErrorCode::kDataLoss,
+                    fmt::format("the store's layout: parameter '{}' has the number {}, which is "
+                                "another's or beyond its {} parameters",
+                                param.name, *param.lent, count));
+      }
+      all[*param.lent] = {&unit, &param};
+    }
+  }
+  auto next = others.begin();
+  ModelSpec model{.name = packed.name, .units = {}, .dtype = packed.dtype};
+  for (Place& place : all) {
+    if (place.param == nullptr) place = *next++;
+    model.units.push_back(
+        {.name = place.param->name, .params = {*place.param}, .dtype = place.unit->dtype});
+  }
   return model;
 }
 

@@ -23,6 +23,9 @@ inline constexpr std::uint64_t kPackElementsMax = std::uint64_t{1} << 16;
 /// Returns `lent`, which has a unit for each parameter, with small parameters of one type together
 /// in units. Parameters in 8 bits are not packed, because each has blocks of codes of its own.
 ModelSpec packed_model(const ModelSpec& lent, StateFormat format);
+/// Returns the model of a layout with a unit for each parameter, in the trainer's order. Errors:
+/// kDataLoss for numbers of parameters that no trainer gives.
+ModelSpec unpacked_model(const ModelSpec& packed);
 /// Returns `lent` with its parameters in the units of `layout`, or as it is if they are not the
 /// parameters of `layout`, in the same order. Errors: kDataLoss for a layout that no store can
 /// have.

@@ -95,7 +95,6 @@ std::string_view to_string(Tier tier) noexcept {
     case Tier::kDevice: return "device";
     case Tier::kHost: return "host";
     case Tier::kNvme: return "nvme";
-    case Tier::kTrainer: return "trainer";
   }
   return "?";
 }

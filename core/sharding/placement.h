@@ -9,14 +9,13 @@
 
 namespace ziggurat {
 
-/// A level of the tower, or the trainer's own memory, which it lends to the engine (Engine::open).
-/// Parameters and gradients can be in the trainer's memory, but only both together, and no setting
-/// names that tier.
-enum class Tier : std::uint8_t { kDevice, kHost, kNvme, kTrainer };
+/// A level of the tower.
+enum class Tier : std::uint8_t { kDevice, kHost, kNvme };
 
 std::string_view to_string(Tier tier) noexcept;
 
-/// Says which tier each class of state lives on.
+/// Says which tier each class of state lives on. Where a trainer lends its parameters and
+/// gradients, these live in its own memory, and only `optimizer` counts.
 ///
 /// Optimizer records may be divided, in the order of the model: the first ones, as many as
 /// `device_record_bytes` hold, are on the device, those after them in host memory, the rest on

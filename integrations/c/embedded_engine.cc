@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_engine.cc: makes units of parameters, and the budget of a run that keeps
-// parameters where the trainer has them.
+// integrations/c/embedded_engine.cc: makes units of parameters, and keeps each parameter's count of
+// steps and its gradient.
 #include "integrations/c/embedded_engine.h"
 
 #include <fmt/format.h>

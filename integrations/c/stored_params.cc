@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "core/sharding/chunk_table.h"
+#include "core/sharding/packing.h"
 #include "tiers/store_reader.h"
 
 namespace ziggurat {
@@ -48,7 +49,7 @@ std::optional<ModelSpec> stored_params(Runtime& runtime, const EngineConfig& con
   Look look{.runtime = runtime, .config = config};
   runtime.reactor.block_on(look.make());
   if (!look.found) return std::nullopt;
-  return ChunkTable::of_layout(look.found->layout, 0).model();
+  return unpacked_model(ChunkTable::of_layout(look.found->layout, 0).model());
 }
 
 std::string stored_params_json(const std::optional<ModelSpec>& model) {

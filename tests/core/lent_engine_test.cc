@@ -303,6 +303,23 @@ TEST_F(LentCalls, MoveAUnitOnlyToMemoryThatHoldsIt) {
   EXPECT_TRUE(trainer_.same());
 }
 
+TEST_F(LentCalls, RefuseParametersThatAStoreCannotTellApartOrHold) {
+  EngineConfig config = config_of(kUsual, Where::kNvme, directory_);
+  ModelSpec model = model_;
+  model.units[1].params[0].name = model.units[0].params[0].name;
+  const auto lent = trainer_.lent();
+  EXPECT_THAT(refusal([&] { LentEngine::open(model, config, *runtime_, lent); }),
+              HasSubstr("two parameters have the name 'unit0'"));
+  model = model_;
+  model.units[1].params[0].shape = {0};
+  EXPECT_THAT(refusal([&] { LentEngine::open(model, config, *runtime_, lent); }),
+              HasSubstr("parameter 'unit1' has no elements"));
+  model = model_;
+  model.units[0].params.push_back(model.units[1].params[0]);
+  EXPECT_THAT(refusal([&] { LentEngine::open(model, config, *runtime_, lent); }),
+              HasSubstr("give each lent parameter a unit of its own"));
+}
+
 TEST_F(LentCalls, UpdateAtOnceWhatIsInMemory) {
   for (const Where where : {Where::kMemory, Where::kNvme}) {
     const auto engine = open(config_of(kUsual, where, directory_));  // all records fit

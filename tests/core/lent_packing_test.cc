@@ -86,6 +86,36 @@ TEST(Packing, IsThatOfTheLayoutWhateverARunWouldChoose) {
   }
 }
 
+TEST(Packing, IsUndoneInTheTrainersOrder) {
+  const ModelSpec lent = numbered({5, 20'000, 7, 30'000, 9});
+  const std::string layout = ChunkTable(packed_model(lent, kFp32), 4).layout();
+  const ModelSpec again = unpacked_model(ChunkTable::of_layout(layout, 0).model());
+  ASSERT_EQ(again.units.size(), lent.units.size());
+  for (std::size_t u = 0; u < lent.units.size(); ++u)
+    EXPECT_THAT(names_in(again.units[u]), ElementsAre(lent.units[u].name));
+}
+
+TEST(Packing, RefusesNumbersThatNoTrainerGives) {
+  const ModelSpec lent = numbered({5, 20'000, 7, 30'000, 9});
+  const std::string layout = ChunkTable(packed_model(lent, kFp32), 4).layout();
+  const auto with = [&](const std::string& is, const std::string& becomes) {
+    std::string other = layout;
+    other.replace(other.find(is), is.size(), becomes);
+    return other;
+  };
+  for (const char* number : {"\"number\":0", "\"number\":5", "\"number\":4294967295"}) {
+    const std::string hostile = with("\"number\":2", number);
+    EXPECT_THROW(packed_as(lent, hostile), Error) << hostile;
+    EXPECT_THROW(unpacked_model(ChunkTable::of_layout(hostile, 0).model()), Error) << hostile;
+  }
+  // A number that is taken from the layout leaves another order, which the trainer does not have.
+  const std::string less = with(",\"number\":2", "");
+  EXPECT_THROW(ChunkTable::from_layout(packed_as(lent, less), less), Error);
+  EXPECT_THROW(packed_as(lent, with("\"state_format\":\"fp32\"", "\"state_format\":\"8bit\"")),
+               Error)
+      << "blocks of codes would be shared";
+}
+
 /// Sizes of many packs and of chunks of one tile, which cut parameters; large ones stand between.
 const std::vector<std::int64_t> kSizes{1,      16'383, 40'000, 3,     16'000, 9'000,
                                        15'999, 257,    16'384, 16,    16'000, 5'000,

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "base/bytes.h"
@@ -15,7 +16,6 @@
 #include "core/engine/state/step_agreement.h"
 #include "core/engine/state/store_rounding.h"
 #include "optimizer/state_values.h"
-#include "tiers/host_device.h"
 
 namespace ziggurat {
 namespace {
@@ -23,11 +23,9 @@ namespace {
 std::unique_ptr<LentEngine> opened(const ModelSpec& model, EngineConfig config, Runtime& runtime,
                                    std::span<const TypedSpan<std::byte>> params,
                                    StateSource* source, const LoadOptions& options) {
-  config.placement.params = config.placement.grads = Tier::kTrainer;
   // The trainer judges a step before anything is updated, so there is nothing to guess.
   config.speculation = EngineConfig::Speculation::kNever;
-  auto device = HostDevice::create(runtime.reactor, kKiB * 4, runtime.trace.get());
-  auto engine = std::make_unique<LentEngineImpl>(model, config, runtime, std::move(device));
+  auto engine = std::make_unique<LentEngineImpl>(model, config, runtime);
   engine->open(params, source, options);
   return engine;
 }
@@ -47,10 +45,8 @@ std::unique_ptr<LentEngine> LentEngine::open(const ModelSpec& model, EngineConfi
   return opened(model, std::move(config), runtime, params, &source, options);
 }
 
-LentEngineImpl::LentEngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
-                               std::unique_ptr<Device> device)
-    : StateDoor(model, config, runtime, *device, TrainingState::Division::kPieces),
-      device_(std::move(device)) {}
+LentEngineImpl::LentEngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime)
+    : StateDoor(model, config, runtime, nullptr, TrainingState::Division::kPieces) {}
 
 void LentEngineImpl::open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
                           const LoadOptions& options) {
@@ -93,11 +89,18 @@ void LentEngineImpl::validate() {
           fmt::format(
               "`first_elements` has {} numbers, but the model has {} parameters: give one for each",
               firsts.size(), model.units.size()));
+  std::set<std::string_view> names;
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     UnitSpec& unit = model.units[u];
     require(unit.params.size() == 1,
             fmt::format("unit '{}' has {} parameters: give each lent parameter a unit of its own",
                         unit.name, unit.params.size()));
+    require(unit.count() > 0,
+            fmt::format("parameter '{}' has no elements: lend only those that have some",
+                        unit.params[0].name));
+    require(
+        names.insert(unit.params[0].name).second,
+        fmt::format("two parameters have the name '{}': give each its own", unit.params[0].name));
     unit.params[0].lent = static_cast<ParamId>(u);
     if (!firsts.empty()) unit.params[0].first_element = firsts[u];
     const DType dtype = unit.dtype.value_or(model.dtype);

@@ -15,9 +15,7 @@ namespace ziggurat {
 
 class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
  public:
-  /// `device` holds nothing of the trainer's.
-  LentEngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
-                 std::unique_ptr<Device> device);
+  LentEngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime);
   ~LentEngineImpl() override { close_state(); }
   /// Does the rest of construction. `source` may be null.
   void open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
@@ -68,7 +66,6 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
                    std::span<const std::byte> blob);
   Task<> updated_from_memory();
 
-  std::unique_ptr<Device> device_;
   std::span<const TypedSpan<std::byte>> lent_;  // per parameter; set while the engine is opened
   LentParamHome* params_ = nullptr;             // the state's
   LentGradHome* grads_ = nullptr;               // the state's

@@ -19,6 +19,7 @@
 #include "core/schedule/stored_record.h"
 #include "optimizer/state_arrays.h"
 #include "optimizer/state_values.h"
+#include "tiers/tile_size.h"
 
 namespace ziggurat {
 namespace {
@@ -44,49 +45,57 @@ Task<> TrainingState::read_state(ParamId param, std::size_t index, std::span<flo
     co_await read_run(its.chunk, index, its.run, values.subspan(its.run.first, its.run.count));
 }
 
-/// Reads the chunk's record of generation_ from the store.
-Task<> TrainingState::read_newest(ChunkId id, std::span<std::byte> record) {
+/// Returns the chunk's newest record from wherever it is. The record need not be durable, because
+/// the blob of its step may come later. A record that stays in memory was verified when it was read
+/// or made.
+Task<TrainingState::NewestRecord> TrainingState::newest_record(ChunkId id) {
+  co_await sweep_->record_written(id, generation_);
+  NewestRecord its;
   if (last_read_ && last_read_->chunk == id && last_read_->generation == generation_) {
-    std::ranges::copy(last_read_->record, record.begin());
-    co_return;
+    its.read = last_read_->record;
+    its.bytes = *its.read;
+    co_return std::move(its);
   }
   const std::uint64_t generation = generation_;
-  co_await read_record(*context_, *storage_->store, id, sweep_->stored_in(id), record);
-  if (!table_->is_packed(table_->chunk(id).unit)) co_return;
-  last_read_ = {.chunk = id, .generation = generation, .record = {record.begin(), record.end()}};
+  its.memory = co_await item_of(id);
+  its.bytes = its.memory.work.record;
+  if (records_->holds(id, generation)) co_return std::move(its);
+  ZIGGURAT_CHECK(!records_->stays(id), "chunk {}: the record that stays is of another generation",
+                 id);
+  co_await read_record(*context_, *storage_->store, id, sweep_->stored_in(id),
+                       its.memory.work.record);
+  if (!table_->is_packed(table_->chunk(id).unit)) co_return std::move(its);
+  its.read = std::make_shared<const std::vector<std::byte>>(its.bytes.begin(), its.bytes.end());
+  last_read_ = {.chunk = id, .generation = generation, .record = its.read};
+  co_return std::move(its);
 }
 
-/// Returns the chunk's newest record from wherever it is; `memory` is taken for it. The record need
-/// not be durable, because the blob of its step may come later. A record that stays in memory was
-/// verified when it was read or made. If the trainer has written state since, the record is in
-/// `written` and includes it.
-Task<std::span<const std::byte>> TrainingState::newest_record(ChunkId id, ItemMemory& memory,
-                                                              std::vector<std::byte>& written) {
-  co_await sweep_->record_written(id, generation_);
-  memory = co_await item_of(id);
-  if (!records_->holds(id, generation_)) {
-    ZIGGURAT_CHECK(!records_->stays(id), "chunk {}: the record that stays is of another generation",
-                   id);
-    co_await read_newest(id, memory.work.record);
-  }
-  const std::shared_ptr<const StateWrites::Arrays> writes = writes_->of(id);
-  if (writes == nullptr) co_return memory.work.record;
-  const std::function<void()> job = [&] {
-    written.assign(memory.work.record.begin(), memory.work.record.end());
-    writes_->apply(*writes, written);
-  };
-  co_await context_->run_near(id, "apply writes", job);
-  co_return written;
-}
-
+/// Reads what the trainer has written since the step, rounded in the store's format; or else the
+/// newest record.
 Task<> TrainingState::read_run(ChunkId id, std::size_t index, ParamRun run,
                                std::span<float> values) {
-  ItemMemory memory;
-  std::vector<std::byte> written;
-  Task<std::span<const std::byte>> finding = newest_record(id, memory, written);
-  const std::span<const std::byte> record = co_await std::move(finding);
+  co_await sweep_->record_written(id, generation_);
+  const std::shared_ptr<const StateWrites::Arrays> writes = writes_->of(id);
+  std::shared_ptr<const std::vector<float>> written;
+  if (writes != nullptr) {
+    const auto found = writes->find({.index = index, .begin = run.begin});
+    if (found != writes->end()) written = found->second;
+  }
+  if (written != nullptr) {
+    const std::function<void()> job = [&] {
+      const RecordFormat format = record_format(table_->state());
+      const std::size_t tiles = (run.count + kTileElements - 1) / kTileElements;
+      std::vector<std::byte> alone(format.record_bytes(tiles));
+      write_state_values(table_->state(), index, 0, *written, alone);
+      read_state_values(table_->state(), index, alone, values);
+    };
+    co_await context_->run_near(id, "round state", job);
+    co_return;
+  }
+  Task<NewestRecord> finding = newest_record(id);
+  const NewestRecord record = co_await std::move(finding);
   const std::function<void()> job = [&] {
-    read_state_values(table_->state(), index, record, run.begin, values);
+    read_state_values(table_->state(), index, record.bytes, run.begin, values);
   };
   co_await context_->run_near(id, "read state", job);
 }
@@ -105,11 +114,20 @@ Task<> TrainingState::copy_state(bool widen_codes, const TakeArray& take) {
   co_await for_each_index(runtime_.reactor, table_->chunks().size(), kCopiedAtOnce, copy);
 }
 
+/// The copy includes what the trainer has written since the step.
 Task<> TrainingState::copy_chunk(ChunkId id, bool widen_codes, const TakeArray& take) {
-  ItemMemory memory;
+  Task<NewestRecord> finding = newest_record(id);
+  const NewestRecord newest = co_await std::move(finding);
+  std::span<const std::byte> record = newest.bytes;
   std::vector<std::byte> written;
-  Task<std::span<const std::byte>> finding = newest_record(id, memory, written);
-  const std::span<const std::byte> record = co_await std::move(finding);
+  if (const std::shared_ptr<const StateWrites::Arrays> writes = writes_->of(id)) {
+    const std::function<void()> job = [&] {
+      written.assign(record.begin(), record.end());
+      writes_->apply(*writes, written);
+    };
+    co_await context_->run_near(id, "apply writes", job);
+    record = written;
+  }
   for (const ParamRun& run : table_->param_runs(id))
     co_await copy_run(id, run, record, widen_codes, take);
 }

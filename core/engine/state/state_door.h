@@ -22,7 +22,7 @@ namespace ziggurat {
 template <class Interface>
 class StateDoor : public Interface {
  public:
-  StateDoor(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device,
+  StateDoor(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device* device,
             TrainingState::Division division)
       : state_(model, config, runtime, device, division) {}
 
@@ -61,18 +61,6 @@ class StateDoor : public Interface {
   }
   bool resumed() const override { return state_.resumed(); }
   std::span<const std::byte> resumed_blob() const override { return state_.resumed_blob(); }
-  void read_master(
-      UnitId unit,
-      const std::function<void(std::uint64_t, std::span<const float>)>& consume) override {
-    const Turn turn(turn_);
-    require_unit("read_master", unit);
-    const ChunkTable& table = state_.table();
-    const UnitChunks& chunks = table.unit(unit);
-    for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
-      const std::vector<float> values = run(state_.read_master(id));
-      if (!values.empty()) consume(table.chunk(id).begin, values);
-    }
-  }
   Placement placement() const override { return state_.config().placement; }
   double state_seconds() const override { return state_.state_seconds(); }
   std::uint64_t read_ahead_bytes() const override {
@@ -86,7 +74,7 @@ class StateDoor : public Interface {
 
  protected:
   /// Serializes a trainer's calls. It is recursive, because a function that is given values
-  /// (read_master()) may make calls too.
+  /// (Engine::read_master()) may make calls too.
   using Turn = std::lock_guard<std::recursive_mutex>;
 
   /// Runs a call. If the state has ended, throws only when no job uses memory that the trainer

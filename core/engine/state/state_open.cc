@@ -37,7 +37,7 @@ Task<> require_same_step(Quorum& ranks, std::uint64_t step, const std::string& p
 }  // namespace
 
 TrainingState::TrainingState(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
-                             Device& device, Division division)
+                             Device* device, Division division)
     : model_(model),
       config_(config),
       division_(division),
@@ -115,9 +115,11 @@ static_assert(kBlobRoomBytes == kBlobHeadBytes + kBlobBytesMax);
 Task<> TrainingState::open_store() {
   open_storage();
   // Compute takes a little of the device's memory, so it is made before the rest is divided.
-  compute_ = make_compute(device_, runtime_.reactor, *runtime_.workers,
-                          {.round_count_max = kChunkTilesMax * kTileElements,
-                           .quantizes = sharding().quantization.gradients()});
+  if (device_ != nullptr) {
+    compute_ = make_compute(*device_, runtime_.reactor, *runtime_.workers,
+                            {.round_count_max = kChunkTilesMax * kTileElements,
+                             .quantizes = sharding().quantization.gradients()});
+  }
   if (!config_.store.empty()) co_await end_succession();
   const bool found = !config_.store.empty() && co_await store_found();
   if (found && config_.resume == EngineConfig::Resume::kNew) {
@@ -223,7 +225,7 @@ Task<> TrainingState::create_store() {
 /// Chooses the placement before anything is sized. For an existing store its chunks are used.
 void TrainingState::choose_placement_if_automatic() {
   if (!config_.placement.automatic) return;
-  const Account device = device_.account();
+  const Account device = device_->account();
   PlacementChoice choice =
       choose_placement({.model = model_,
                         .state = config_.optimizer.state,
@@ -257,12 +259,14 @@ void TrainingState::make_pool() {
   options.cancel = &cancel_;
   pool_ = PinnedPool::create(runtime_.reactor, std::move(options));
   for (const auto& drive : storage_->drives) drive->register_memory(pool_->mapping());
-  pool_->keep_registered(device_.register_host_memory(pool_->mapping()));
+  if (device_ != nullptr) pool_->keep_registered(device_->register_host_memory(pool_->mapping()));
 }
 
 void TrainingState::make_context() {
-  to_device_ = device_.create_stream("host to device");
-  to_host_ = device_.create_stream("device to host");
+  if (device_ != nullptr) {
+    to_device_ = device_->create_stream("host to device");
+    to_host_ = device_->create_stream("device to host");
+  }
   tasks_.emplace(runtime_.reactor);
   gates_.emplace(cancel_, runtime_.metrics, table_->unit_count());
   context_.emplace(
@@ -271,9 +275,9 @@ void TrainingState::make_context() {
               .metrics = runtime_.metrics,
               .trace = runtime_.trace.get(),
               .device = device_,
-              .to_device = *to_device_,
-              .to_host = *to_host_,
-              .compute = *compute_,
+              .to_device = to_device_.get(),
+              .to_host = to_host_.get(),
+              .compute = compute_.get(),
               .pool = *pool_,
               .ranks = *channels_,
               .table = *table_,
@@ -306,7 +310,7 @@ DeviceRequest TrainingState::device_request() const {
   return {
       .trainer = {.device_bytes = config_.trainer_device_bytes, .held = config_.trainer_held_units},
       .keep_gathered = strategy_->keeps_params_to_backward,
-      .out_of_reach = !device_.host_accessible()};
+      .out_of_reach = out_of_reach()};
 }
 
 Task<Lease> TrainingState::state_lease(ChunkId id, std::uint64_t size_bytes) {
@@ -420,7 +424,7 @@ Task<> TrainingState::create_chunk(ChunkId id) {
   };
   co_await context_->run_near(id, "initialize", job);
   if (store != nullptr) co_await store->write(id, 0, memory.work.record, hash);
-  if (params_->is_lent() && !loader_) {
+  if (table_->is_lent() && !loader_) {
     records_->set_holds(id, generation_);  // made from the parameters that are there
   } else {
     co_await take_record(id, memory.work);

@@ -145,7 +145,7 @@ NodeGrid TrainingState::exchanges() const {
 ReductionSettings TrainingState::reduction() const {
   return {.dtype = config_.reduce_dtype,
           .bucket_elements = config_.reduce_bucket_elements,
-          .staged = !device_.host_accessible()};
+          .staged = out_of_reach()};
 }
 
 /// Returns why another rank failed. That rank gives its reason to every call that it ends, even to

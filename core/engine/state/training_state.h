@@ -48,8 +48,9 @@ class TrainingState {
   /// trainer has divided), which are divided with no other rank.
   enum class Division { kModel, kPieces };
 
+  /// `device` is null if the hand brings nothing to one.
   TrainingState(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
-                Device& device, Division division);
+                Device* device, Division division);
   TrainingState(const TrainingState&) = delete;
   TrainingState& operator=(const TrainingState&) = delete;
 
@@ -78,7 +79,7 @@ class TrainingState {
   ModelSpec& model() noexcept { return model_; }
   const EngineConfig& config() const noexcept { return config_; }
   Runtime& runtime() const noexcept { return runtime_; }
-  Device& device() const noexcept { return device_; }
+  Device& device() const noexcept { return *device_; }
   const Place& place() const noexcept { return place_; }
   const ChunkTable& table() const noexcept { return *table_; }
   Context& context() noexcept { return *context_; }
@@ -97,6 +98,8 @@ class TrainingState {
   /// Returns how many ranks share one copy of the state, if there are several copies; else 0.
   int shard_group() const;
   DeviceRequest device_request() const;
+  /// Whether the CPU cannot reach the memory of the device.
+  bool out_of_reach() const { return device_ != nullptr && !device_->host_accessible(); }
 
   // state_end.cc
   /// Throws the error with which the state has ended, if it has.
@@ -355,11 +358,15 @@ class TrainingState {
   struct LastRead {
     ChunkId chunk;
     std::uint64_t generation;
-    std::vector<std::byte> record;
+    std::shared_ptr<const std::vector<std::byte>> record;
   };
-  Task<> read_newest(ChunkId id, std::span<std::byte> record);
-  Task<std::span<const std::byte>> newest_record(ChunkId id, ItemMemory& memory,
-                                                 std::vector<std::byte>& written);
+  /// A record, and the memory that holds it.
+  struct NewestRecord {
+    ItemMemory memory{};
+    std::shared_ptr<const std::vector<std::byte>> read{};
+    std::span<const std::byte> bytes{};
+  };
+  Task<NewestRecord> newest_record(ChunkId id);
   Task<> read_run(ChunkId id, std::size_t index, ParamRun run, std::span<float> values);
   Task<> copy_chunk(ChunkId id, bool widen_codes, const TakeArray& take);
   Task<> copy_run(ChunkId id, ParamRun run, std::span<const std::byte> record, bool widen_codes,
@@ -403,7 +410,7 @@ class TrainingState {
   // The strategy of config_ on these ranks; known from validate() on.
   std::optional<Strategy> strategy_;
   Runtime& runtime_;
-  Device& device_;
+  Device* device_;
   Hand* hand_ = nullptr;  // null in a state that is used without a hand
 
   std::unique_ptr<RankChannels> channels_;

@@ -20,7 +20,7 @@ void refuse_unfit(StreamRef& stream) { stream.wait(Event()); }
 
 UnitEngine::UnitEngine(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
                        Device& device)
-    : StateDoor(model, config, runtime, device, TrainingState::Division::kModel) {}
+    : StateDoor(model, config, runtime, &device, TrainingState::Division::kModel) {}
 
 void UnitEngine::open(const Initializer& initialize) {
   initialize_ = &initialize;
@@ -119,6 +119,18 @@ void UnitEngine::wait_on(StreamRef& stream, const Event& event) {
   run(state_.ending_the_run(event.wait()));
 }
 
+void UnitEngine::read_master(
+    UnitId unit, const std::function<void(std::uint64_t, std::span<const float>)>& consume) {
+  const Turn turn(turn_);
+  require_unit("read_master", unit);
+  const ChunkTable& table = state_.table();
+  const UnitChunks& chunks = table.unit(unit);
+  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+    const std::vector<float> values = run(state_.read_master(id));
+    if (!values.empty()) consume(table.chunk(id).begin, values);
+  }
+}
+
 TypedDeviceSpan<const std::byte> UnitEngine::acquire(UnitId unit, StreamRef& stream) {
   const Turn turn(turn_);
   require_unit("acquire", unit);
@@ -178,7 +190,7 @@ void UnitEngine::finish_gradient(UnitId unit, StreamRef& stream) {
 /// accumulator.
 Task<> UnitEngine::send_gradient(UnitId unit, Event added) {
   state_.check();
-  co_await state_.context().compute.after(added);
+  co_await state_.context().compute->after(added);
   co_await clear_frozen(unit);
   const std::uint64_t making = state_.generation() + 1;
   flow_->finish(unit, making);
@@ -194,8 +206,8 @@ Task<> UnitEngine::clear_frozen(UnitId unit) {
     if (param.frozen) {
       const GradientFlow::Accumulator its = co_await flow_->accumulator(unit);
       const DeviceSpan<std::byte> frozen = its.values.subspan(begin, count).as<std::byte>();
-      const Event cleared = co_await state_.context().compute.clear(frozen);
-      co_await state_.context().compute.after(cleared);
+      const Event cleared = co_await state_.context().compute->clear(frozen);
+      co_await state_.context().compute->after(cleared);
     }
     begin += count;
   }

@@ -35,6 +35,9 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   using Engine::finish_gradient;
   void prepare_step(const StepOptions& options) override;
   StepResult step(const StepOptions& options) override;
+  void read_master(
+      UnitId unit,
+      const std::function<void(std::uint64_t, std::span<const float>)>& consume) override;
 
  private:
   // Hand

@@ -20,7 +20,7 @@ namespace {
 class Resharding {
  public:
   Resharding(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device)
-      : old_(model, config, runtime, device, TrainingState::Division::kModel) {}
+      : old_(model, config, runtime, &device, TrainingState::Division::kModel) {}
 
   /// Reads and locks the old store. Returns false if there is no store, or one that needs no
   /// conversion.

@@ -55,7 +55,7 @@ GradientFlow::GradientFlow(Context& context, Residency& residency, UnitGradHome&
   idle_.set();
   const std::uint64_t largest_bytes = context.table.largest_unit_padded_count() * sizeof(float);
   for (std::size_t i = 0; i < accumulators_max; ++i) {
-    spare_.push_back(context.device.allocate(largest_bytes, Purpose::kAccumulators));
+    spare_.push_back(context.device->allocate(largest_bytes, Purpose::kAccumulators));
   }
   if (copies_bytes(context.table, reduction) > 0)
     copies_ = std::make_unique<SpareBuffers>(context, kCopies, copy_bytes(context.table),
@@ -85,7 +85,7 @@ Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kResourceExhausted) throw;
     const auto held = std::ranges::count(stages_, Stage::kAccumulating);
-    const Account account = context_.device.account();
+    const Account account = context_.device->account();
     throw MemoryExhausted(
         {.budget = MemoryBudget::kDevice,
          .had_bytes = account.capacity_bytes(),
@@ -118,8 +118,8 @@ Task<GradientFlow::Accumulator> GradientFlow::accumulator(UnitId unit) {
   stages_[unit] = Stage::kAccumulating;
   // A trainer's stream may still read parameters that were in this memory before.
   const std::vector<Event> before = buffer.before_use();
-  for (const Event& read : before) co_await context_.compute.after(read);
-  zeroed_[unit] = co_await context_.compute.clear(device_span(buffer).first(size_bytes));
+  for (const Event& read : before) co_await context_.compute->after(read);
+  zeroed_[unit] = co_await context_.compute->clear(device_span(buffer).first(size_bytes));
   const DeviceSpan<float> values = device_span(buffer).as<float>().first(chunks.count);
   co_return Accumulator{.values = values, .zeroed = zeroed_[unit]};
 }
@@ -191,18 +191,19 @@ Task<> GradientFlow::round(ChunkId id, DeviceSpan<float> accumulator) {
   const std::span<double> squares = norm_.whole_tiles(chunk.unit, chunk.begin, chunk.count);
   if (!squares.empty()) {
     const Compute::Rounding whole{.values = accumulator, .out = rounded, .squares = squares};
-    co_await context_.compute.round(whole);
+    co_await context_.compute->round(whole);
     co_return;
   }
   // Tiles in which tensor-parallel parts share a range are summed range by range.
   if (copies_) {
     const Compute::Rounding whole{.values = accumulator, .out = rounded, .squares = {}};
-    co_await context_.compute.round(whole);
+    co_await context_.compute->round(whole);
     co_await sum_copies(id, rounded);
     co_return;
   }
-  const std::span<const std::byte> values = context_.compute.host_view(accumulator.as<std::byte>());
-  const TypedSpan<std::byte> out{rounded.dtype, context_.compute.host_view(rounded.bytes)};
+  const std::span<const std::byte> values =
+      context_.compute->host_view(accumulator.as<std::byte>());
+  const TypedSpan<std::byte> out{rounded.dtype, context_.compute->host_view(rounded.bytes)};
   const std::function<void()> job = [&] {
     norm_.round(chunk.unit, chunk.begin,
                 {reinterpret_cast<const float*>(values.data()), chunk.count}, out);

@@ -145,7 +145,7 @@ std::span<std::byte> GradientReducer::result_room(const Bucket& bucket) const {
   const std::uint64_t run_bytes = bucket.count * table.element_bytes(bucket.of->unit);
   if (table.slices_held() > 1)
     return bucket.buffer.subspan(static_cast<std::uint64_t>(own) * run_bytes, run_bytes);
-  if (!settings_.staged) return context_.compute.host_view(place(bucket, own));
+  if (!settings_.staged) return context_.compute->host_view(place(bucket, own));
   return quantized_ ? bucket.buffer.last(run_bytes) : bucket.buffer.first(run_bytes);
 }
 
@@ -190,7 +190,7 @@ Task<> GradientReducer::round(const Bucket& bucket) {
   std::vector<std::function<void()>> jobs;
   for (int slice = 0; slice < slices; ++slice) {
     const std::span<const std::byte> run =
-        context_.compute.host_view(values(bucket, slice).as<std::byte>());
+        context_.compute->host_view(values(bucket, slice).as<std::byte>());
     const auto* const from = reinterpret_cast<const float*>(run.data());
     const TypedSpan<std::byte> out{sent_type(bucket), run_sent(bucket, slice)};
     jobs.emplace_back([from, out] {
@@ -209,7 +209,7 @@ Task<> GradientReducer::round_on_device(const Bucket& bucket, int slice) {
   const DeviceSpan<std::byte> rounded = run.as<std::byte>().first(sent.size());
   const Compute::Rounding rounding{
       .values = run, .out = {sent_type(bucket), rounded}, .squares = {}};
-  co_await context_.compute.round(rounding);
+  co_await context_.compute->round(rounding);
   co_await context_.copy_to_host(sent, rounded);
 }
 
@@ -275,7 +275,7 @@ Task<> GradientReducer::gather(const Bucket& bucket) {
   }
   const std::function<void()> job = [&] {
     for (int slice = 0; slice < ranks; ++slice) {
-      std::memcpy(context_.compute.host_view(place(bucket, slice)).data(), run(slice).data(),
+      std::memcpy(context_.compute->host_view(place(bucket, slice)).data(), run(slice).data(),
                   run_bytes);
     }
   };

@@ -89,7 +89,7 @@ Task<> GradientReducer::encode(const Bucket& bucket) {
   for (int slice = 0; slice < sharding.world_size; ++slice) {
     const std::size_t run = run_of(slice);
     const std::span<const std::byte> here =
-        context_.compute.host_view(values(bucket, slice).as<std::byte>());
+        context_.compute->host_view(values(bucket, slice).as<std::byte>());
     const auto* const run_begin = reinterpret_cast<const float*>(here.data());
     each_quantized_job(bucket.count, [&](std::uint64_t begin, std::uint64_t count) {
       jobs.emplace_back([=] {
@@ -106,7 +106,7 @@ Task<> GradientReducer::encode_on_device(DeviceSpan<const float> run, std::span<
   const int bits = context_.table.sharding().quantization.gradient_bits;
   const Compute::Quantizing quantizing{
       .values = run, .bits = static_cast<QuantizedBits>(bits), .codes = codes};
-  co_await context_.compute.quantize(quantizing);
+  co_await context_.compute->quantize(quantizing);
 }
 
 /// Begins the first exchange; await the result for its end.

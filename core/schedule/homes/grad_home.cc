@@ -32,7 +32,7 @@ class DeviceGradHome final : public UnitGradHome {
  public:
   DeviceGradHome(Context& context, AllocateDevice allocate)
       : UnitGradHome(context),
-        reachable_(context.device.host_accessible()),
+        reachable_(context.device->host_accessible()),
         allocate_(std::move(allocate)),
         chunks_(context.table.chunks().size()) {}
 
@@ -45,7 +45,7 @@ class DeviceGradHome final : public UnitGradHome {
                                .source = reinterpret_cast<const std::byte*>(gradient.address()),
                                .size_bytes = gradient.size(),
                                .direction = Stream::Direction::kOnDevice};
-    co_await copy(context_.reactor, context_.to_host, request);
+    co_await copy(context_.reactor, *context_.to_host, request);
   }
   Task<TypedSpan<const std::byte>> fetch(ChunkId id, std::span<std::byte> item) override {
     TypedSpan<const std::byte> grad{context_.table.chunk_dtype(id), item};

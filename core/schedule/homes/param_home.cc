@@ -69,7 +69,7 @@ Task<UnitParamHome::Loading> UnitParamHome::load(UnitId unit, std::byte* destina
   loading.staging = std::move(fetched.lease);
   const Stream::Copy request =
       this->loading(unit, destination, fetched.bytes.data(), Stream::Direction::kToDevice);
-  loading.landed = context_.to_device.copy(request, [](const std::exception_ptr&) {});
+  loading.landed = context_.to_device->copy(request, [](const std::exception_ptr&) {});
   co_return loading;
 }
 

@@ -64,8 +64,6 @@ class ParamHome {
                         std::span<std::byte> item, std::span<const ParamRun> runs);
   /// Whether parameters stay in host-accessible memory between updates, at destination().
   virtual bool in_memory() const noexcept = 0;
-  /// Whether parameters are in memory that the trainer lends and may write between steps.
-  virtual bool is_lent() const noexcept { return false; }
 
  protected:
   explicit ParamHome(Context& context) : context_(context) {}
@@ -148,7 +146,6 @@ class LentParamHome final : public ParamHome {
   Task<> publish(ChunkId chunk, TypedSpan<const std::byte> values,
                  std::span<const ParamRun> runs) override;
   bool in_memory() const noexcept override { return true; }
-  bool is_lent() const noexcept override { return true; }
 
  private:
   TypedSpan<std::byte> lent(const ParamRun& run) const noexcept {

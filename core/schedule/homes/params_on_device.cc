@@ -9,9 +9,9 @@ namespace {
 class DeviceParamHome final : public UnitParamHome {
  public:
   explicit DeviceParamHome(Context& context)
-      : UnitParamHome(context), reachable_(context.device.host_accessible()) {
+      : UnitParamHome(context), reachable_(context.device->host_accessible()) {
     for (UnitId u = 0; u < context.table.unit_count(); ++u)
-      units_.push_back(context.device.allocate(home_bytes(u), Purpose::kParams));
+      units_.push_back(context.device->allocate(home_bytes(u), Purpose::kParams));
   }
 
   std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
@@ -50,7 +50,7 @@ class DeviceParamHome final : public UnitParamHome {
     Loading loading;
     const Stream::Copy request =
         this->loading(unit, destination, units_[unit].data(), Stream::Direction::kOnDevice);
-    loading.landed = context_.to_device.copy(request, [](const std::exception_ptr&) {});
+    loading.landed = context_.to_device->copy(request, [](const std::exception_ptr&) {});
     co_return loading;
   }
   Task<Fetched> fetch(UnitId unit, Need need, IoPriority) override {

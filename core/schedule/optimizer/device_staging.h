@@ -36,11 +36,11 @@ class DeviceStaging {
   /// Errors: kResourceExhausted.
   DeviceStaging(Context& context, std::size_t device_chunks) : returned_(context.cancel) {
     const std::uint64_t size_bytes = item_bytes(context.table, context.placement, device_chunks);
-    const bool needed = device_chunks > 0 && !context.device.host_accessible();
+    const bool needed = device_chunks > 0 && !context.device->host_accessible();
     for (std::size_t i = 0; needed && i < kItems; ++i) {
       Item item{.memory = {}, .param = {}, .grad = {}};
       if (size_bytes > 0) {
-        item.memory = context.device.allocate(size_bytes, Purpose::kStaging);
+        item.memory = context.device->allocate(size_bytes, Purpose::kStaging);
         const DeviceSpan<std::byte> all = device_span(item.memory);
         const bool params = context.placement.params != Tier::kDevice;
         const bool both = params && context.placement.grads != Tier::kDevice;

@@ -27,8 +27,9 @@ std::uint64_t OptimizerSweep::not_read_bytes(const Context& context, const Param
                                              const Chunk& chunk) {
   if (!params.in_memory() || context.table.is_packed(chunk.unit)) return 0;
   const StateFormat format = context.table.state().format;
-  const bool skips = params.is_lent() ? begins_with_param(format, context.table.dtype(chunk.unit))
-                                      : holds_param(format);
+  const bool skips = context.table.is_lent()
+                         ? begins_with_param(format, context.table.dtype(chunk.unit))
+                         : holds_param(format);
   return skips ? chunk.param_bytes() : 0;
 }
 
@@ -252,7 +253,7 @@ Task<> OptimizerSweep::update_on_device(const Pass& pass, ChunkId id, const Item
                        .first_element = context_.table.first_element(id),
                        .runs = context_.table.decay_runs(id)};
   step.grad = co_await homes.grads.fetch_to_device(id, item.memory.grad, staging.grad);
-  co_await context_.compute.update(step);
+  co_await context_.compute->update(step);
   co_await homes.params.publish_from_device(id, step.param, item.memory.param);
   parts_.staging.give_back(std::move(staging));
   context_.metrics.add(Counter::kOptimizerBytes, update_bytes(context_.table.chunk(id)));

@@ -19,7 +19,7 @@ RecordHome::RecordHome(Context& context, const RecordPlan& plan)
     const bool kept = id < plan.kept_item_bytes.size() && plan.kept_item_bytes[id] > 0;
     const int node = context.node_of(id);
     if (id < plan.device_chunks) {
-      device_[id] = context.device.allocate(chunks[id].record_bytes(), Purpose::kOptimizer);
+      device_[id] = context.device->allocate(chunks[id].record_bytes(), Purpose::kOptimizer);
     } else if (kept) {
       host_[id] = context.permanent_lease(Purpose::kKeptRecords, plan.kept_item_bytes[id],
                                           "kept record", node);
@@ -32,7 +32,7 @@ RecordHome::RecordHome(Context& context, const RecordPlan& plan)
 }
 
 bool RecordHome::updated_on_device(ChunkId id) const noexcept {
-  return static_cast<bool>(device_[id]) && !context_.device.host_accessible();
+  return static_cast<bool>(device_[id]) && !context_.device->host_accessible();
 }
 
 bool RecordHome::has_own_item(ChunkId id) const noexcept {

@@ -12,7 +12,7 @@ DeviceRoom::DeviceRoom(Context& context) : context_(context), returned_(context.
   // Memory can come back on any thread, and stall handlers outlive this object. So both callbacks
   // check on the reactor's thread whether it still lives.
   const std::weak_ptr<bool> alive = alive_;
-  context.device.on_free([this, alive, &reactor = context.reactor] {
+  context.device->on_free([this, alive, &reactor = context.reactor] {
     reactor.post([this, alive] {
       if (!alive.expired()) returned();
     });
@@ -23,10 +23,10 @@ DeviceRoom::DeviceRoom(Context& context) : context_(context), returned_(context.
   });
 }
 
-DeviceRoom::~DeviceRoom() { context_.device.on_free({}); }
+DeviceRoom::~DeviceRoom() { context_.device->on_free({}); }
 
 MemoryExhausted DeviceRoom::exhausted(std::uint64_t size_bytes, const std::string& why) const {
-  const Account account = context_.device.account();
+  const Account account = context_.device->account();
   return MemoryExhausted(
       {.budget = MemoryBudget::kDevice,
        .had_bytes = account.capacity_bytes(),
@@ -39,7 +39,7 @@ Task<DeviceBuffer> DeviceRoom::allocate(std::uint64_t size_bytes, Purpose purpos
     returned_.reset();
     DeviceBuffer buffer = try_allocate(size_bytes, purpose, free);
     if (buffer) co_return buffer;
-    if (size_bytes > context_.device.account().capacity_bytes()) {
+    if (size_bytes > context_.device->account().capacity_bytes()) {
       throw exhausted(size_bytes, fmt::format("{} of {} cannot fit even if all else is dropped",
                                               format_bytes(size_bytes), to_string(purpose)));
     }
@@ -57,7 +57,7 @@ Task<DeviceBuffer> DeviceRoom::allocate(std::uint64_t size_bytes, Purpose purpos
 
 DeviceBuffer DeviceRoom::try_allocate(std::uint64_t size_bytes, Purpose purpose, const Free& free) {
   for (;;) {
-    DeviceBuffer buffer = context_.device.try_allocate(size_bytes, purpose);
+    DeviceBuffer buffer = context_.device->try_allocate(size_bytes, purpose);
     if (buffer || !free()) return buffer;
   }
 }

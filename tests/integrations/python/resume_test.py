@@ -157,6 +157,46 @@ def test_a_store_is_adopted_by_resume_only(tmp_path):
     assert torch.equal(second_model.weight, first_model.weight)  # it was read
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "renamed"])
+@pytest.mark.parametrize("state_format", ["fp32", "8bit"])
+def test_a_store_goes_on_where_small_parameters_stand_between_large_ones(
+    state_format, compiled, tmp_path
+):
+    def made():
+        torch.manual_seed(3)
+        layers = [torch.nn.Linear(200, 200), torch.nn.LayerNorm(200), torch.nn.Linear(200, 200)]
+        return torch.nn.Sequential(*layers, torch.nn.Linear(200, 3))
+
+    def adamw(model, placement):
+        wrapped = torch.compile(model) if compiled and placement != "host" else model
+        return ziggurat.torch.AdamW(
+            wrapped.named_parameters(), placement=placement, state_format=state_format, threads=1
+        )
+
+    def step(model, optimizer, number):
+        for index, param in enumerate(model.parameters()):
+            absent = (index + number) % 3 == 0
+            param.grad = None if absent else torch.sin(param.detach() * (number + 1))
+        optimizer.step()
+
+    plain = made()
+    expected = adamw(plain, "host")
+    for number in range(6):
+        step(plain, expected, number)
+    expected.synchronize()
+    where = f"nvme:{tmp_path}/state"
+    for first in (0, 2, 4):
+        model = made()
+        optimizer = adamw(model, where)
+        optimizer.open(resume=True)
+        for number in (first, first + 1):
+            step(model, optimizer, number)
+        optimizer.close()
+    for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine, its)
+    expected.close()
+
+
 def test_what_resume_keeps_comes_back_and_must_be_asked_for(tmp_path):
     class Seen:
         """What a script counts for itself: more than 64 KiB of it."""
