@@ -141,6 +141,10 @@ Task<Lease> UnitGradHome::copied(ChunkId id, DeviceSpan<const std::byte> source,
 }
 
 bool LentGradHome::absent(ChunkId id) const {
+  const ChunkTable& table = context_.table;
+  const UnitId unit = table.chunk(id).unit;
+  if (!table.is_packed(unit))
+    return lent_[*table.model().units[unit].params.front().lent].bytes.empty();
   return std::ranges::all_of(context_.table.param_runs(id),
                              [&](const ParamRun& run) { return absent(run); });
 }

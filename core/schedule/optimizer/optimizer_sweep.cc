@@ -171,8 +171,23 @@ void OptimizerSweep::start_more(const PassPtr& pass) {
   while (pass->begun < chunks_at_once_) {
     const std::optional<ChunkId> id = next_chunk(*pass);
     if (!id) return;
-    start_chunk(pass, *id, {});
+    if (!carry(pass, *id)) start_chunk(pass, *id, {});
   }
+}
+
+/// Ends a chunk at once if the step leaves it as it is, in memory: nothing of it has a gradient or
+/// was written. Thousands of experts may have none in a step.
+bool OptimizerSweep::carry(const PassPtr& pass, ChunkId id) {
+  const RecordHome& records = parts_.homes.records;
+  const bool unchanged =
+      pass->state == Pass::State::kEarned && pass->stages[id] == Pass::Stage::kWaiting &&
+      !writes(*pass, id) && parts_.watch == nullptr && records.holds(id, pass->generation - 1) &&
+      parts_.homes.grads.absent(id) && (parts_.writes == nullptr || !parts_.writes->of(id));
+  if (!unchanged || effect_of(id, *pass->step).written) return false;
+  pass->stages[id] = Pass::Stage::kEnded;
+  updated(*pass, id);
+  if (record_made(*pass, id)) context_.spawn(seal(pass));
+  return true;
 }
 
 /// Returns the next chunk to begin, or none if nothing is left. While the pass is open these are

@@ -147,6 +147,7 @@ class OptimizerSweep {
   void start_chunk(const PassPtr& pass, ChunkId id, Lease lease);
   void pass_constants(const PassPtr& pass);
   void start_more(const PassPtr& pass);
+  bool carry(const PassPtr& pass, ChunkId id);
   std::optional<ChunkId> next_chunk(Pass& pass) const;
   void read_ahead(const PassPtr& pass);
   Task<> update_chunk(PassPtr pass, ChunkId id, Lease lease);
