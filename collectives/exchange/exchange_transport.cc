@@ -86,6 +86,9 @@ ExchangeTransport::ExchangeTransport(Reactor& reactor, WorkerPool& workers, Exch
 }
 
 ExchangeTransport::~ExchangeTransport() {
+  // After a failure or close() the channels were finished on the reactor, where their last reads
+  // may still be ending, while this may be another thread.
+  if (failed()) return;
   for (Peer& peer : peers_) {
     if (!peer.control) continue;
     peer.control->finish();

@@ -80,10 +80,23 @@ class NcclCommunicator final : public CheckedCommunicator {
   Reduce reduce_;
 };
 
-Task<> open(std::shared_ptr<NcclRanks> ranks, std::shared_ptr<ExchangeCommunicator> sockets,
-            Reduce reduce, std::unique_ptr<NcclCommunicator>* made) {
-  *made = std::make_unique<NcclCommunicator>(std::move(ranks), std::move(sockets), reduce);
-  Task<> joined = (*made)->joined();
+/// What is opened. The transport has started: frames of other ranks arrive on the reactor, so only
+/// the reactor may use it.
+struct Opening {
+  std::shared_ptr<ExchangeTransport> transport;
+  std::unique_ptr<NcclDevice> device;
+  const NcclOptions& options;
+  /// The caller's thread holds the ranks too, so that after a failure they are destroyed on it.
+  std::shared_ptr<NcclRanks> ranks{};
+  std::unique_ptr<NcclCommunicator> made{};
+};
+
+Task<> open(Opening& its) {
+  auto sockets = std::make_shared<ExchangeCommunicator>(its.transport);
+  its.ranks =
+      NcclRanks::create(std::move(its.transport), *sockets, std::move(its.device), its.options);
+  its.made = std::make_unique<NcclCommunicator>(its.ranks, std::move(sockets), its.options.reduce);
+  Task<> joined = its.made->joined();
   co_await std::move(joined);
 }
 
@@ -93,12 +106,10 @@ std::unique_ptr<Communicator> over_nccl(std::shared_ptr<ExchangeTransport> trans
                                         std::unique_ptr<NcclDevice> device,
                                         const NcclOptions& options) {
   Reactor& reactor = transport->reactor();
-  auto sockets = std::make_shared<ExchangeCommunicator>(transport);
-  // This thread holds the ranks too, so that after a failure they are destroyed on it.
-  const auto ranks = NcclRanks::create(std::move(transport), *sockets, std::move(device), options);
-  std::unique_ptr<NcclCommunicator> made;
-  reactor.block_on(open(ranks, std::move(sockets), options.reduce, &made));
-  return made;
+  Opening opening{
+      .transport = std::move(transport), .device = std::move(device), .options = options};
+  reactor.block_on(open(opening));
+  return std::move(opening.made);
 }
 
 }  // namespace ziggurat

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "tests/faults/crash_world.h"
+#include "tests/support/sanitized.h"
 
 namespace ziggurat::faults {
 namespace {
@@ -34,8 +35,8 @@ std::uint64_t events_of(CrashWorld world, const Launch& launch) {
 TEST(StoreCrash, PowerCutAtEveryEventOfTwoStepsComesBackWhole) {
   const CrashWorld before = trained({}, 1);
   const std::uint64_t events = events_of(before, {.start = Start::kResume, .steps = 2});
-  std::map<std::uint64_t, int> resumed_at;
-  for (std::uint64_t seed = 0; seed < 5000; ++seed) {
+  std::map<std::uint64_t, unsigned> resumed_at;
+  for (std::uint64_t seed = 0; seed < campaign_cases(5000); ++seed) {
     CrashWorld world = before;
     world.launch({.start = Start::kResume,
                   .steps = 2,
@@ -49,7 +50,7 @@ TEST(StoreCrash, PowerCutAtEveryEventOfTwoStepsComesBackWhole) {
   }
   // The schedules reach what they are meant to reach.
   for (const std::uint64_t generation : {1, 2, 3})
-    EXPECT_GT(resumed_at[generation], 100) << "generation " << generation;
+    EXPECT_GT(resumed_at[generation], campaign_cases(100)) << "generation " << generation;
   EXPECT_EQ(resumed_at.size(), 3u);
 }
 
@@ -87,7 +88,7 @@ void live_and_die(const CrashWorld& before, std::uint64_t events, std::uint64_t 
 TEST(StoreCrash, OneRankManyLives) {
   const CrashWorld before = trained({}, 1);
   const std::uint64_t events = events_of(before, {.start = Start::kResume, .steps = 2});
-  for (std::uint64_t seed = 0; seed < 1500 && !HasFatalFailure(); ++seed)
+  for (std::uint64_t seed = 0; seed < campaign_cases(1500) && !HasFatalFailure(); ++seed)
     live_and_die(before, events, seed);
 }
 
@@ -97,7 +98,7 @@ TEST(StoreCrash, RecordsOfUnevenArraysManyLives) {
   for (const bool speculates : {false, true}) {
     const std::uint64_t events =
         events_of(before, {.start = Start::kResume, .steps = 2, .speculates = speculates});
-    for (std::uint64_t seed = 0; seed < 200 && !HasFatalFailure(); ++seed)
+    for (std::uint64_t seed = 0; seed < campaign_cases(200) && !HasFatalFailure(); ++seed)
       live_and_die(before, events, seed, speculates);
   }
 }
@@ -105,7 +106,7 @@ TEST(StoreCrash, RecordsOfUnevenArraysManyLives) {
 TEST(StoreCrash, TwoRanksManyLivesNeverMixHistories) {
   const CrashWorld before = trained({.ranks = 2, .record_bytes = {64 * 1024, 64 * 1024}}, 1);
   const std::uint64_t events = events_of(before, {.start = Start::kResume, .steps = 2});
-  for (std::uint64_t seed = 0; seed < 2500 && !HasFatalFailure(); ++seed)
+  for (std::uint64_t seed = 0; seed < campaign_cases(2500) && !HasFatalFailure(); ++seed)
     live_and_die(before, events, seed);
 }
 
@@ -115,7 +116,7 @@ TEST(StoreCrash, TwoStripesManyLivesNeverMixHistories) {
     const CrashWorld before =
         trained({.ranks = ranks, .stripes = 2, .record_bytes = {64 * 1024, 64 * 1024}}, 1);
     const std::uint64_t events = events_of(before, {.start = Start::kResume, .steps = 2});
-    for (std::uint64_t seed = 0; seed < 400 && !HasFatalFailure(); ++seed)
+    for (std::uint64_t seed = 0; seed < campaign_cases(400) && !HasFatalFailure(); ++seed)
       live_and_die(before, events, seed);
   }
 }
@@ -134,7 +135,7 @@ TEST(StoreCrash, DiscardedRecordsNeverComeBack) {
     const Launch guesses{.start = Start::kResume, .steps = 2, .speculates = true};
     const std::uint64_t events = events_of(before, guesses);
     EXPECT_GT(events, events_of(before, honest)) << "records are written twice";
-    for (std::uint64_t seed = 0; seed < 700 && !HasFatalFailure(); ++seed)
+    for (std::uint64_t seed = 0; seed < campaign_cases(700) && !HasFatalFailure(); ++seed)
       live_and_die(before, events, seed, /*speculates=*/true);
   }
 }
@@ -145,7 +146,7 @@ TEST(StoreCrash, CreationCutOffLeavesNothingOrAStore) {
         .ranks = ranks, .stripes = stripes, .record_bytes = {64 * 1024, 64 * 1024}};
     const CrashWorld before(options);
     const std::uint64_t events = events_of(before, {.start = Start::kCreate, .steps = 1});
-    for (std::uint64_t seed = 0; seed < 250 && !HasFatalFailure(); ++seed)
+    for (std::uint64_t seed = 0; seed < campaign_cases(250) && !HasFatalFailure(); ++seed)
       live_and_die(before, events, seed);
   }
 }
@@ -155,8 +156,8 @@ TEST(StoreCrash, CreationCutOffLeavesTheOlderStoreOrTheNewOne) {
     const CrashWorld before =
         trained({.ranks = ranks, .stripes = stripes, .record_bytes = {64 * 1024, 64 * 1024}}, 2);
     const std::uint64_t events = events_of(before, {.start = Start::kCreate, .steps = 0});
-    std::map<std::uint64_t, int> resumed_at;
-    for (std::uint64_t seed = 0; seed < 250; ++seed) {
+    std::map<std::uint64_t, unsigned> resumed_at;
+    for (std::uint64_t seed = 0; seed < campaign_cases(250); ++seed) {
       CrashWorld world = before;
       world.launch({.start = Start::kCreate,
                     .steps = 0,
@@ -174,8 +175,8 @@ TEST(StoreCrash, CreationCutOffLeavesTheOlderStoreOrTheNewOne) {
           << "seed " << seed << ", " << ranks << " ranks, " << stripes << " stripes";
       ++resumed_at[back.resumed_at];
     }
-    EXPECT_GT(resumed_at[0], 10);
-    EXPECT_GT(resumed_at[2], 10);
+    EXPECT_GT(resumed_at[0], campaign_cases(10));
+    EXPECT_GT(resumed_at[2], campaign_cases(10));
   }
 }
 
@@ -185,8 +186,8 @@ TEST(StoreCrash, CreationCutOffBetweenTwoRenamesIsFinishedOverAStoreOfAnotherSha
   CrashWorld before({.ranks = 2, .record_bytes = {64 * 1024, 64 * 1024}});
   before.disk() = old.disk();
   const std::uint64_t events = events_of(before, {.start = Start::kCreate, .steps = 0});
-  int finished = 0;
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+  unsigned finished = 0;
+  for (std::uint64_t seed = 0; seed < campaign_cases(300); ++seed) {
     CrashWorld world = before;
     world.launch(
         {.start = Start::kCreate, .steps = 0, .seed = seed, .power_cut_after = events - seed % 20});
@@ -203,7 +204,7 @@ TEST(StoreCrash, CreationCutOffBetweenTwoRenamesIsFinishedOverAStoreOfAnotherSha
     ASSERT_EQ(describe(back), "finished") << "seed " << seed;
     ++finished;
   }
-  EXPECT_GT(finished, 10);
+  EXPECT_GT(finished, campaign_cases(10));
 }
 
 // The suite can fail: with any one of the store's syncs taken away, it finds the store out. In a
@@ -232,7 +233,7 @@ Caught caught_by_power_cut(const Lie& lie) {
   const CrashWorld before = trained({}, 1);
   const std::uint64_t events = events_of(before, {.start = Start::kResume, .steps = 2});
   Caught caught;
-  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+  for (std::uint64_t seed = 0; seed < campaign_cases(1000); ++seed) {
     CrashWorld world = before;
     world.launch({.start = Start::kResume,
                   .steps = 2,
@@ -257,7 +258,7 @@ int caught_by_kill_and_power_cut(const Lie& lie) {
   const std::uint64_t step_events = events_of(before, {.start = Start::kResume, .steps = 1});
   const std::uint64_t open_events = events_of(before, {.start = Start::kResume, .steps = 0});
   int caught = 0;
-  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+  for (std::uint64_t seed = 0; seed < campaign_cases(1000); ++seed) {
     CrashWorld world = before;
     world.launch({.start = Start::kResume,
                   .steps = 1,
