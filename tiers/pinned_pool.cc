@@ -185,7 +185,7 @@ RegionSet PinnedPool::usable(const LeaseRequest& request) const {
   RegionSet regions = 0;
   for (std::size_t region = 0; region < regions_.size(); ++region) {
     const Region& where = regions_[region];
-    const bool open_to_it = region == 0 || where.purpose == request.purpose;
+    const bool open_to_it = region == 0 || (where.purpose == request.purpose && !request.for_good);
     if (open_to_it && request.size_bytes <= where.arena.size_bytes())
       regions |= RegionSet{1} << region;
   }

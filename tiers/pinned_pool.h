@@ -88,6 +88,8 @@ struct LeaseRequest {
   Need need = {};
   const char* holder = "";  ///< a literal, for the table of holders
   int numa_node = -1;       ///< where it should best lie; -1 for anywhere
+  /// Kept for the whole run. It never takes from a reserve, which is for items that come back.
+  bool for_good = false;
 };
 
 struct PinnedPoolOptions {

@@ -42,7 +42,8 @@ Lease Context::permanent_lease(Purpose purpose, std::uint64_t size_bytes, const 
                                   .size_bytes = size_bytes,
                                   .need = {},
                                   .holder = holder,
-                                  .numa_node = numa_node});
+                                  .numa_node = numa_node,
+                                  .for_good = true});
   if (!lease) {
     const Account account = pool.account();
     throw MemoryExhausted(

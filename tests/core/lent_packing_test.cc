@@ -261,6 +261,30 @@ class Twins {
   std::vector<std::unique_ptr<LentEngine>> alone_;
 };
 
+// Records that stay in memory are of the class that also needs work items for packed units.
+TEST(Packing, LeavesAWorkItemInTheLeastMemoryThatWorks) {
+  const std::vector<std::int64_t> counts{16'384, 16'000, 9'000, 16'384, 20'000, 16'000, 7, 16'384};
+  const ModelSpec model = lent_model(counts, DType::kBFloat16);
+  const ScratchDirectory directory;
+  for (const Where where : {Where::kMemory, Where::kHost, Where::kNvme}) {
+    EngineConfig config = config_of({kFp32, DType::kBFloat16}, where, directory);
+    for (const std::uint64_t budget : {std::uint64_t{0}, smallest_budget(model, config)}) {
+      config.host_budget_bytes = budget;
+      config.resume = EngineConfig::Resume::kNever;
+      LentTrainer trainer(model, config.optimizer.state);
+      const auto runtime = runtime_of(2);
+      const auto engine = LentEngine::open(model, config, *runtime, trainer.lent());
+      for (int step = 0; step < 3; ++step) trainer.step(*engine);
+      engine->wait_all_updated();
+      EXPECT_TRUE(trainer.same());
+      for (ParamId p = 0; p < counts.size(); ++p) {
+        std::vector<float> values(static_cast<std::size_t>(counts[p]));
+        engine->read_state(p, "exp_avg", values);
+      }
+    }
+  }
+}
+
 class PackedBits : public ::testing::TestWithParam<std::tuple<LentKind, Where>> {};
 
 INSTANTIATE_TEST_SUITE_P(

@@ -270,6 +270,17 @@ TEST_P(LeaseRules, rule_3_a_class_uses_its_own_reserve_first_and_no_other_class_
   EXPECT_FALSE(pool->try_acquire(want(Purpose::kParams, 1, 0)));
 }
 
+TEST_P(LeaseRules, rule_3_what_is_kept_for_good_takes_no_reserve) {
+  const auto pool = make(6, {{Purpose::kOptimizer, 2 * kPage}});
+  LeaseRequest record = want(Purpose::kOptimizer, 2, 0);
+  record.for_good = true;
+  const Lease first = pool->try_acquire(record);
+  const Lease second = pool->try_acquire(record);
+  EXPECT_TRUE(first && second);
+  EXPECT_FALSE(pool->try_acquire(record)) << "only the reserve is left";
+  EXPECT_TRUE(pool->try_acquire(want(Purpose::kOptimizer, 2, 1))) << "for an item of that class";
+}
+
 TEST_P(LeaseRules, rule_3_a_reserve_stands_empty_rather_than_serve_another_class) {
   const auto pool = make(8, {{Purpose::kParams, 4 * kPage}});
   const Lease general = pool->try_acquire(want(Purpose::kOptimizer, 4, 0));
