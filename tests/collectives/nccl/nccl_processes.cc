@@ -120,8 +120,13 @@ std::string read_all(int pipe, std::chrono::steady_clock::time_point limit) {
 }  // namespace
 
 void NcclRank::run(const std::function<Task<>()>& body) {
+  // A call begins when it is made, so it is made on the reactor.
+  const auto on_reactor = [](const std::function<Task<>()>& its) -> Task<> {
+    Task<> call = its();
+    co_await std::move(call);
+  };
   try {
-    reactor.block_on(body());
+    reactor.block_on(on_reactor(body));
     say("done");
   } catch (const Error& error) {
     say(fmt::format("{}: {}", static_cast<int>(error.code()), error.what()));

@@ -384,7 +384,10 @@ TEST(NcclRanks, WriteNothingIntoABufferThatACallGaveBack) {
                           : "written");
            },
        .faults = {"", "ncclAllGather:1:late", ""}});
-  for (const std::size_t r : {0u, 2u}) EXPECT_EQ(ranks[r].lines.back(), "kept");
+  for (const std::size_t r : {0u, 2u}) {
+    ASSERT_FALSE(ranks[r].lines.empty());
+    EXPECT_EQ(ranks[r].lines.back(), "kept");
+  }
 }
 
 // Rank 0 gives turns, also when it has nothing to call any more.
