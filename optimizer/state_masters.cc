@@ -9,6 +9,7 @@
 #include "optimizer/eight_bit.h"
 #include "optimizer/eight_bit_codes.h"
 #include "optimizer/gradient.h"
+#include "optimizer/record_masters.h"
 #include "optimizer/rounding.h"
 #include "optimizer/slice.h"
 #include "optimizer/state_format.h"
@@ -88,19 +89,24 @@ void read_params(StateFormat format, std::span<const std::byte> record,
   }
 }
 
+void internal::read_masters_from(StateFormat format, std::span<const std::byte> record,
+                                 std::size_t count, std::uint64_t first, std::span<float> masters) {
+  if (!holds_param(format)) {
+    std::memcpy(masters.data(), record.data() + first * sizeof(float), masters.size_bytes());
+    return;
+  }
+  const auto* const params = reinterpret_cast<const bf16*>(record.data()) + first;
+  for (std::size_t i = 0; i < masters.size(); ++i) {
+    masters[i] = format == StateFormat::kSplit ? joined({params[i], params[count + i]})
+                                               : bf16_to_float(params[i]);
+  }
+}
+
 void read_masters(StateFormat format, std::span<const std::byte> record, std::span<float> masters) {
   const std::size_t count = masters.size();
   ZIGGURAT_CHECK(record.size() >= count * (format == StateFormat::kBf16 ? 2 : 4),
                  "{} masters of a record of {} bytes", count, record.size());
-  if (!holds_param(format)) {
-    std::memcpy(masters.data(), record.data(), masters.size_bytes());
-    return;
-  }
-  const auto* params = reinterpret_cast<const bf16*>(record.data());
-  for (std::size_t i = 0; i < count; ++i) {
-    masters[i] = format == StateFormat::kSplit ? joined({params[i], params[count + i]})
-                                               : bf16_to_float(params[i]);
-  }
+  internal::read_masters_from(format, record, count, 0, masters);
 }
 
 void write_record(OptimizerKind kind, StateFormat format, std::span<const float> masters,

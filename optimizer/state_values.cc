@@ -10,6 +10,7 @@
 #include "base/numerics/rounding.h"
 #include "optimizer/eight_bit.h"
 #include "optimizer/kernels.h"
+#include "optimizer/record_masters.h"
 #include "optimizer/rounding.h"
 
 namespace ziggurat {
@@ -42,21 +43,6 @@ class Places {
   std::size_t moments_;
   std::size_t first_moment_;
 };
-
-/// Reads the masters of elements from `first` on. A record of `count` elements holds the residuals
-/// of kSplit after its parameters.
-void read_masters_from(StateFormat format, std::span<const std::byte> record, std::size_t count,
-                       std::uint64_t first, std::span<float> masters) {
-  if (!holds_param(format)) {
-    std::memcpy(masters.data(), record.data() + first * sizeof(float), masters.size_bytes());
-    return;
-  }
-  const auto* const params = reinterpret_cast<const bf16*>(record.data()) + first;
-  for (std::size_t i = 0; i < masters.size(); ++i) {
-    masters[i] = format == StateFormat::kSplit ? joined({params[i], params[count + i]})
-                                               : bf16_to_float(params[i]);
-  }
-}
 
 void write_masters_from(StateFormat format, std::span<const float> masters, std::size_t count,
                         std::uint64_t first, std::span<std::byte> record) {
@@ -129,7 +115,8 @@ void read_state_values(const StateKind& state, std::size_t index, std::span<cons
   const Places places(state, record.size());
   ZIGGURAT_CHECK(first + values.size() <= places.count(), "{} values from {} on of a record of {}",
                  values.size(), first, places.count());
-  if (index == 0) return read_masters_from(state.format, record, places.count(), first, values);
+  if (index == 0)
+    return internal::read_masters_from(state.format, record, places.count(), first, values);
   const std::size_t k = index - 1;
   const std::byte* const moment = places.moment(k, record);
   switch (state.format) {

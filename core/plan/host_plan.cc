@@ -177,8 +177,9 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   std::uint64_t with_items = 0;
   for (std::size_t id = 0; id < table.chunks().size(); ++id) {
     const Chunk& chunk = table.chunks()[id];
-    if (items.bytes(id) > 0) ++with_items;
-    plan.item_bytes = std::max(plan.item_bytes, items.bytes(id));
+    const std::uint64_t its_bytes = items.bytes(id);
+    if (its_bytes > 0) ++with_items;
+    plan.item_bytes = std::max(plan.item_bytes, its_bytes);
     if (chunk.constant) continue;
     if (placement.optimizer == Tier::kHost && id >= plan.device_chunks)
       plan.permanent_bytes += lease_bytes(chunk.record_bytes());

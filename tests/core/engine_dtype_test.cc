@@ -6,6 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "base/error.h"
 #include "optimizer/loss_scale.h"
@@ -32,6 +35,18 @@ struct Where {
   EngineConfig::Speculation speculation = EngineConfig::Speculation::kNever;
 };
 
+std::string name_of(const ::testing::TestParamInfo<std::tuple<DType, Where>>& one) {
+  return std::string(to_string(std::get<DType>(one.param))) + std::get<Where>(one.param).name;
+}
+/// Every placement, and one in which updates are guesses.
+std::vector<Where> places(const char* guessing) {
+  return {{"Demo", "params=host,grads=host,optimizer=nvme"},
+          {"AllNvme", "all=nvme"},
+          {"AllHost", "all=host"},
+          {"AllDevice", "all=device"},
+          {"Guessing", guessing, EngineConfig::Speculation::kAlways}};
+}
+
 class EngineDtype : public ::testing::TestWithParam<std::tuple<DType, Where>> {
  protected:
   EngineConfig config() const {
@@ -50,14 +65,8 @@ class EngineDtype : public ::testing::TestWithParam<std::tuple<DType, Where>> {
 INSTANTIATE_TEST_SUITE_P(
     TypesAndPlacements, EngineDtype,
     ::testing::Combine(::testing::Values(DType::kFloat16, DType::kFloat32),
-                       ::testing::Values(Where{"Demo", "params=host,grads=host,optimizer=nvme"},
-                                         Where{"AllNvme", "all=nvme"}, Where{"AllHost", "all=host"},
-                                         Where{"AllDevice", "all=device"},
-                                         Where{"Guessing", "params=nvme,grads=host,optimizer=nvme",
-                                               EngineConfig::Speculation::kAlways})),
-    [](const auto& one) {
-      return std::string(to_string(std::get<DType>(one.param))) + std::get<Where>(one.param).name;
-    });
+                       ::testing::ValuesIn(places("params=nvme,grads=host,optimizer=nvme"))),
+    name_of);
 
 TEST_P(EngineDtype, TrainsAndResumesWithTheBitsOfPlainArrays) {
   PlainTraining plain(model_, 1.0F);
@@ -86,17 +95,10 @@ TEST_P(EngineDtype, TrainsAndResumesWithTheBitsOfPlainArrays) {
 }
 
 class EngineMixed : public EngineDtype {};
-INSTANTIATE_TEST_SUITE_P(
-    Placements, EngineMixed,
-    ::testing::Combine(::testing::Values(DType::kBFloat16, DType::kFloat16),
-                       ::testing::Values(Where{"Demo", "params=host,grads=host,optimizer=nvme"},
-                                         Where{"AllNvme", "all=nvme"}, Where{"AllHost", "all=host"},
-                                         Where{"AllDevice", "all=device"},
-                                         Where{"Guessing", "all=nvme",
-                                               EngineConfig::Speculation::kAlways})),
-    [](const auto& one) {
-      return std::string(to_string(std::get<DType>(one.param))) + std::get<Where>(one.param).name;
-    });
+INSTANTIATE_TEST_SUITE_P(Placements, EngineMixed,
+                         ::testing::Combine(::testing::Values(DType::kBFloat16, DType::kFloat16),
+                                            ::testing::ValuesIn(places("all=nvme"))),
+                         name_of);
 
 TEST_P(EngineMixed, HasATypeForEachUnit) {
   ModelSpec model = mixed_model();

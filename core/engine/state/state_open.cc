@@ -164,16 +164,20 @@ Task<> TrainingState::open_stored() {
                             storage_->paths()));
   }
   rounding_ = rounding_of_store(config_.optimizer, table_->rounding());
-  choose_host_budget(*table_);
+  if (leaves_host_budget()) choose_host_budget(*table_);
   check_identity(state);
   require_slots(state);
   resumed_ = true;
   choose_placement_if_automatic();
 }
 
-/// Takes as much host memory as a run uses well, if a trainer that lends leaves it to the engine.
+/// Whether a trainer that lends leaves the host budget to the engine.
+bool TrainingState::leaves_host_budget() const {
+  return of_pieces() && config_.host_budget_bytes == 0;
+}
+
+/// Takes as much host memory as a run uses well.
 void TrainingState::choose_host_budget(const ChunkTable& table) {
-  if (!of_pieces() || config_.host_budget_bytes != 0) return;
   config_.host_budget_bytes =
       plan_host(table, config_.placement, reduction(), {0, config_.checkpoint.saves})
           .comfortable_bytes();
@@ -185,7 +189,7 @@ Task<> TrainingState::make_table() {
   const StateKind& kind = config_.optimizer.state;
   const Sharding cut = sharding();
   const ReductionSettings exchanged = reduction();
-  choose_host_budget({model_, kChunkTilesMax, kind, cut});
+  if (leaves_host_budget()) choose_host_budget({model_, kChunkTilesMax, kind, cut});
   const std::uint64_t tiles = choose_chunk_tiles({.model = model_,
                                                   .state = kind,
                                                   .sharding = cut,

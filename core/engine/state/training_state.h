@@ -295,6 +295,7 @@ class TrainingState {
   Task<> open_store();
   Task<> open_stored();
   Task<> make_table();
+  bool leaves_host_budget() const;
   void choose_host_budget(const ChunkTable& table);
   Task<> create_store();
   void choose_placement_if_automatic();
