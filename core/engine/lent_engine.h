@@ -37,6 +37,7 @@
 #include "base/runtime/async.h"
 #include "core/checkpoint/load_options.h"
 #include "core/engine/engine.h"
+#include "core/engine/state_copy.h"
 #include "optimizer/state_kind.h"
 
 namespace ziggurat {
@@ -114,18 +115,12 @@ class LentEngine : public StateEngine {
 
   /// Returns how the state is rounded, if the store records it. Checkpoints record the same.
   virtual std::optional<Roundings> rounding() const = 0;
-  /// Returns the format of the arrays that copy_state() gives. With `widen_codes`, codes of 8 bits
-  /// are copied as the fp32 values that they represent, because their blocks belong to a piece and
-  /// not to the whole parameter.
+  /// Returns the format of the arrays that begin_copy() gives.
   virtual StateKind copied_state(bool widen_codes) const = 0;
-  /// Takes elements from `first` on of one of `param`'s arrays, as numbered by
-  /// state_arrays(copied_state()), bit for bit.
-  using TakeArray = std::function<Task<>(ParamId param, std::size_t array, std::uint64_t first,
-                                         std::span<const std::byte> values)>;
-  /// Gives every array of every parameter at generation() to `take`, one chunk at a time, on the
-  /// reactor's thread; includes values that were written since. Errors: those of read_state() and
-  /// of `take`.
-  virtual void copy_state(bool widen_codes, const TakeArray& take) = 0;
+  /// Begins to copy the state at generation(), with what was written since. The copy goes on while
+  /// the trainer makes steps and writes state, which do not change it. One copy at a time: errors
+  /// are kInvalidArgument while there is another, and those of read_state().
+  virtual std::shared_ptr<StateCopy> begin_copy(const CopyOptions& options) = 0;
 
   using Piece = RankPiece;  ///< one of a rank's parameters
   /// Returns the pieces of `rank`, which may be this rank. Errors: kInvalidArgument for a rank that

@@ -21,6 +21,8 @@ const std::map<std::string, std::string, std::less<>>& places() {
     std::map<std::string, std::string, std::less<>> its{
         {"accumulate", "ziggurat_add_gradient()"},
         {"betas", "ziggurat_group.beta1 and ziggurat_group.beta2"},
+        {"checkpoint_bandwidth", "\"bandwidth\" of ziggurat_save_begin()"},
+        {"checkpoint_stall_max", "\"stall_max\" of ziggurat_save_begin()"},
         {"checkpoint_dir", "\"folder\" of ziggurat_save_checkpoint()"},
         {"clip", "ziggurat_gradient_norm() and ziggurat_step_options.grad_scale"},
         {"dtype", "ziggurat_memory.dtype"},
@@ -39,8 +41,6 @@ const std::map<std::string, std::string, std::less<>>& places() {
       its[key] = fmt::format("\"{}\"", key);
     for (const char* const none : {"activation_checkpointing",
                                    "batch",
-                                   "checkpoint_bandwidth",
-                                   "checkpoint_stall_max",
                                    "collectives",
                                    "device_memory",
                                    "force",

@@ -11,6 +11,7 @@
 
 #include "integrations/c/c_call.h"
 #include "integrations/c/embedded_checkpoint.h"
+#include "integrations/c/embedded_save.h"
 #include "integrations/c/engine_calls.h"
 #include "integrations/c/settings_json.h"
 #include "integrations/c/wrong.h"
@@ -20,6 +21,7 @@ namespace {
 
 using ziggurat::bytes_of;
 using ziggurat::EmbeddedCheckpoint;
+using ziggurat::EmbeddedSaving;
 using ziggurat::engines;
 using ziggurat::guarded;
 using ziggurat::OpenEngine;
@@ -39,6 +41,57 @@ ziggurat::Handles<OpenCheckpoint>& checkpoints() {
   return all;
 }
 
+/// A save that a caller has begun. It keeps its runtime, but not the engines.
+struct BegunSave {
+  std::shared_ptr<ziggurat::Runtime> runtime;
+  std::unique_ptr<EmbeddedSaving> saving;
+
+  ~BegunSave() {
+    // Calls to a target that hangs use the save and its runtime until they return.
+    if (!saving || !saving->hangs()) return;
+    static_cast<void>(saving.release());
+    static_cast<void>(*new std::shared_ptr<ziggurat::Runtime>(std::move(runtime)));
+  }
+  BegunSave() = default;
+  BegunSave(const BegunSave&) = delete;
+  BegunSave& operator=(const BegunSave&) = delete;
+};
+
+/// Never destroyed, as runtimes().
+ziggurat::Handles<BegunSave>& saves() {
+  static auto& all = *new ziggurat::Handles<BegunSave>("save");
+  return all;
+}
+
+/// A save as a caller describes it, with the engines that it uses while it begins.
+struct AskedSave {
+  std::vector<std::shared_ptr<OpenEngine>> kept;
+  ziggurat::EmbeddedSave save;
+};
+
+AskedSave asked_save(const std::shared_ptr<ziggurat::Runtime>& on,
+                     const ziggurat_save_options* options, const char* content) {
+  AskedSave asked;
+  const ziggurat_save_options its = ziggurat::copied(options, "options");
+  std::vector<ziggurat::EmbeddedEngine*> saved;
+  for (std::uint32_t e = 0; e < its.engine_count; ++e) {
+    asked.kept.push_back(engines().find(required(its.engines, "options.engines")[e]));
+    if (asked.kept.back()->runtime != on)
+      throw wrong(fmt::format(
+          "options.engines[{}] is an engine of another runtime: save its state on that runtime",
+          e));
+    saved.push_back(asked.kept.back()->engine.get());
+  }
+  std::vector<ziggurat::TypedSpan<std::byte>> values;
+  for (const ziggurat_memory& memory :
+       ziggurat::array_of(its.values, its.value_count, "options.values"))
+    values.push_back(ziggurat::memory_of(&memory, "options.values"));
+  asked.save = ziggurat::EmbeddedSave::parse(required(content, "content"), saved, values);
+  const std::span<const std::byte> blob = bytes_of(its.blob, its.blob_bytes, "options.blob");
+  asked.save.content.blob.assign(blob.begin(), blob.end());
+  return asked;
+}
+
 }  // namespace
 
 ziggurat_status ziggurat_save_checkpoint(ziggurat_runtime runtime,
@@ -46,27 +99,38 @@ ziggurat_status ziggurat_save_checkpoint(ziggurat_runtime runtime,
                                          const char* content) {
   return guarded([&] {
     const std::shared_ptr<ziggurat::Runtime> on = runtimes().find(runtime);
-    const ziggurat_save_options its = ziggurat::copied(options, "options");
-    std::vector<std::shared_ptr<OpenEngine>> kept;
-    std::vector<ziggurat::EmbeddedEngine*> saved;
-    for (std::uint32_t e = 0; e < its.engine_count; ++e) {
-      kept.push_back(engines().find(required(its.engines, "options.engines")[e]));
-      if (kept.back()->runtime != on)
-        throw wrong(fmt::format(
-            "options.engines[{}] is an engine of another runtime: save its state on that runtime",
-            e));
-      saved.push_back(kept.back()->engine.get());
-    }
-    std::vector<ziggurat::TypedSpan<std::byte>> values;
-    for (const ziggurat_memory& memory :
-         ziggurat::array_of(its.values, its.value_count, "options.values"))
-      values.push_back(ziggurat::memory_of(&memory, "options.values"));
-    ziggurat::EmbeddedSave save =
-        ziggurat::EmbeddedSave::parse(required(content, "content"), saved, values);
-    const std::span<const std::byte> blob = bytes_of(its.blob, its.blob_bytes, "options.blob");
-    save.content.blob.assign(blob.begin(), blob.end());
-    ziggurat::save_checkpoint(*on, std::move(save));
+    AskedSave asked = asked_save(on, options, content);
+    ziggurat::save_checkpoint(*on, std::move(asked.save));
   });
+}
+
+ziggurat_status ziggurat_save_begin(ziggurat_runtime runtime, const ziggurat_save_options* options,
+                                    const char* content, ziggurat_save* save) {
+  return guarded([&] {
+    *required(save, "save") = 0;
+    auto begun = std::make_shared<BegunSave>();
+    begun->runtime = runtimes().find(runtime);
+    AskedSave asked = asked_save(begun->runtime, options, content);
+    begun->saving = std::make_unique<EmbeddedSaving>(*begun->runtime, std::move(asked.save),
+                                                     EmbeddedSaving::Beside::kSteps);
+    *save = saves().add(std::move(begun));
+  });
+}
+
+ziggurat_status ziggurat_save_under_way(ziggurat_save save, int32_t* under_way) {
+  return guarded(
+      [&] { *required(under_way, "under_way") = saves().find(save)->saving->under_way() ? 1 : 0; });
+}
+
+ziggurat_status ziggurat_save_wait(ziggurat_save save, char* directory, uint64_t capacity_bytes,
+                                   uint64_t* needed_bytes) {
+  return guarded([&] {
+    ziggurat::give_text(saves().find(save)->saving->end(), directory, capacity_bytes, needed_bytes);
+  });
+}
+
+ziggurat_status ziggurat_save_close(ziggurat_save save) {
+  return guarded([&] { saves().take(save); });
 }
 
 ziggurat_status ziggurat_checkpoint_open(ziggurat_runtime runtime, const char* path,

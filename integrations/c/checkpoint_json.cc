@@ -166,6 +166,9 @@ EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine
                                 to_string(save.params[part.param].type)));
       save.values.push_back({.part = part, .memory = {memory[v].dtype, memory[v].bytes}});
     }
+    save.stall_max_s = its.value("stall_max", save.stall_max_s);
+    save.bandwidth_bytes_per_s = its.value("bandwidth", std::uint64_t{0});
+    save.spare_bytes = its.value("memory", std::uint64_t{0});
     save.widened = its.value("widened", false);
     save.alone = its.value("alone", false);
     if (!save.alone && !its.value("others", json::array()).empty())

@@ -57,6 +57,11 @@ struct EmbeddedSave {
   std::vector<Param> params;  ///< all of the model, the same on every rank
   std::vector<Engine> engines;
   std::vector<Values> values;
+  /// What a save beside steps may cost: how long they wait for it in all, how fast it is written
+  /// (0: no limit), and the memory that it may take for records which a step would change.
+  double stall_max_s = EngineConfig::Checkpoint{}.stall_max_s;
+  std::uint64_t bandwidth_bytes_per_s = 0;
+  std::uint64_t spare_bytes = 0;
   bool widened = false;  ///< saves codes of 8 bits as the values that they stand for
   bool alone = false;    ///< only this rank calls, and saves `others` too
   std::vector<Other> others;

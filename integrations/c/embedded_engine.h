@@ -107,7 +107,7 @@ class EmbeddedEngine {
   StateLine line() const;
   std::optional<Roundings> rounding() const;
   StateKind copied_state(bool widen_codes) const;
-  void copy_state(bool widen_codes, const LentEngine::TakeArray& take);
+  std::shared_ptr<StateCopy> begin_copy(const CopyOptions& options);
   std::uint64_t count_of(std::size_t param) const { return model_.units.at(param).count(); }
   /// Returns 0 if there is no such parameter.
   std::uint64_t count_or_none(std::size_t param) const {

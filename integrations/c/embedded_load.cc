@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_load.cc: opens an embedded engine from a copy of its state, and makes
+// integrations/c/embedded_load.cc: opens an embedded engine from a copy of its state, and begins
 // such a copy.
 #include <fmt/format.h>
 
@@ -59,8 +59,8 @@ StateKind EmbeddedEngine::copied_state(bool widen_codes) const {
   return engine_->copied_state(widen_codes);
 }
 
-void EmbeddedEngine::copy_state(bool widen_codes, const LentEngine::TakeArray& take) {
-  lending([&] { engine_->copy_state(widen_codes, take); });
+std::shared_ptr<StateCopy> EmbeddedEngine::begin_copy(const CopyOptions& options) {
+  return lending([&] { return engine_->begin_copy(options); });
 }
 
 }  // namespace ziggurat

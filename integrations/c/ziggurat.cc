@@ -127,7 +127,8 @@ ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime) {
   return guarded([&] {
     if (!runtimes().remove_if_unused(runtime))
       throw wrong(fmt::format(
-          "runtime {} has open engines, exchanges or checkpoints: close them first", runtime));
+          "runtime {} has open engines, exchanges, saves or checkpoints: close them first",
+          runtime));
   });
 }
 

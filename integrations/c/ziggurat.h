@@ -75,6 +75,7 @@ typedef uint64_t ziggurat_runtime;
 typedef uint64_t ziggurat_engine;
 typedef uint64_t ziggurat_exchange;
 typedef uint64_t ziggurat_checkpoint;
+typedef uint64_t ziggurat_save;
 
 #ifndef __cplusplus
 #define ZIGGURAT_INIT(type) \
@@ -390,6 +391,33 @@ typedef struct ziggurat_save_options {
 ZIGGURAT_API ziggurat_status ziggurat_save_checkpoint(ziggurat_runtime runtime,
                                                       const ziggurat_save_options* options,
                                                       const char* content);
+/// Begins to write such a checkpoint, and returns: the caller makes steps while it is written.
+/// Everything in it is as of this call. The blob and the values are copied first; the engines'
+/// records are copied as they are saved. A step that would change a record which is not saved yet
+/// copies it to memory of its own, or waits for it. `content` may say more:
+///
+///   "memory"               the most bytes that such records may take beside the engines' memory;
+///                          absent: 0
+///   "stall_max"            the longest time, in seconds, that steps may wait for the save in all;
+///                          then it is given up, and training goes on; absent: 60
+///   "bandwidth"            the most bytes a second that this rank writes; absent: no limit
+///
+/// An engine takes part in one save at a time. To close it ends the save: wait first. A rank that
+/// saves for "others" cannot save so. Errors: ZIGGURAT_INVALID_ARGUMENT for wrong arguments; all
+/// others come from ziggurat_save_wait(), on every rank.
+ZIGGURAT_API ziggurat_status ziggurat_save_begin(ziggurat_runtime runtime,
+                                                 const ziggurat_save_options* options,
+                                                 const char* content, ziggurat_save* save);
+/// Sets `under_way` to 1 while the save is under way, and to 0 when it has ended. Never waits.
+ZIGGURAT_API ziggurat_status ziggurat_save_under_way(ziggurat_save save, int32_t* under_way);
+/// Waits until the save has ended, and gives the checkpoint's directory, as ziggurat_describe()
+/// gives a text. May be called again. Errors: those of ziggurat_save_checkpoint(), and
+/// ZIGGURAT_DEADLINE_EXCEEDED if steps have waited too long for the save or its drive hangs. After
+/// an error there is no checkpoint.
+ZIGGURAT_API ziggurat_status ziggurat_save_wait(ziggurat_save save, char* directory,
+                                                uint64_t capacity_bytes, uint64_t* needed_bytes);
+/// Forgets the save. Waits for it if it is under way.
+ZIGGURAT_API ziggurat_status ziggurat_save_close(ziggurat_save save);
 /// Opens the checkpoint `path`, or the newest whole one in that folder, whoever saved it.
 ZIGGURAT_API ziggurat_status ziggurat_checkpoint_open(ziggurat_runtime runtime, const char* path,
                                                       ziggurat_checkpoint* checkpoint);

@@ -62,8 +62,8 @@ void LentEngineImpl::validate() {
     if (!good) throw Error(ErrorCode::kInvalidArgument, message);
   };
   require(!config.checkpoint.saves,
-          "this engine cannot save checkpoints yet, because its parameters are in the trainer's "
-          "memory: leave EngineConfig::Checkpoint::saves off");
+          "an engine of lent parameters sets no memory aside for checkpoints: leave "
+          "EngineConfig::Checkpoint::saves off, and save with begin_copy()");
   require(config.resume != EngineConfig::Resume::kReshard,
           "`resume=reshard` cannot be used with lent parameters, because only the trainer knows "
           "their pieces: open the store with the ranks that made it, and load their state dicts "
@@ -351,9 +351,9 @@ void LentEngineImpl::write_state(ParamId param, std::string_view name,
   run(state_.write_state(param, require_state("write_state", param, name, values.size()), values));
 }
 
-void LentEngineImpl::copy_state(bool widen_codes, const TakeArray& take) {
+std::shared_ptr<StateCopy> LentEngineImpl::begin_copy(const CopyOptions& options) {
   const Turn turn(turn_);
-  run(state_.copy_state(widen_codes, take));
+  return run(state_.begin_copy(options));
 }
 
 std::vector<LentEngine::Piece> LentEngineImpl::pieces_of(int rank) const {

@@ -39,7 +39,7 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   StateKind copied_state(bool widen_codes) const override {
     return state_.copied_state(widen_codes);
   }
-  void copy_state(bool widen_codes, const TakeArray& take) override;
+  std::shared_ptr<StateCopy> begin_copy(const CopyOptions& options) override;
   std::vector<Piece> pieces_of(int rank) const override;
   void read_state_of(int rank, std::string_view piece, std::string_view name,
                      std::span<float> values) override;

@@ -11,24 +11,14 @@
 #include <utility>
 #include <vector>
 
-#include "aio/aligned_bytes.h"
 #include "base/check.h"
 #include "base/error.h"
-#include "base/runtime/for_each.h"
 #include "core/engine/state/training_state.h"
 #include "core/schedule/stored_record.h"
-#include "optimizer/state_arrays.h"
 #include "optimizer/state_values.h"
 #include "tiers/tile_size.h"
 
 namespace ziggurat {
-namespace {
-
-/// The number of records that copy_state() has in memory: one is read while another is taken.
-constexpr std::size_t kCopiedAtOnce = 2;
-
-}  // namespace
-
 std::size_t TrainingState::state_index(const char* call, std::string_view piece,
                                        std::string_view name) const {
   const OptimizerKind kind = table_->state().optimizer;
@@ -98,59 +88,6 @@ Task<> TrainingState::read_run(ChunkId id, std::size_t index, ParamRun run,
     read_state_values(table_->state(), index, record.bytes, run.begin, values);
   };
   co_await context_->run_near(id, "read state", job);
-}
-
-StateKind TrainingState::copied_state(bool widen_codes) const {
-  StateKind kind = table_->state();
-  if (widen_codes && kind.format == StateFormat::k8Bit) kind.format = StateFormat::kFp32;
-  return kind;
-}
-
-Task<> TrainingState::copy_state(bool widen_codes, const TakeArray& take) {
-  cancel_.check();
-  const std::function<Task<>(std::size_t)> copy = [&](std::size_t id) {
-    return copy_chunk(static_cast<ChunkId>(id), widen_codes, take);
-  };
-  co_await for_each_index(runtime_.reactor, table_->chunks().size(), kCopiedAtOnce, copy);
-}
-
-/// The copy includes what the trainer has written since the step.
-Task<> TrainingState::copy_chunk(ChunkId id, bool widen_codes, const TakeArray& take) {
-  Task<NewestRecord> finding = newest_record(id);
-  const NewestRecord newest = co_await std::move(finding);
-  std::span<const std::byte> record = newest.bytes;
-  std::vector<std::byte> written;
-  if (const std::shared_ptr<const StateWrites::Arrays> writes = writes_->of(id)) {
-    const std::function<void()> job = [&] {
-      written.assign(record.begin(), record.end());
-      writes_->apply(*writes, written);
-    };
-    co_await context_->run_near(id, "apply writes", job);
-    record = written;
-  }
-  for (const ParamRun& run : table_->param_runs(id))
-    co_await copy_run(id, run, record, widen_codes, take);
-}
-
-Task<> TrainingState::copy_run(ChunkId id, ParamRun run, std::span<const std::byte> record,
-                               bool widen_codes, const TakeArray& take) {
-  const StateKind kind = copied_state(widen_codes);
-  const bool same = kind == table_->state();
-  const std::vector<StateArray> arrays = state_arrays(kind);
-  for (std::size_t a = 0; a < arrays.size(); ++a) {
-    const StateArray& array = arrays[a];
-    const AlignedBytes taken((run.count + array.block - 1) / array.block * array.element_bytes());
-    const std::span<std::byte> values = taken.span();
-    const std::function<void()> job = [&] {
-      if (same) return read_state_array(kind, a, record, run.begin / array.block, values);
-      std::vector<float> wide(run.count);
-      read_state_values(table_->state(), a, record, run.begin, wide);
-      std::memcpy(values.data(), wide.data(), values.size());
-    };
-    co_await context_->run_near(id, "copy state", job);
-    Task<> taking = take(run.lent, a, run.first / array.block, values);
-    co_await std::move(taking);
-  }
 }
 
 Task<> TrainingState::write_state(ParamId param, std::size_t index, std::span<const float> values) {

@@ -34,9 +34,12 @@ Task<> TrainingState::close() {
       // The call that the trainer was in has reported the error.
     }
   }
+  if (copying_) co_await copying_->wait_idle();
+  if (copy_) copy_->engine_closed();
   service_.reset();
   saves_.reset();
   sweep_.reset();
+  copier_.reset();
   if (hand_ != nullptr) hand_->close();
   staging_.reset();
   records_.reset();

@@ -366,10 +366,10 @@ void TrainingState::make_sweep() {
                              std::uint64_t generation) { hand_->updated(unit, generation); },
       .param_steps = [this](std::uint64_t generation) { return steps_in(generation); },
       .writes = writes_ ? &*writes_ : nullptr,
-      .watch = saves_.get()};
+      .watch = copier_.get()};
   sweep_ = std::make_unique<OptimizerSweep>(*context_, std::move(parts), std::move(settings),
                                             generation_);
-  if (saves_) saves_->set_sweep(*sweep_);
+  if (copier_) copier_->set_sweep(*sweep_);
 }
 
 void TrainingState::report_progress(ChunkId id, const char* what) {

@@ -13,14 +13,19 @@
 namespace ziggurat {
 
 void TrainingState::open_saves() {
-  if (!config_.checkpoint.saves) return;
+  if (!config_.checkpoint.saves && !of_pieces()) return;
+  copier_ = std::make_unique<RecordCopier>(RecordCopier::Parts{
+      .context = *context_, .records = *records_, .store = storage_->store.get()});
+  if (of_pieces()) {
+    copying_.emplace(runtime_.reactor);
+    return;
+  }
   ZIGGURAT_CHECK(BackgroundSave::memory_bytes(*table_) == plan_.save_bytes,
                  "{} bytes for saves, {} planned", BackgroundSave::memory_bytes(*table_),
                  plan_.save_bytes);
   saves_ = std::make_unique<BackgroundSave>(BackgroundSave::Parts{.context = *context_,
                                                                   .runtime = runtime_,
-                                                                  .records = *records_,
-                                                                  .store = storage_->store.get(),
+                                                                  .copier = *copier_,
                                                                   .ranks = *channels_->saves,
                                                                   .settings = config_.checkpoint});
 }
@@ -132,6 +137,25 @@ Task<> TrainingState::save_checkpoint(const CheckpointRequest& request) {
     throw Error(*outcomes.back().failure);
   }
   ended_saves_.push_back(outcomes.back());
+}
+
+Task<std::shared_ptr<StateCopy>> TrainingState::begin_copy(CopyOptions options) {
+  cancel_.check();
+  if (copy_ && !copy_->has_ended()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a save of this engine's state is under way: wait for its end first");
+  }
+  PieceCopy::Written written;
+  for (ChunkId id = 0; id < table_->chunks().size(); ++id) {
+    if (!writes_->of(id)) continue;
+    // What was written before the step belongs to its record.
+    co_await sweep_->record_written(id, generation_);
+    if (auto its = writes_->of(id)) written.emplace(id, std::move(its));
+  }
+  copy_ = std::make_shared<PieceCopy>(
+      PieceCopy::Parts{.context = *context_, .copier = *copier_, .tasks = *copying_}, generation_,
+      sweep_->storing(), std::move(written), options);
+  co_return copy_;
 }
 
 Task<> TrainingState::finish_saves() {

@@ -27,6 +27,7 @@
 #include "core/engine/engine.h"
 #include "core/engine/state/background_save.h"
 #include "core/engine/state/hand.h"
+#include "core/engine/state/piece_copy.h"
 #include "core/engine/state/record_copies.h"
 #include "core/engine/state/state_service.h"
 #include "core/engine/state/step_agreement.h"
@@ -217,6 +218,11 @@ class TrainingState {
   Task<> finish_saves();
   bool saves_hang() const noexcept { return saves_ && saves_->hangs(); }
   std::vector<SaveOutcome> ended_saves();
+  StateKind copied_state(bool widen_codes) const {
+    return copied_kind(table_->state(), widen_codes);
+  }
+  /// Begins to copy the newest step. Errors: kInvalidArgument while another copy is under way.
+  Task<std::shared_ptr<StateCopy>> begin_copy(CopyOptions options);
   /// Returns the line of history to which the states belong. Any thread.
   StateLine line() const;
 
@@ -226,11 +232,6 @@ class TrainingState {
   /// Reads array `index` of a parameter that the trainer lends, at generation(), as written since.
   Task<> read_state(ParamId param, std::size_t index, std::span<float> values);
   Task<> write_state(ParamId param, std::size_t index, std::span<const float> values);
-  StateKind copied_state(bool widen_codes) const;
-  /// Takes elements from `first` on of one of `param`'s arrays, bit for bit.
-  using TakeArray = std::function<Task<>(ParamId param, std::size_t array, std::uint64_t first,
-                                         std::span<const std::byte> values)>;
-  Task<> copy_state(bool widen_codes, const TakeArray& take);
   /// Engine::read_master(), a chunk at a time: returns the chunk's values without padding.
   Task<std::vector<float>> read_master(ChunkId chunk);
 
@@ -369,9 +370,6 @@ class TrainingState {
   };
   Task<NewestRecord> newest_record(ChunkId id);
   Task<> read_run(ChunkId id, std::size_t index, ParamRun run, std::span<float> values);
-  Task<> copy_chunk(ChunkId id, bool widen_codes, const TakeArray& take);
-  Task<> copy_run(ChunkId id, ParamRun run, std::span<const std::byte> record, bool widen_codes,
-                  const TakeArray& take);
 
   // state_serve.cc
   std::vector<RankPiece> own_pieces() const;
@@ -438,6 +436,9 @@ class TrainingState {
   std::optional<StateWrites> writes_;  // used if ranks have pieces of their own
   std::unique_ptr<OptimizerSweep> sweep_;
 
+  std::unique_ptr<RecordCopier> copier_;   // used by saves and copies
+  std::shared_ptr<PieceCopy> copy_;        // the newest one
+  std::optional<WorkGroup> copying_;       // its task, for which no other rank waits
   std::unique_ptr<BackgroundSave> saves_;  // used with EngineConfig::Checkpoint::saves
   std::vector<SaveOutcome> ended_saves_;   // saves that nobody has asked for yet
   StateSource* source_ = nullptr;          // set while the state is opened from a source

@@ -181,7 +181,7 @@ bool OptimizerSweep::carry(const PassPtr& pass, ChunkId id) {
   const RecordHome& records = parts_.homes.records;
   const bool unchanged =
       pass->state == Pass::State::kEarned && pass->stages[id] == Pass::Stage::kWaiting &&
-      !writes(*pass, id) && parts_.watch == nullptr && records.holds(id, pass->generation - 1) &&
+      !writes(*pass, id) && !watched() && records.holds(id, pass->generation - 1) &&
       parts_.homes.grads.absent(id) && (parts_.writes == nullptr || !parts_.writes->of(id));
   if (!unchanged || effect_of(id, *pass->step).written) return false;
   pass->stages[id] = Pass::Stage::kEnded;

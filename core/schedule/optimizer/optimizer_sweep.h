@@ -144,6 +144,7 @@ class OptimizerSweep {
   void begin(std::uint64_t generation);
   void give_place(Pass& pass);
   bool writes(const Pass& pass, ChunkId id) const;
+  bool watched() const noexcept { return parts_.watch != nullptr && parts_.watch->watching(); }
   void start_chunk(const PassPtr& pass, ChunkId id, Lease lease);
   void pass_constants(const PassPtr& pass);
   void start_more(const PassPtr& pass);

@@ -16,6 +16,8 @@ namespace ziggurat {
 class RecordWatch {
  public:
   virtual ~RecordWatch() = default;
+  /// Whether a copy is under way, so that it is told of changes.
+  virtual bool watching() const noexcept = 0;
   /// Called when the chunk's record of `generation` is made. `record` stays valid until the Task
   /// ends.
   virtual Task<> made(ChunkId chunk, std::uint64_t generation,

@@ -226,6 +226,20 @@ _SIGNATURES: dict[str, list[Any]] = {
     ],
     "ziggurat_set_param_steps": [HANDLE, INDEX, ctypes.c_uint64],
     "ziggurat_save_checkpoint": [HANDLE, ctypes.POINTER(SaveOptions), ctypes.c_char_p],
+    "ziggurat_save_begin": [
+        HANDLE,
+        ctypes.POINTER(SaveOptions),
+        ctypes.c_char_p,
+        ctypes.POINTER(HANDLE),
+    ],
+    "ziggurat_save_under_way": [HANDLE, ctypes.POINTER(ctypes.c_int32)],
+    "ziggurat_save_wait": [
+        HANDLE,
+        ctypes.c_char_p,
+        ctypes.c_uint64,
+        ctypes.POINTER(ctypes.c_uint64),
+    ],
+    "ziggurat_save_close": [HANDLE],
     "ziggurat_checkpoint_open": [HANDLE, ctypes.c_char_p, ctypes.POINTER(HANDLE)],
     "ziggurat_checkpoint_close": [HANDLE],
     "ziggurat_checkpoint_content": [

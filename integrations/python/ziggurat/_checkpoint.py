@@ -9,19 +9,54 @@ import io
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
 
+from ziggurat._background_save import BackgroundSave, check_copied, limits
 from ziggurat._foreign._plan import Places
 from ziggurat._native import InvalidArgument
-from ziggurat._native_checkpoint import Values, save_checkpoint as save_natively
+from ziggurat._native_checkpoint import Save, Values, save_checkpoint as save_natively
 from ziggurat._opened import DTYPES, Opened
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._resume import random_states
 
 MAGIC = b"ziggurat.torch 1\n"  # marks this package's part of a checkpoint's blob
+
+
+@overload
+def save_checkpoint(
+    folder: str | os.PathLike[str],
+    optimizer: EngineOptimizer,
+    model: torch.nn.Module,
+    *,
+    step: int | None = None,
+    keep_last: int = 0,
+    keep_every: int = 0,
+    keep_best: bool = False,
+    resume: Mapping[str, Any] | None = None,
+    background: Literal[False] = False,
+    **kept: Any,
+) -> str: ...
+
+
+@overload
+def save_checkpoint(
+    folder: str | os.PathLike[str],
+    optimizer: EngineOptimizer,
+    model: torch.nn.Module,
+    *,
+    step: int | None = None,
+    keep_last: int = 0,
+    keep_every: int = 0,
+    keep_best: bool = False,
+    resume: Mapping[str, Any] | None = None,
+    background: Literal[True],
+    bandwidth: float | None = None,
+    stall_max: float = 60.0,
+    **kept: Any,
+) -> BackgroundSave: ...
 
 
 def save_checkpoint(
@@ -34,8 +69,11 @@ def save_checkpoint(
     keep_every: int = 0,
     keep_best: bool = False,
     resume: Mapping[str, Any] | None = None,
+    background: bool = False,
+    bandwidth: float | None = None,
+    stall_max: float = 60.0,
     **kept: Any,
-) -> str:
+) -> str | BackgroundSave:
     """Saves `model` and the state of `optimizer` in ``FOLDER/step-NNNNNNNNN``, and returns that
     path. The name may be taken already: by another run, or by steps that this run left when it
     loaded an older checkpoint. The new name then ends with some digits of this run's line of
@@ -56,8 +94,17 @@ def save_checkpoint(
     training goes on when the whole checkpoint is durable. Errors: InvalidArgument if the folder
     already has this step; ResourceExhausted if the disk is full. A save that fails leaves nothing
     of the checkpoint.
+
+    With `background` this returns a :class:`BackgroundSave` at once, and the checkpoint, which is
+    of this step, is written while the next steps are made. What is in memory is copied only when a
+    step would change it before it is saved, and takes at most half of the free memory. Beyond
+    that, and for state on a drive of which the second step would overwrite what is not saved yet,
+    steps wait; when they have waited `stall_max` seconds in all, the save is given up and training
+    goes on. `bandwidth` limits the bytes that each rank writes in a second. A process that is
+    killed leaves a whole checkpoint or none.
     """
     sharing, folder = optimizer._sharing, os.path.abspath(folder)
+    optimizer.finish_save()
     optimizer.synchronize()
     optimizer.open()
     random = _of_all_ranks(optimizer, random_states())
@@ -73,10 +120,17 @@ def save_checkpoint(
             "keep_best": keep_best,
             "resume": _resume_facts(optimizer, resume, kept),
         }
+        if background:
+            check_copied(saving.values)
+            content |= limits(bandwidth, stall_max)
         return saving, saving.blob(kept, random), number, json.dumps(content)
 
     saving, blob, number, content = sharing.together("save_checkpoint()", prepared)
     engines = [opened.engine for opened in optimizer._opened]
+    if background:
+        native = Save(saving.runtime, engines, saving.values, blob, content)
+        optimizer._save = BackgroundSave(native, number)
+        return optimizer._save
     save_natively(saving.runtime, engines, saving.values, blob, content)
     saved: str = sharing.decided(lambda: _saved_as(folder, f"step-{number:09}"))
     return saved

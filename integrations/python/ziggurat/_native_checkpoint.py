@@ -24,6 +24,61 @@ class Values(NamedTuple):
     count: int
 
 
+class Save:
+    """A checkpoint that is written while training goes on."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        engines: Sequence[Engine],
+        values: Sequence[Values],
+        blob: bytes,
+        content: str,
+    ) -> None:
+        """Calls ziggurat_save_begin(), which describes `content`; all ranks call this."""
+        handle = HANDLE()
+        options = _options(engines, values, blob)
+        call(
+            "ziggurat_save_begin",
+            runtime.handle,
+            options,
+            content.encode(),
+            ctypes.byref(handle),
+            words=in_arguments,
+        )
+        self._handle = handle.value
+        self._ended = weakref.finalize(
+            self, end_handle, "ziggurat_save_close", handle.value, os.getpid(), runtime
+        )
+
+    def under_way(self) -> bool:
+        its = ctypes.c_int32()
+        call("ziggurat_save_under_way", self._handle, ctypes.byref(its))
+        return bool(its.value)
+
+    def wait(self) -> str:
+        """Returns the checkpoint's directory when it is durable, or raises the save's error."""
+        return text_of("ziggurat_save_wait", self._handle, words=in_arguments)
+
+    def close(self) -> None:
+        """Waits for the save, and forgets it; does nothing the second time."""
+        close(self._ended)
+
+
+def _options(engines: Sequence[Engine], values: Sequence[Values], blob: bytes) -> SaveOptions:
+    handles = (HANDLE * len(engines))(*(engine.handle for engine in engines))
+    given = (Memory * len(values))(*(memory(*one) for one in values))
+    return sized(
+        SaveOptions,
+        engine_count=len(engines),
+        engines=handles,
+        values=given,
+        value_count=len(values),
+        blob=blob or None,
+        blob_bytes=len(blob),
+    )
+
+
 def save_checkpoint(
     runtime: Runtime,
     engines: Sequence[Engine],
@@ -34,17 +89,7 @@ def save_checkpoint(
     """Calls ziggurat_save_checkpoint(), which describes `content`; all ranks call this. Give the
     content as JSON text if it must not fail on one rank alone."""
     text = content if isinstance(content, str) else json.dumps(content)
-    handles = (HANDLE * len(engines))(*(engine.handle for engine in engines))
-    given = (Memory * len(values))(*(memory(*one) for one in values))
-    options = sized(
-        SaveOptions,
-        engine_count=len(engines),
-        engines=handles,
-        values=given,
-        value_count=len(values),
-        blob=blob or None,
-        blob_bytes=len(blob),
-    )
+    options = _options(engines, values, blob)
     call("ziggurat_save_checkpoint", runtime.handle, options, text.encode(), words=in_arguments)
 
 

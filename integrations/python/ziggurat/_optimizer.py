@@ -129,6 +129,7 @@ class EngineOptimizer(Opening):
         self._slot_of: dict[torch.Tensor, Slot] = {}
         self._keep_state_in(state)
         self._resume: Any = None  # the ziggurat.torch.Resume of the run, if it has one
+        self._save: Any = None  # the newest BackgroundSave
         self._load: Any = None  # what Opened takes, while load_checkpoint() opens
         this = weakref.ref(self)
         self._hooks = GradientHooks(lambda index: _arrived(this, index))
@@ -333,9 +334,15 @@ class EngineOptimizer(Opening):
         for opened in self._opened:
             opened.wait()
 
+    def finish_save(self) -> None:
+        """Waits for the end of a checkpoint that is saved in the background."""
+        if self._save is not None:
+            self._save.finish()
+            self._save = None
+
     def close(self) -> None:
-        """Waits until every step is durable, and closes the engine. At exit the engine is closed
-        without this wait.
+        """Waits until every step is durable and a checkpoint in the background is saved, and closes
+        the engine. At exit the engine is closed without the first of these waits.
 
         Among ranks it waits for all of them, which may still read this rank's state; only for
         seconds if it is called while an exception is handled."""
@@ -344,6 +351,7 @@ class EngineOptimizer(Opening):
         if self._resume is not None:
             self._resume.before_step()
         self.synchronize()
+        self.finish_save()
         if self._path is not None:
             for opened in self._opened:
                 opened.engine.make_durable()

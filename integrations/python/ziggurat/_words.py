@@ -52,6 +52,8 @@ def _resume(value: str) -> str | None:
 #: What ziggurat.torch's optimizers have for each setting, by its value; None if they have nothing.
 ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
     "betas": _number("betas"),
+    "checkpoint_bandwidth": _number("bandwidth"),
+    "checkpoint_stall_max": _number("stall_max"),
     "clip": lambda value: "torch.nn.utils.clip_grad_norm_()",
     "dtype": lambda value: f"model.to(torch.{_DTYPES.get(value, 'dtype')})",
     "eps": _number("eps"),
@@ -77,9 +79,7 @@ ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
         "activation_checkpointing",
         "batch",
         "accumulate",
-        "checkpoint_bandwidth",
         "checkpoint_dir",
-        "checkpoint_stall_max",
         "collectives",
         "device_memory",
         "durable_every",

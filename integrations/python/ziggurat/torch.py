@@ -50,8 +50,8 @@ All of them take these arguments beside those of PyTorch's optimizers:
 
 The state is made from the parameters at the first ``step()``. ``state_dict()`` and
 ``load_state_dict()`` have PyTorch's format: ``torch.optim``'s optimizers load ours and ours
-theirs. :func:`save_checkpoint` writes a checkpoint that :func:`load_checkpoint` loads on any
-number of ranks; :func:`load_foreign_checkpoint` loads what DeepSpeed or PyTorch saved.
+theirs. :func:`save_checkpoint` writes a checkpoint, in the background if you like, that
+:func:`load_checkpoint` loads on any number of ranks; :func:`load_foreign_checkpoint` loads what DeepSpeed or PyTorch saved.
 
 On the CPU gradients are read and parameters written where PyTorch has them: nothing is copied. On
 an accelerator both have pinned copies in host memory, which PyTorch's streams fill and empty
@@ -67,6 +67,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from ziggurat._background_save import BackgroundSave
 from ziggurat._checkpoint import save_checkpoint
 from ziggurat._checkpoint_load import LoadedCheckpoint, load_checkpoint
 from ziggurat._foreign import ForeignCheckpoint, load_foreign_checkpoint
@@ -79,6 +80,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "BackgroundSave",
     "ForeignCheckpoint",
     "Lion",
     "LoadedCheckpoint",

@@ -88,7 +88,8 @@ class CCheckpoint : public ::testing::Test {
 
   /// A checkpoint of `parts`, as FOLDER/step-000000001.
   ziggurat_status save(const std::vector<const PartEngine*>& parts,
-                       const std::vector<char>& blob = {}, const std::string& more = "") {
+                       const std::vector<char>& blob = {}, const std::string& more = "",
+                       ziggurat_save* beside = nullptr) {
     std::vector<ziggurat_engine> engines;
     std::string pieces;
     for (const PartEngine* part : parts) {
@@ -107,7 +108,16 @@ class CCheckpoint : public ::testing::Test {
             "placement": "host", "resume": {}, "params": [{"name": "w", "shape": [10000],
             "trained": true}], "engines": [)" +
         pieces + R"(], "values": [])" + more + "}";
+    if (beside != nullptr) return ziggurat_save_begin(runtime_, &options, content.c_str(), beside);
     return ziggurat_save_checkpoint(runtime_, &options, content.c_str());
+  }
+  /// Begins a save that takes about a second.
+  ziggurat_save begun(const std::vector<const PartEngine*>& parts, const std::string& more = "") {
+    ziggurat_save save_of = 0;
+    EXPECT_EQ(save(parts, {}, R"(, "memory": 1000000, "bandwidth": 120000)" + more, &save_of),
+              ZIGGURAT_OK)
+        << ziggurat_last_error();
+    return save_of;
   }
   ziggurat_checkpoint opened() {
     ziggurat_checkpoint checkpoint = 0;
@@ -202,6 +212,80 @@ TEST_F(CCheckpoint, ThatIsClosedWhileItsBlobIsReadStaysUntilItIs) {
   for (std::size_t i = 0; i < room.bytes().size(); ++i)
     wrong += room.bytes()[i] == static_cast<std::byte>(i % 251) ? 0 : 1;
   EXPECT_EQ(wrong, 0U);
+}
+
+TEST_F(CCheckpoint, ThatIsSavedBesideStepsIsOfTheStepAtWhichItWasBegun) {
+  PartEngine low(runtime_, "fp32", 0, 4000);
+  PartEngine high(runtime_, "fp32", 4000, kCount - 4000);
+  low.step();
+  high.step();
+  std::vector<float> expected = low.state("master");
+  const std::vector<float> rest = high.state("master");
+  expected.insert(expected.end(), rest.begin(), rest.end());
+  const ziggurat_save beside = begun({&low, &high});
+  for (int step = 0; step < 3; ++step) {
+    low.step();
+    high.step();
+  }
+  std::int32_t under_way = 0;
+  ASSERT_DONE(ziggurat_save_under_way(beside, &under_way));
+  EXPECT_EQ(under_way, 1);
+  std::array<char, 4096> directory{};
+  for (int time = 0; time < 2; ++time) {
+    ASSERT_DONE(ziggurat_save_wait(beside, directory.data(), directory.size(), nullptr));
+    EXPECT_EQ(directory.data(), folder_ + "/step-000000001");
+  }
+  ASSERT_DONE(ziggurat_save_under_way(beside, &under_way));
+  EXPECT_EQ(under_way, 0);
+  ASSERT_DONE(ziggurat_save_close(beside));
+  EXPECT_REFUSED(ziggurat_save_wait(beside, nullptr, 0, nullptr), "there is no save");
+  const ziggurat_checkpoint checkpoint = opened();
+  std::vector<float> read(kCount);
+  const ziggurat_memory memory = memory_of(read);
+  ASSERT_DONE(ziggurat_checkpoint_read(checkpoint, 0, 0, &memory));
+  EXPECT_EQ(read, expected);
+  ASSERT_DONE(ziggurat_checkpoint_close(checkpoint));
+}
+
+TEST_F(CCheckpoint, IsWaitedForWhenItsSaveIsClosed) {
+  PartEngine whole(runtime_, "fp32", 0, kCount);
+  const ziggurat_save beside = begun({&whole});
+  ASSERT_DONE(ziggurat_save_close(beside));
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/step-000000001/manifest.json"));
+}
+
+TEST_F(CCheckpoint, IsNotMadeIfAnEngineIsClosedBeforeItIsSaved) {
+  ziggurat_save beside = 0;
+  {
+    const PartEngine whole(runtime_, "fp32", 0, kCount);
+    beside = begun({&whole});
+  }
+  EXPECT_EQ(ziggurat_save_wait(beside, nullptr, 0, nullptr), ZIGGURAT_CANCELLED);
+  EXPECT_THAT(ziggurat_last_error(), ::testing::HasSubstr("engine was closed"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/step-000000001"));
+  EXPECT_REFUSED(ziggurat_runtime_destroy(runtime_), "saves or checkpoints");
+  ASSERT_DONE(ziggurat_save_close(beside));
+}
+
+TEST_F(CCheckpoint, OfAnEngineIsSavedOneAtATime) {
+  PartEngine whole(runtime_, "fp32", 0, kCount);
+  const ziggurat_save first = begun({&whole});
+  ziggurat_save second = 0;
+  ASSERT_DONE(save({&whole}, {}, "", &second));
+  EXPECT_REFUSED(ziggurat_save_wait(second, nullptr, 0, nullptr), "under way");
+  ASSERT_DONE(ziggurat_save_close(second));
+  ASSERT_DONE(ziggurat_save_wait(first, nullptr, 0, nullptr));
+  ASSERT_DONE(ziggurat_save_close(first));
+}
+
+TEST_F(CCheckpoint, IsSavedForOtherRanksOnlyWhileTheCallerWaits) {
+  PartEngine whole(runtime_, "fp32", 0, kCount);
+  ziggurat_save beside = 0;
+  const std::string others =
+      R"(, "alone": true, "others": [{"engine": 0, "rank": 0, "name": "w", "param": 0, "first": 0,
+          "count": 10000}])";
+  EXPECT_REFUSED(save({&whole}, {}, others, &beside), "beside steps");
+  EXPECT_EQ(beside, 0U);
 }
 
 }  // namespace

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/state/piece_copy.cc: gives the arrays of copied records to whoever takes them.
+#include "core/engine/state/piece_copy.h"
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "optimizer/state_arrays.h"
+#include "optimizer/state_values.h"
+
+namespace ziggurat {
+namespace {
+
+std::exception_ptr closed() {
+  return std::make_exception_ptr(
+      Error(ErrorCode::kCancelled,
+            "the engine was closed before its state was saved: wait for the save first"));
+}
+
+}  // namespace
+
+PieceCopy::PieceCopy(const Parts& parts, std::uint64_t generation, std::uint64_t stored,
+                     Written written, const CopyOptions& options)
+    : parts_(parts),
+      buffers_(AlignedBytes(RecordCopier::kLanes * parts.context.table.largest_record_bytes())),
+      written_(std::move(written)),
+      widens_(options.widen_codes) {
+  parts_->copier.begin({.generation = generation,
+                        .stored = stored,
+                        .has = [](ChunkId) { return true; },
+                        .buffers = buffers_->span(),
+                        .spare_bytes = options.spare_bytes,
+                        .stall_max_s = options.stall_max_s,
+                        .bandwidth_bytes_per_s = options.bandwidth_bytes_per_s});
+}
+
+Task<> PieceCopy::run(Take take) {
+  if (!parts_) std::rethrow_exception(failure_ ? failure_ : closed());
+  Signal ended(parts_->context.reactor);
+  parts_->tasks.spawn(copy(take, ended));
+  co_await ended.wait();
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+/// A task of the engine, so that it has ended before the engine's memory goes.
+Task<> PieceCopy::copy(const Take& take, Signal& ended) {
+  const RecordCopier::Save give = [&](ChunkId id, std::span<std::byte> record) {
+    return save(id, record, take);
+  };
+  RecordCopier& copier = parts_->copier;
+  try {
+    co_await copier.copy_all(give);
+    failure_ = copier.failure();
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+  if (parts_->context.cancel.cancelled()) failure_ = parts_->context.cancel.error();
+  end();
+  ended.set();
+}
+
+Task<> PieceCopy::save(ChunkId id, std::span<std::byte> record, const Take& take) const {
+  const Context& context = parts_->context;
+  if (const auto its = written_.find(id); its != written_.end()) {
+    const std::function<void()> job = [&] {
+      StateWrites(context.table.state()).apply(*its->second, record);
+    };
+    co_await parts_->context.run_near(id, "apply writes", job);
+  }
+  for (const ParamRun& run : context.table.param_runs(id)) co_await save_run(id, run, record, take);
+}
+
+Task<> PieceCopy::save_run(ChunkId id, const ParamRun& run, std::span<const std::byte> record,
+                           const Take& take) const {
+  const StateKind kept = parts_->context.table.state();
+  const StateKind kind = copied_kind(kept, widens_);
+  const std::vector<StateArray> arrays = state_arrays(kind);
+  for (std::size_t a = 0; a < arrays.size(); ++a) {
+    const StateArray& array = arrays[a];
+    const AlignedBytes taken((run.count + array.block - 1) / array.block * array.element_bytes());
+    const std::span<std::byte> values = taken.span();
+    const std::function<void()> job = [&] {
+      if (kind == kept) return read_state_array(kind, a, record, run.begin / array.block, values);
+      std::vector<float> wide(run.count);
+      read_state_values(kept, a, record, run.begin, wide);
+      std::memcpy(values.data(), wide.data(), values.size());
+    };
+    co_await parts_->context.run_near(id, "copy state", job);
+    Task<> taking = take(run.lent, a, run.first / array.block, values);
+    co_await std::move(taking);
+  }
+}
+
+void PieceCopy::give_up(std::exception_ptr why) {
+  if (parts_) parts_->copier.give_up(std::move(why));
+}
+
+void PieceCopy::end() {
+  if (!parts_) return;
+  parts_->copier.end();
+  parts_.reset();
+  buffers_.reset();
+  written_.clear();
+}
+
+void PieceCopy::engine_closed() {
+  if (!parts_) return;
+  failure_ = closed();
+  end();
+}
+
+}  // namespace ziggurat

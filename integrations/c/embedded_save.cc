@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/embedded_save.cc: writes engines' arrays, and what else an embedder saves, to a
+// checkpoint's sink.
+#include "integrations/c/embedded_save.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "aio/blocking_calls.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "collectives/self_communicator.h"
+#include "core/checkpoint/save_ranks.h"
+#include "integrations/c/wrong.h"
+#include "tiers/quorum.h"
+
+namespace ziggurat {
+namespace {
+
+/// Most elements that are written at once.
+constexpr std::uint64_t kWrittenAtOnce = std::uint64_t{1} << 20;
+
+TensorType type_of(const StateArray& array) {
+  switch (array.element) {
+    case StateElement::kBF16: return TensorType::kBF16;
+    case StateElement::kCode: return TensorType::kU8;
+    case StateElement::kF32: break;
+  }
+  return TensorType::kF32;
+}
+
+/// Turns `values` of an array of `type`, which came as fp32, back into that type. The result lies
+/// at the beginning of `values`.
+void narrow_exactly(TensorType type, std::span<float> values) {
+  if (type != TensorType::kBF16) return;
+  const std::span<std::byte> bytes = std::as_writable_bytes(values);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto high = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(values[i]) >> 16);
+    std::memcpy(&bytes[i * sizeof(high)], &high, sizeof(high));
+  }
+}
+
+/// Returns true if an engine has only a part of some parameter.
+bool has_parts(const EmbeddedSave& save) {
+  return std::ranges::any_of(save.engines, [](const EmbeddedSave::Engine& engine) {
+    return std::ranges::any_of(engine.parts, [](const EmbeddedSave::Part& its) {
+      return !its.part.boxes.empty() && !its.part.is_whole();
+    });
+  });
+}
+
+std::string text_of(const std::optional<Roundings>& rounding) {
+  if (!rounding) return "no recorded rounding";
+  return fmt::format("`state_rounding={}` and `param_rounding={}`", to_string(rounding->state),
+                     to_string(rounding->params));
+}
+
+}  // namespace
+
+SavedTensors::SavedTensors(const std::vector<EmbeddedSave::Param>& params, const StateKind& kind)
+    : arrays_(state_arrays(kind)), of_(params.size()) {
+  for (std::size_t p = 0; p < params.size(); ++p) add(p, params[p]);
+}
+
+void SavedTensors::add(std::size_t p, const EmbeddedSave::Param& param) {
+  const std::size_t count = param.trained ? arrays_.size() : std::size_t{1};
+  for (std::size_t a = 0; a < count; ++a) {
+    const StateArray& array = arrays_[a];
+    StateTensor tensor{.name = a == 0 ? param.name : state_tensor_name(array.name, param.name),
+                       .owner = param.name,
+                       .array = array.name,
+                       .type = type_of(array),
+                       .shape = param.shape};
+    if (!param.trained) tensor.type = param.type;
+    if (array.is_scale()) {
+      const std::uint64_t blocks = (tensor.count() + array.block - 1) / array.block;
+      tensor.shape = {static_cast<std::int64_t>(blocks)};
+    }
+    of_[p].push_back(static_cast<std::uint32_t>(all_.size()));
+    all_.push_back(std::move(tensor));
+  }
+}
+
+EmbeddedSaving::EmbeddedSaving(Runtime& runtime, EmbeddedSave save, Beside beside)
+    : runtime_(runtime),
+      save_(std::move(save)),
+      beside_(beside),
+      widens_(save_.widened || runtime.ranks->world_size() > 1 || has_parts(save_)),
+      kind_(save_.engines.at(0).engine->copied_state(widens_)),
+      tensors_(save_.params, kind_),
+      target_(runtime.reactor, save_.stall_max_s) {
+  if (beside == Beside::kSteps && !save_.others.empty())
+    throw wrong("content: \"others\" cannot be saved beside steps: wait for this save");
+  try {
+    pin_state();
+  } catch (...) {
+    refused_ = std::current_exception();
+  }
+  runtime_.reactor.block_on([](EmbeddedSaving& self) -> Task<> {
+    Runtime& on = self.runtime_;
+    self.begun_.emplace(on.reactor);
+    self.others_.emplace(on.reactor);
+    if (self.save_.others.empty()) self.others_->set();
+    std::vector<int> everyone(static_cast<std::size_t>(on.ranks->world_size()));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    if (self.save_.alone) {
+      self.ranks_ = std::make_unique<SelfCommunicator>();
+    } else {
+      self.ranks_ = on.ranks->split(everyone);
+    }
+    on.reactor.spawn(self.save(), [](std::exception_ptr) {});
+    co_return;
+  }(*this));
+}
+
+EmbeddedSaving::~EmbeddedSaving() {
+  runtime_.reactor.block_on([](EmbeddedSaving& self) -> Task<> {
+    while (self.under_way()) {
+      Task<Nanoseconds> waiting = self.target_.ended_or_silent([] { return true; });
+      co_await std::move(waiting);
+    }
+  }(*this));
+}
+
+/// Fixes what is saved: from here on the embedder may make steps.
+void EmbeddedSaving::pin_state() {
+  require_one_kind();
+  request_.folder = save_.folder;
+  request_.retention = save_.retention;
+  request_.content = content();
+  const bool beside = beside_ == Beside::kSteps;
+  CopyOptions options{.widen_codes = widens_};
+  if (beside) {
+    options.stall_max_s = save_.stall_max_s;
+    options.bandwidth_bytes_per_s = save_.bandwidth_bytes_per_s;
+    options.spare_bytes = save_.spare_bytes;
+  }
+  for (const EmbeddedSave::Engine& its : save_.engines)
+    copies_.push_back(its.engine->begin_copy(options));
+  if (!beside) return;
+  for (EmbeddedSave::Values& values : save_.values) {
+    values_.emplace_back(values.memory.bytes.begin(), values.memory.bytes.end());
+    values.memory.bytes = values_.back();
+  }
+}
+
+StateContent EmbeddedSaving::content() const {
+  StateContent its = save_.content;
+  its.state = kind_;
+  its.rounding = save_.engines.front().engine->rounding();
+  its.tensors = tensors_.all();
+  for (const EmbeddedSave::Param& param : save_.params)
+    if (param.trained) its.units.push_back({.name = param.name, .params = {param.name}});
+  its.layout.ranks = its.layout.shard_group = save_.alone ? 1 : runtime_.ranks->world_size();
+  its.versions = {{"manifest", fmt::format("{}", Manifest::kSchema)}};
+  its.line = save_.engines.front().engine->line();
+  return its;
+}
+
+ShardPlan EmbeddedSaving::plan() const {
+  std::vector<TensorBoxes> boxes;
+  const auto add = [&](const EmbeddedSave::Part& its, std::size_t arrays) {
+    for (std::size_t a = 0; a < arrays && !its.part.boxes.empty(); ++a) {
+      const std::uint32_t tensor = tensors_.of(its.param, a);
+      const bool scale = tensors_.is_scale(a);
+      boxes.push_back(
+          {.tensor = tensor,
+           .boxes = scale ? std::vector{whole_box(tensors_.all()[tensor].shape)} : its.part.boxes});
+    }
+  };
+  for (const EmbeddedSave::Engine& engine : save_.engines)
+    for (const EmbeddedSave::Part& part : engine.parts) add(part, tensors_.arrays(part.param));
+  for (const EmbeddedSave::Other& other : save_.others)
+    add(other.part, tensors_.arrays(other.part.param));
+  for (const EmbeddedSave::Values& values : save_.values) add(values.part, 1);
+  const Communicator& ranks = *ranks_;
+  return plan_boxes(tensors_.all(), boxes, {.rank = ranks.rank(), .ranks = ranks.world_size()});
+}
+
+/// Requires that the engines of one checkpoint have one kind of state.
+void EmbeddedSaving::require_one_kind() const {
+  for (std::size_t e = 1; e < save_.engines.size(); ++e) {
+    const StateKind its = save_.engines[e].engine->copied_state(widens_);
+    if (its != kind_) {
+      throw wrong(fmt::format(
+          "options.engines: the state of engine {} is {}, but that of engine 0 is {}; a "
+          "checkpoint has one `optimizer` and one `state_format`: save the engines apart",
+          e, to_string(its), to_string(kind_)));
+    }
+    const std::optional<Roundings> rounding = save_.engines[e].engine->rounding();
+    const std::optional<Roundings> first = save_.engines[0].engine->rounding();
+    if (rounding == first) continue;
+    throw wrong(
+        fmt::format("options.engines: engine {} has {}, but engine 0 has {}; a checkpoint has "
+                    "one `state_rounding` and one `param_rounding`: save the engines apart",
+                    e, text_of(rounding), text_of(first)));
+  }
+}
+
+/// The whole save, on the reactor.
+Task<> EmbeddedSaving::save() {
+  try {
+    co_await begin();
+    target_.copying(true);
+    co_await copy();
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+  target_.copying(false);
+  begun_->set();
+  for (const std::shared_ptr<StateCopy>& its : copies_) its->end();
+  if (checkpoint_) {
+    try {
+      // Others may have more to write: that this rank waits for them says nothing of its target.
+      co_await SaveRanks(runtime_.reactor, *ranks_).agree({}, save_.folder);
+    } catch (...) {
+      if (!failure_) failure_ = std::current_exception();
+    }
+    try {
+      const SaveTarget::Asked asked(target_);
+      co_await checkpoint_->commit(failure_);
+      directory_ = checkpoint_->directory();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+    notes_ = checkpoint_->notes();
+  }
+  checkpoint_.reset();
+  io_.reset();
+  ranks_.reset();
+  under_way_ = false;
+  target_.end();
+}
+
+/// Begins the save on all ranks, or on none if one of them cannot even reach the folder.
+Task<> EmbeddedSaving::begin() {
+  const SaveTarget::Asked asked(target_);
+  std::exception_ptr error = refused_;
+  try {
+    if (!error) request_.plan = plan();
+    const std::function<void()> make = [&] { std::filesystem::create_directories(save_.folder); };
+    if (!error) co_await BlockingCalls(caller_).run(runtime_.reactor, make);
+    if (!error) io_ = runtime_.io_engine(runtime_.reactor, save_.folder);
+  } catch (const std::filesystem::filesystem_error& failed) {
+    error = std::make_exception_ptr(system_error(
+        failed.code().value(), fmt::format("cannot make the folder {}", save_.folder)));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  std::uint64_t failed = error ? 1 : 0;
+  co_await ranks_->all_reduce(std::span(&failed, 1), Communicator::Op::kMax);
+  if (error) std::rethrow_exception(error);
+  if (failed != 0) {
+    throw PeerFailed(
+        ErrorCode::kUnavailable,
+        fmt::format("another rank could not begin to save to {}: that rank's error says why",
+                    save_.folder));
+  }
+  const CheckpointSave::Environment environment{.reactor = runtime_.reactor,
+                                                .workers = *runtime_.workers,
+                                                .io = *io_,
+                                                .ranks = *ranks_,
+                                                .observers = {.metrics = &target_.moved()},
+                                                .calls = BlockingCalls(caller_)};
+  Task<std::unique_ptr<CheckpointSave>> beginning =
+      CheckpointSave::begin(environment, std::move(request_));
+  checkpoint_ = co_await std::move(beginning);
+}
+
+Task<> EmbeddedSaving::copy() {
+  begun_->set();
+  WorkGroup engines(runtime_.reactor);
+  for (std::size_t e = 0; e < copies_.size(); ++e) engines.spawn(copy_engine(e));
+  co_await engines.wait_idle();
+  for (const EmbeddedSave::Values& values : save_.values)
+    co_await copy_array(values.part, 0, values.memory.bytes);
+  co_await others_->wait();
+}
+
+Task<> EmbeddedSaving::copy_engine(std::size_t engine) {
+  const StateCopy::Take take = [this, engine](ParamId param, std::size_t array, std::uint64_t first,
+                                              std::span<const std::byte> values) {
+    return write(save_.engines[engine].parts[param], array, first, values);
+  };
+  std::exception_ptr failure;
+  try {
+    co_await copies_[engine]->run(take);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (!failure) co_return;
+  for (const std::shared_ptr<StateCopy>& its : copies_) its->give_up(failure);
+  std::rethrow_exception(failure);
+}
+
+Task<> EmbeddedSaving::write(const EmbeddedSave::Part& part, std::size_t array, std::uint64_t first,
+                             std::span<const std::byte> values) {
+  if (part.part.boxes.empty()) co_return;
+  const std::uint32_t tensor = tensors_.of(part.param, array);
+  const TensorRun run{
+      .first = first, .count = values.size() / size_bytes(tensors_.all()[tensor].type), .at = 0};
+  std::vector<TensorRun> runs{run};
+  if (!tensors_.is_scale(array)) runs = whole_runs(part.part, run);
+  const SaveTarget::Asked asked(target_);
+  co_await checkpoint_->sink().write(tensor, runs, values);
+}
+
+/// Copies what another rank's engine has, one array at a time, so that only one is in memory.
+void EmbeddedSaving::copy_other(const EmbeddedSave::Other& its) {
+  EmbeddedEngine& engine = *save_.engines[its.engine].engine;
+  std::vector<float> values(its.part.part.count());
+  for (std::size_t a = 0; a < tensors_.arrays(its.part.param); ++a) {
+    engine.read_state_of(its.rank, its.name, tensors_.array(a), values);
+    const std::uint32_t tensor = tensors_.of(its.part.param, a);
+    narrow_exactly(tensors_.all()[tensor].type, values);
+    runtime_.reactor.block_on(copy_array(its.part, a, std::as_bytes(std::span(values))));
+  }
+}
+
+Task<> EmbeddedSaving::copy_array(const EmbeddedSave::Part& part, std::size_t array,
+                                  std::span<const std::byte> values) {
+  const std::size_t element = size_bytes(tensors_.all()[tensors_.of(part.param, array)].type);
+  const std::uint64_t all = part.part.count();
+  for (std::uint64_t first = 0; first < all; first += kWrittenAtOnce) {
+    const std::uint64_t count = std::min(kWrittenAtOnce, all - first);
+    co_await write(part, array, first, values.subspan(first * element, count * element));
+  }
+}
+
+/// Copies what the engines of other ranks have, on the trainer's thread.
+void EmbeddedSaving::copy_others() {
+  runtime_.reactor.block_on(
+      [](EmbeddedSaving& self) -> Task<> { co_await self.begun_->wait(); }(*this));
+  std::exception_ptr failure;
+  try {
+    if (checkpoint_) {
+      for (const EmbeddedSave::Other& other : save_.others) copy_other(other);
+    }
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  runtime_.reactor.block_on(others_copied(failure));
+}
+
+Task<> EmbeddedSaving::others_copied(std::exception_ptr failure) {
+  if (failure) {
+    others_->fail(std::move(failure));
+  } else {
+    others_->set();
+  }
+  co_return;
+}
+
+bool EmbeddedSaving::waits_for_time() const {
+  return std::ranges::any_of(copies_, [](const auto& its) { return its->waits_for_time(); });
+}
+
+std::string EmbeddedSaving::end() {
+  const std::lock_guard lock(ending_);
+  if (!save_.others.empty() && !others_->is_set()) copy_others();
+  runtime_.reactor.block_on([](EmbeddedSaving& self) -> Task<> {
+    Task<Nanoseconds> waiting =
+        self.target_.ended_or_silent([&self] { return self.waits_for_time(); });
+    const Nanoseconds silent = co_await std::move(waiting);
+    if (silent == Nanoseconds{0}) co_return;
+    self.hangs_ = true;
+    const auto hung = std::make_exception_ptr(self.target_.not_answered(silent));
+    for (const std::shared_ptr<StateCopy>& its : self.copies_) its->give_up(hung);
+    std::rethrow_exception(hung);
+  }(*this));
+  if (!std::exchange(said_, true)) {
+    for (const std::string& note : notes_) log().warn("{}", note);
+  }
+  if (failure_) std::rethrow_exception(failure_);
+  return directory_;
+}
+
+void save_checkpoint(Runtime& runtime, EmbeddedSave save) {
+  auto saving =
+      std::make_unique<EmbeddedSaving>(runtime, std::move(save), EmbeddedSaving::Beside::kNothing);
+  try {
+    saving->end();
+  } catch (...) {
+    if (saving->hangs())
+      static_cast<void>(saving.release());  // what hangs uses it until it returns
+    throw;
+  }
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/embedded_save.h: writes a checkpoint of an embedder's engines, while it waits or
+// while it makes the next steps.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/checkpoint/checkpoint_save.h"
+#include "core/engine/save_target.h"
+#include "core/engine/state_copy.h"
+#include "integrations/c/embedded_checkpoint.h"
+
+namespace ziggurat {
+
+/// The tensors of a save, by parameter and array.
+class SavedTensors {
+ public:
+  SavedTensors(const std::vector<EmbeddedSave::Param>& params, const StateKind& kind);
+  const std::vector<StateTensor>& all() const noexcept { return all_; }
+  std::size_t arrays(std::size_t param) const { return of_[param].size(); }
+  std::uint32_t of(std::size_t param, std::size_t array) const { return of_[param].at(array); }
+  bool is_scale(std::size_t array) const { return arrays_[array].is_scale(); }
+  const std::string& array(std::size_t index) const { return arrays_[index].name; }
+
+ private:
+  void add(std::size_t p, const EmbeddedSave::Param& param);
+
+  std::vector<StateArray> arrays_;
+  std::vector<StateTensor> all_;
+  std::vector<std::vector<std::uint32_t>> of_;
+};
+
+/// A save that was begun.
+class EmbeddedSaving {
+ public:
+  enum class Beside : std::uint8_t {
+    kNothing,  ///< the embedder waits: its values stay as they are until end()
+    kSteps,    ///< the embedder goes on: its values are copied first
+  };
+  /// Begins a save of the engines' newest step. Every rank of `runtime` does, or one rank alone;
+  /// what is wrong on one rank is an error of end() on all. `runtime` outlives this object; engines
+  /// may be closed, which ends the save.
+  EmbeddedSaving(Runtime& runtime, EmbeddedSave save, Beside beside);
+  /// Waits for the end of the save. Must not be called if it hangs().
+  ~EmbeddedSaving();
+  EmbeddedSaving(const EmbeddedSaving&) = delete;
+  EmbeddedSaving& operator=(const EmbeddedSaving&) = delete;
+
+  /// Whether the checkpoint is still being written.
+  bool under_way() const noexcept { return under_way_.load(); }
+  /// Returns the checkpoint's directory when it is durable under its name. Gives the save up if its
+  /// target hangs. Any thread, but the trainer's if a rank saves for others. Errors: those of
+  /// CheckpointSave, and of copying the state: then there is no checkpoint.
+  std::string end();
+  /// Whether calls to the target may never return; they use this object's memory.
+  bool hangs() const noexcept { return hangs_ && under_way(); }
+
+ private:
+  StateContent content() const;
+  ShardPlan plan() const;
+  void pin_state();
+  void require_one_kind() const;
+  Task<> save();
+  Task<> begin();
+  Task<> copy();
+  Task<> copy_engine(std::size_t engine);
+  Task<> write(const EmbeddedSave::Part& part, std::size_t array, std::uint64_t first,
+               std::span<const std::byte> values);
+  void copy_others();
+  void copy_other(const EmbeddedSave::Other& its);
+  Task<> copy_array(const EmbeddedSave::Part& part, std::size_t array,
+                    std::span<const std::byte> values);
+  Task<> others_copied(std::exception_ptr failure);
+  bool waits_for_time() const;
+
+  Runtime& runtime_;
+  EmbeddedSave save_;
+  Beside beside_;
+  /// True if codes of 8 bits are saved as the values that they stand for, because their scales are
+  /// for blocks of what an engine has, not of whole parameters. The same on all ranks.
+  bool widens_;
+  StateKind kind_;
+  SavedTensors tensors_;
+  std::vector<std::vector<std::byte>> values_;      // copies of save_.values
+  std::vector<std::shared_ptr<StateCopy>> copies_;  // one for each engine
+  CheckpointSave::Request request_;
+  std::exception_ptr refused_;  // why this rank cannot begin
+  /// Makes calls that name files, which may take minutes. If the reactor stood still meanwhile, the
+  /// other ranks would think that this rank is gone.
+  WorkerPool caller_{{.threads = 1, .cpus = {}}};
+  SaveTarget target_;
+  std::unique_ptr<Communicator> ranks_;
+  std::unique_ptr<IoEngine> io_;
+  std::unique_ptr<CheckpointSave> checkpoint_;
+  std::optional<Signal> begun_;   // set when checkpoint_ can be written to, or never will be
+  std::optional<Signal> others_;  // set when what other ranks have is copied
+  std::string directory_;
+  std::exception_ptr failure_;
+  std::vector<std::string> notes_;
+  std::atomic<bool> under_way_ = true;
+  std::mutex ending_;
+  bool said_ = false;
+  std::atomic<bool> hangs_ = false;
+};
+
+}  // namespace ziggurat
