@@ -271,7 +271,8 @@ class Engine : public StateEngine {
   /// far. The gradient is rounded once to the model's type and sent on its way; the span of
   /// gradient() is no longer valid. The unit's parameters may change from now on, so they cannot be
   /// acquired again before step(). Not needed for a unit whose parameters are all frozen
-  /// (ParamGroup::frozen), because ranks do not exchange its gradient.
+  /// (ParamGroup::frozen), because ranks do not exchange its gradient, nor for one that is
+  /// UnitSpec::optional and has no gradient in this step.
   virtual void finish_gradient(UnitId unit, StreamRef& stream) = 0;
   void finish_gradient(UnitId unit) {
     Host host;
@@ -284,9 +285,11 @@ class Engine : public StateEngine {
   /// the blob.
   virtual void prepare_step(const StepOptions& options) { static_cast<void>(options); }
 
-  /// Ends the step. Every unit's gradient must be finished. Waits for the norm, starts the
-  /// optimizer sweep and returns; the sweep goes on during the next forward. If necessary, waits
-  /// until the previous generation is durable.
+  /// Ends the step. Every unit's gradient must be finished, but those of optional units that have
+  /// none. Among several ranks the gradients of optional units stay on the device until here, and
+  /// are then exchanged in the order of the model; in stage 3 all ranks acquire them alike. Waits
+  /// for the norm, starts the optimizer sweep and returns; the sweep goes on during the next
+  /// forward. If necessary, waits until the previous generation is durable.
   ///
   /// Errors: kInvalidArgument, at once, naming a unit whose gradient is not finished. After the
   /// following errors the state is as before the step's first gradient, on every rank, and training

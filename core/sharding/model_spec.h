@@ -54,6 +54,10 @@ struct UnitSpec {
   std::vector<ParamSpec> params;
   /// The type of the unit's parameters, in place of ModelSpec::dtype.
   std::optional<DType> dtype = std::nullopt;
+  /// A step may leave the unit without a gradient, as a router does with an expert. The unit is
+  /// then left alone: no decay, and the step is not counted in GroupStep::steps. Among several
+  /// ranks a unit that has a gradient on any rank has one on all, with zeros from the others.
+  bool optional = false;
 
   std::uint64_t count() const {
     std::uint64_t total = 0;

@@ -192,6 +192,16 @@ Task<> UnitEngine::send_gradient(UnitId unit, Event added) {
   state_.check();
   co_await state_.context().compute->after(added);
   co_await clear_frozen(unit);
+  // The others may have no gradient of it, and make no such call.
+  const bool of_some = state_.model().units[unit].optional && !state_.table().sharding().one_rank();
+  if (of_some) {
+    flow_->keep(unit);
+  } else {
+    finish_now(unit);
+  }
+}
+
+void UnitEngine::finish_now(UnitId unit) {
   const std::uint64_t making = state_.generation() + 1;
   flow_->finish(unit, making);
   residency_->params_may_change(unit);

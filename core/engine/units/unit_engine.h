@@ -58,9 +58,13 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   void wait_on(StreamRef& stream, const Event& event);
   Task<> clear_frozen(UnitId unit);
   Task<> send_gradient(UnitId unit, Event added);
+  void finish_now(UnitId unit);
 
   // unit_step.cc
   Task<StepResult> finish_step(const StepOptions& options);
+  Task<> settle_optional();
+  Task<std::vector<bool>> have_gradients();
+  Task<> finish_optional(UnitId unit, bool anywhere);
   Task<StepVerdict> judged(const StepOptions& options);
   Task<StepVerdict> judge_step(const StepOptions& options);
   std::optional<Error> objection_to_gradients() const;

@@ -52,8 +52,61 @@ StepResult UnitEngine::step(const StepOptions& options) {
   return run(finish_step(options));
 }
 
+/// Finishes the optional units that have a gradient on any rank, in the order of the model, on
+/// every rank. The others are left out.
+Task<> UnitEngine::settle_optional() {
+  flow_->require_gradients();
+  const std::vector<UnitSpec>& units = state_.model().units;
+  if (std::ranges::none_of(units, &UnitSpec::optional)) co_return;
+  std::exception_ptr lost;
+  try {
+    Task<std::vector<bool>> asking = have_gradients();
+    const std::vector<bool> anywhere = co_await std::move(asking);
+    for (UnitId u = 0; u < units.size(); ++u) {
+      if (units[u].optional && !flow_->finished(u)) co_await finish_optional(u, anywhere[u]);
+    }
+  } catch (...) {
+    lost = std::current_exception();
+  }
+  if (!lost) co_return;
+  state_.fail(lost);  // the other ranks wait for this one
+  std::rethrow_exception(lost);
+}
+
+/// Returns which units have a gradient on some rank.
+Task<std::vector<bool>> UnitEngine::have_gradients() {
+  Communicator& ranks = *state_.context().ranks.steps;
+  const std::size_t units = state_.model().units.size();
+  std::vector<std::byte> own(units);
+  for (UnitId u = 0; u < units; ++u) own[u] = std::byte{flow_->kept(u) || flow_->finished(u)};
+  std::vector<std::byte> all(own);
+  if (ranks.world_size() > 1) {
+    all.resize(units * static_cast<std::size_t>(ranks.world_size()));
+    co_await ranks.all_gather(own, all);
+  }
+  std::vector<bool> anywhere(units);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    anywhere[i % units] = anywhere[i % units] || all[i] != std::byte{0};
+  co_return anywhere;
+}
+
+Task<> UnitEngine::finish_optional(UnitId unit, bool anywhere) {
+  if (!anywhere) {
+    co_await flow_->leave_out(unit);
+    residency_->params_may_change(unit);
+    state_.sweep().gradient_started(unit, state_.generation() + 1, nullptr);
+    co_return;
+  }
+  if (!flow_->kept(unit)) {
+    const GradientFlow::Accumulator zeros = co_await flow_->accumulator(unit);
+    co_await state_.context().compute->after(zeros.zeroed);
+  }
+  finish_now(unit);
+}
+
 Task<StepResult> UnitEngine::finish_step(const StepOptions& options) {
   Metrics& metrics = state_.runtime().metrics;
+  co_await settle_optional();
   {
     const CountedTime waited(metrics, Counter::kWaitGradsNs);
     co_await flow_->all_arrived();

@@ -126,9 +126,11 @@ Task<GradientFlow::Accumulator> GradientFlow::accumulator(UnitId unit) {
 
 void GradientFlow::finish(UnitId unit, std::uint64_t generation) {
   const UnitSpec& spec = context_.table.model().units[unit];
-  ZIGGURAT_CHECK(stages_[unit] == Stage::kAccumulating || spec.constant(),
-                 "unit {}: finish_gradient() was called without gradient()", unit);
+  ZIGGURAT_CHECK(
+      stages_[unit] == Stage::kAccumulating || stages_[unit] == Stage::kKept || spec.constant(),
+      "unit {}: finish_gradient() was called without gradient()", unit);
   stages_[unit] = Stage::kFinished;
+  set_absent(unit, false);
   const Need need{.generation = generation, .position = finished_units_++};
   if (units_under_way_++ == 0) idle_.reset();
   std::shared_ptr<GradientReducer::Reduction> reduction;
@@ -234,17 +236,42 @@ Task<> GradientFlow::sum_copies(ChunkId id, TypedDeviceSpan<const std::byte> rou
   copies_->give_back(buffer);
 }
 
-Task<> GradientFlow::all_arrived() {
+void GradientFlow::keep(UnitId unit) {
+  ZIGGURAT_CHECK(stages_[unit] == Stage::kAccumulating,
+                 "unit {}: finish_gradient() was called without gradient()", unit);
+  stages_[unit] = Stage::kKept;
+}
+
+Task<> GradientFlow::leave_out(UnitId unit) {
+  co_await context_.gates.wait(unit);
+  stages_[unit] = Stage::kFinished;
+  norm_.leave_out(unit);
+  set_absent(unit, true);
+  co_await residency_.readers_done(unit);
+  const UnitChunks& chunks = context_.table.unit(unit);
+  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id)
+    home_.arrived(id).set();
+}
+
+void GradientFlow::set_absent(UnitId unit, bool absent) {
+  const UnitChunks& chunks = context_.table.unit(unit);
+  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id)
+    home_.set_absent(id, absent);
+}
+
+void GradientFlow::require_gradients() const {
   context_.cancel.check();
   for (UnitId unit = 0; unit < stages_.size(); ++unit) {
-    if (stages_[unit] == Stage::kFinished) continue;
+    const bool none = stages_[unit] == Stage::kNone && context_.table.model().units[unit].optional;
+    if (none || finished(unit) || kept(unit)) continue;
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("step() was called before unit {} ('{}') had its gradient: call "
                             "finish_gradient() for every unit",
                             unit, context_.table.model().units[unit].name));
   }
-  co_await idle_.wait();
 }
+
+Task<> GradientFlow::all_arrived() { co_await idle_.wait(); }
 
 void GradientFlow::begin_step() {
   std::fill(stages_.begin(), stages_.end(), Stage::kNone);

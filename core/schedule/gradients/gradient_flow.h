@@ -53,10 +53,19 @@ class GradientFlow {
   /// (Compute::after). A constant unit needs no accumulator, and nothing is sent for it.
   void finish(UnitId unit, std::uint64_t generation);
 
-  bool finished(UnitId unit) const noexcept { return stages_[unit] == Stage::kFinished; }
+  /// Keeps the gradient of an optional unit until it is known which of them have one on some rank.
+  void keep(UnitId unit);
+  /// Notes that an optional unit has no gradient in this step on any rank; waits until its last one
+  /// was used.
+  Task<> leave_out(UnitId unit);
 
-  /// Waits until every unit was finished and its gradient has arrived. Errors: kInvalidArgument
-  /// naming a unit without a gradient.
+  bool finished(UnitId unit) const noexcept { return stages_[unit] == Stage::kFinished; }
+  bool kept(UnitId unit) const noexcept { return stages_[unit] == Stage::kKept; }
+
+  /// Throws kInvalidArgument, naming the unit, if one has no gradient and is not optional, or has
+  /// one that is not finished.
+  void require_gradients() const;
+  /// Waits until every gradient has arrived. Every unit was finished or left out.
   Task<> all_arrived();
   /// Returns the norm. After all_arrived() it has this rank's slices; the caller must exchange the
   /// messages of the ranks.
@@ -66,6 +75,7 @@ class GradientFlow {
   void begin_step();
 
  private:
+  void set_absent(UnitId unit, bool absent);
   Task<> flow(UnitId unit, Need need, std::shared_ptr<GradientReducer::Reduction> reduction);
   Task<> flow_chunk(ChunkId chunk, DeviceSpan<float> accumulator, Need need, Signal* reduced);
   Task<> round(ChunkId chunk, DeviceSpan<float> accumulator);
@@ -73,7 +83,7 @@ class GradientFlow {
   Task<DeviceBuffer> take_accumulator(std::uint64_t size_bytes);
   Task<DeviceBuffer> one_more(std::uint64_t size_bytes);
 
-  enum class Stage : std::uint8_t { kNone, kAccumulating, kFinished };
+  enum class Stage : std::uint8_t { kNone, kAccumulating, kKept, kFinished };
   Context& context_;
   Residency& residency_;
   UnitGradHome& home_;

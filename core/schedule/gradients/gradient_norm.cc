@@ -110,6 +110,11 @@ std::span<double> GradientNorm::whole_tiles(UnitId unit, std::uint64_t begin,
   return sums(rank_).subspan(tile, count / kTileElements);
 }
 
+void GradientNorm::leave_out(UnitId unit) noexcept {
+  std::ranges::fill(sums(rank_).subspan(first_tile_[unit], slice_tiles(unit)), 0.0);
+  if (has_parts()) std::ranges::fill(tile_hashes_.subspan(first_tile_[unit], slice_tiles(unit)), 0);
+}
+
 void GradientNorm::finish_message() {
   for (UnitId u = 0; u < table_.unit_count() && has_parts(); ++u) {
     const auto tiles = tile_hashes_.subspan(first_tile_[u], slice_tiles(u));

@@ -39,6 +39,9 @@ class GradientNorm {
   void round(UnitId unit, std::uint64_t begin, std::span<const float> values,
              TypedSpan<std::byte> out);
 
+  /// Counts nothing for a unit that has no gradient in this step.
+  void leave_out(UnitId unit) noexcept;
+
   /// Returns where round() would put the sums of those elements. Empty if a plain sum per tile is
   /// not enough: for parameters that tensor-parallel ranks share, and for elements in another
   /// rank's slice.

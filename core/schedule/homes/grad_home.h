@@ -63,10 +63,19 @@ class UnitGradHome : public GradHome {
   /// Takes `chunk`'s gradient from `source`; returns when `source` may be reused.
   virtual Task<> accept(ChunkId chunk, DeviceSpan<const std::byte> source, Need need) = 0;
 
+  /// Says whether the chunk has a gradient in the step that is being made. Its last update is over.
+  void set_absent(ChunkId chunk, bool absent) { absent_[chunk] = absent; }
+  using GradHome::absent;
+  bool absent(ChunkId chunk) const override { return absent_[chunk]; }
+
  protected:
-  using GradHome::GradHome;
+  explicit UnitGradHome(Context& context)
+      : GradHome(context), absent_(context.table.chunks().size()) {}
   /// Copies a gradient to host memory.
   Task<Lease> copied(ChunkId chunk, DeviceSpan<const std::byte> source, Need need);
+
+ private:
+  std::vector<bool> absent_;  // per chunk
 };
 
 /// Gradients in the trainer's memory, which it lends for a step: without padding, in any type. They

@@ -241,6 +241,14 @@ Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
 /// memory, where it is hashed and from where it is written.
 Task<> OptimizerSweep::update_on_device(const Pass& pass, ChunkId id, const Item& item,
                                         const StepScalars& steps, std::uint64_t& hash) {
+  if (!parts_.homes.grads.absent(id)) co_await step_on_device(id, item, steps);
+  if (!writes(pass, id)) co_return;
+  co_await parts_.homes.records.fetch(id, item.memory.record);
+  const std::uint64_t seed = parts_.store->write_seed(id, pass.stored);
+  hash = co_await hash_record(context_, id, item.memory.record, seed);
+}
+
+Task<> OptimizerSweep::step_on_device(ChunkId id, const Item& item, const StepScalars& steps) {
   const StateHomes& homes = parts_.homes;
   homes.records.forget(id);
   Task<DeviceStaging::Item> taking = parts_.staging.take();
@@ -257,10 +265,6 @@ Task<> OptimizerSweep::update_on_device(const Pass& pass, ChunkId id, const Item
   co_await homes.params.publish_from_device(id, step.param, item.memory.param);
   parts_.staging.give_back(std::move(staging));
   context_.metrics.add(Counter::kOptimizerBytes, update_bytes(context_.table.chunk(id)));
-  if (!writes(pass, id)) co_return;
-  co_await homes.records.fetch(id, item.memory.record);
-  const std::uint64_t seed = parts_.store->write_seed(id, pass.stored);
-  hash = co_await hash_record(context_, id, item.memory.record, seed);
 }
 
 /// Finds out why a record that was read without its parameter has a wrong hash. If the record on

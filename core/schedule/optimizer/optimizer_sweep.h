@@ -179,6 +179,7 @@ class OptimizerSweep {
                    const RecordView& view, const Effect& effect, std::uint64_t& hash);
   Task<> update_on_device(const Pass& pass, ChunkId id, const Item& item, const StepScalars& steps,
                           std::uint64_t& hash);
+  Task<> step_on_device(ChunkId id, const Item& item, const StepScalars& steps);
   Task<> require_param_untouched(ChunkId id, std::uint64_t stored, const Item& item) const;
   Task<> restore(Pass& pass, ChunkId id, Item& item);
   Task<> write(Pass& pass, ChunkId id, const Item& item, std::uint64_t hash);

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import sys
 import zlib
@@ -120,6 +121,11 @@ class Resume:
 
     The epoch's batches that were already consumed are loaded again and dropped, so that
     augmentation in workers draws the same random numbers.
+
+    With `checkpoint_every` and `checkpoint_dir` every so many steps are also saved in the
+    background, as ``save_checkpoint(checkpoint_dir, ..., background=True)`` does, with `scheduler`,
+    `scaler` and `more`; the newest `keep_last` of them stay, or all. The optimizer must have been
+    given ``model=model``.
     """
 
     def __init__(
@@ -129,6 +135,9 @@ class Resume:
         loader: Iterable[Any] | None = None,
         *,
         scaler: Any = None,
+        checkpoint_every: int = 0,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        keep_last: int = 0,
         **more: Any,
     ) -> None:
         if optimizer.engine is not None:
@@ -136,6 +145,8 @@ class Resume:
                 "the optimizer is already in use: make Resume before the optimizer's first step()"
             )
         optimizer.need_store("Resume")
+        _check_saves(optimizer, checkpoint_every, checkpoint_dir)
+        self._every, self._folder, self._keep_last = checkpoint_every, checkpoint_dir, keep_last
         self._optimizer = optimizer
         self._loader = loader
         # Keeps only the groups, because the store has the state itself.
@@ -285,3 +296,34 @@ class Resume:
         assert engine is not None
         engine.give_blob(self._state())
         self.awaited = False
+        if self._every > 0 and self.steps % self._every == 0:
+            self._save_checkpoint()
+
+    def _save_checkpoint(self) -> None:
+        from ziggurat._checkpoint import save_checkpoint  # it needs this file
+
+        assert self._folder is not None
+        optimizer = self._optimizer
+        kept = {name: one for name, one in self._kept.items() if name != "optimizer"}
+        save_checkpoint(
+            self._folder,
+            optimizer,
+            optimizer._model,
+            keep_last=self._keep_last,
+            background=True,
+            **kept,
+        )
+
+
+def _check_saves(optimizer: EngineOptimizer, every: int, folder: Any) -> None:
+    """Errors: InvalidArgument if steps are to be saved, but it is not said where or of what."""
+    if every < 0:
+        raise InvalidArgument(f"Resume: checkpoint_every is {every}: give a number of steps, or 0")
+    if (every > 0) != (folder is not None):
+        raise InvalidArgument(
+            "Resume: give both checkpoint_every and checkpoint_dir to save checkpoints, or neither"
+        )
+    if every > 0 and optimizer._model is None:
+        raise InvalidArgument(
+            "Resume: checkpoint_every saves the model too: give the optimizer model=model"
+        )

@@ -261,6 +261,58 @@ def test_a_forked_child_leaves_the_save_to_its_parent(tmp_path):
     assert Path(save.wait()).is_dir()
 
 
+def resumed_loop(tmp_path, model, optimizer, steps, **saves):
+    loader = torch.utils.data.DataLoader(torch.arange(100), batch_size=2, shuffle=True)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    resume = ziggurat.torch.Resume(optimizer, schedule, loader, **saves)
+    for _ in resume:
+        if resume.steps == steps:
+            break
+        train(model, optimizer, 1)
+        schedule.step()
+    return resume
+
+
+def test_a_loop_of_resume_saves_every_so_many_steps(tmp_path):
+    torch.manual_seed(1)
+    model = Model()
+    optimizer = ziggurat.torch.AdamW(
+        model.parameters(), lr=1e-2, placement=f"nvme:{tmp_path}/store", model=model
+    )
+    saves = {"checkpoint_every": 2, "checkpoint_dir": tmp_path / "saved", "keep_last": 2}
+    resumed_loop(tmp_path, model, optimizer, 7, **saves)
+    optimizer.close()
+    names = sorted(found.name for found in (tmp_path / "saved").glob("step-*"))
+    assert names == ["step-000000004", "step-000000006"]
+    other, its = new_run(tmp_path / "other")
+    schedule = torch.optim.lr_scheduler.StepLR(its, step_size=2, gamma=0.5)
+    assert load_checkpoint(tmp_path / "saved", its, other, scheduler=schedule).step == 6
+    twin, of_twin = new_run(tmp_path / "twin")
+    of_twin_schedule = torch.optim.lr_scheduler.StepLR(of_twin, step_size=2, gamma=0.5)
+    for _ in range(6):
+        train(twin, of_twin, 1)
+        of_twin_schedule.step()
+    assert schedule.last_epoch == 6
+    for param, expected in zip(other.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(param, expected)
+
+
+@pytest.mark.parametrize(
+    ("saves", "says"),
+    [
+        ({"checkpoint_every": 2}, "give both checkpoint_every and checkpoint_dir"),
+        ({"checkpoint_dir": "saved"}, "give both checkpoint_every and checkpoint_dir"),
+        ({"checkpoint_every": -1}, "give a number of steps"),
+        ({"checkpoint_every": 2, "checkpoint_dir": "saved"}, "give the optimizer model=model"),
+    ],
+)
+def test_what_a_loop_of_resume_cannot_save_is_refused_first(tmp_path, saves, says):
+    _, optimizer = new_run(tmp_path, "nvme")
+    with pytest.raises(ziggurat.InvalidArgument, match=says):
+        ziggurat.torch.Resume(optimizer, **saves)
+    assert not (tmp_path / "store").exists()
+
+
 SCRIPT = """
     import sys, torch, ziggurat.torch
     sys.path.insert(0, {here!r})
