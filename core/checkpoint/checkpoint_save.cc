@@ -236,6 +236,11 @@ Task<> CheckpointSave::commit(std::exception_ptr failure) {
   std::rethrow_exception(agreed);
 }
 
+Task<> CheckpointSave::remove_all() {
+  const std::function<void()> remove = [&] { clean(); };
+  co_await call(remove);
+}
+
 /// Publishes the manifest with the files and pieces of all ranks, `files[rank]`. After an error
 /// that comes before the manifest is durable, nothing has its name. After a later error the
 /// checkpoint is whole (published_).

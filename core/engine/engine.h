@@ -119,7 +119,7 @@ struct StepOptions {
   /// The trainer's own state (data cursor, RNG). It is copied and becomes durable with this step.
   /// Its size is limited by EngineConfig::blob_bytes_max.
   std::span<const std::byte> blob;
-  /// The blob comes later (LentEngine::give_blob), and the step is not durable before that.
+  /// The blob comes later (give_blob()), and the step is not durable before that.
   bool blob_follows = false;
   /// LentEngine: step() returns only when all units whose state is in memory are updated. For a
   /// trainer that computes on the workers' cores, where a forward at the same time as updates would
@@ -174,6 +174,11 @@ class StateEngine {
   /// not change before step(). Must be called before exit: if one of several ranks closes its
   /// engine without this call, the calls of the other ranks fail.
   virtual void make_durable() = 0;
+
+  /// Gives the blob of the step that was made with StepOptions::blob_follows. Until then no other
+  /// step can be made, nor a checkpoint. Errors: kInvalidArgument if no step waits for a blob, or
+  /// if the blob is too long.
+  virtual void give_blob(std::span<const std::byte> blob) = 0;
 
   /// Saves the newest step and returns when that is done. If a save is under way, waits for that
   /// first. Errors: why the save failed; then nothing of it is left, and training may go on.

@@ -87,9 +87,6 @@ class LentEngine : public StateEngine {
   /// Waits until `param` is that of the newest step.
   virtual void wait_updated(ParamId param) = 0;
   virtual void wait_all_updated() = 0;
-  /// Gives the blob of the step that was made with StepOptions::blob_follows. Errors:
-  /// kInvalidArgument if no step waits for a blob, or if the blob is too long.
-  virtual void give_blob(std::span<const std::byte> blob) = 0;
 
   /// Whether the engine has ended: then calls keep throwing, and lent memory is the trainer's
   /// again.

@@ -25,7 +25,8 @@ void SaveTarget::end() {
 }
 
 Task<Nanoseconds> SaveTarget::ended_or_silent(std::function<bool()> waits_for_time) {
-  const Nanoseconds of_writes = std::max(nanoseconds_of(stall_max_s_), kSilence);
+  const Nanoseconds of_writes =
+      stall_max_s_ ? std::max(nanoseconds_of(*stall_max_s_), kSilence) : kLongSilence;
   Nanoseconds silent{0};
   for (std::uint64_t before = 0; !ended_;) {
     if (silent >= (copying_ ? of_writes : std::max(of_writes, kLongSilence))) co_return silent;
@@ -51,11 +52,18 @@ Task<> SaveTarget::ended_or(Nanoseconds longest) {
 }
 
 Error SaveTarget::not_answered(Nanoseconds silent) const {
+  const double seconds = std::chrono::duration<double>(silent).count();
+  if (!stall_max_s_) {
+    return {ErrorCode::kDeadlineExceeded,
+            fmt::format("the drive of the checkpoint (or the server behind it) has not answered "
+                        "for {:g} s, and seems to hang: save to another drive",
+                        seconds)};
+  }
   return {ErrorCode::kDeadlineExceeded,
           fmt::format("the drive of the checkpoint (or the server behind it) has not answered for "
                       "{:g} s, while `checkpoint_stall_max` is {:g}, and seems to hang. Save to "
                       "another drive, or raise `checkpoint_stall_max` if this drive is only slow",
-                      std::chrono::duration<double>(silent).count(), stall_max_s_)};
+                      seconds, *stall_max_s_)};
 }
 
 }  // namespace ziggurat

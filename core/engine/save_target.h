@@ -2,8 +2,9 @@
 // core/engine/save_target.h: judges whether the target of a save answers.
 //
 // Whoever waits for the end of a save waits as long as its target answers. A target that has not
-// answered for stall_max (and at least kSilence; kLongSilence while the save begins or ends) is
-// considered to hang, and calls to it may never return. Reactor's thread.
+// answered for stall_max (and at least kSilence; kLongSilence while the save begins or ends, and
+// where no stall_max is set) is considered to hang, and calls to it may never return. Reactor's
+// thread.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -45,7 +47,8 @@ class SaveTarget {
     SaveTarget& target_;
   };
 
-  SaveTarget(Reactor& reactor, double stall_max_s) : reactor_(reactor), stall_max_s_(stall_max_s) {}
+  SaveTarget(Reactor& reactor, std::optional<double> stall_max_s)
+      : reactor_(reactor), stall_max_s_(stall_max_s) {}
   SaveTarget(const SaveTarget&) = delete;
   SaveTarget& operator=(const SaveTarget&) = delete;
 
@@ -71,7 +74,7 @@ class SaveTarget {
   }
 
   Reactor& reactor_;
-  double stall_max_s_;
+  std::optional<double> stall_max_s_;
   Metrics moved_;
   bool copying_ = false;
   bool ended_ = false;

@@ -8,8 +8,9 @@
 #include <exception>
 #include <functional>
 #include <limits>
-#include <span>
+#include <memory>
 
+#include "aio/aligned_bytes.h"
 #include "base/runtime/async.h"
 #include "core/sharding/model_spec.h"
 
@@ -32,9 +33,9 @@ class StateCopy {
  public:
   virtual ~StateCopy() = default;
   /// Takes elements from `first` on of one of `param`'s arrays, as numbered by state_arrays(), bit
-  /// for bit. Training does not wait for it.
+  /// for bit. Training does not wait for it, but the engine cannot be closed before it returns.
   using Take = std::function<Task<>(ParamId param, std::size_t array, std::uint64_t first,
-                                    std::span<const std::byte> values)>;
+                                    std::shared_ptr<const AlignedBytes> values)>;
   /// Gives every array of every parameter to `take`, in no certain order. Called once. Errors:
   /// those of reading records and of `take`; kDeadlineExceeded if steps have waited too long;
   /// kCancelled if the engine is closed before the copy is complete.

@@ -2,6 +2,7 @@
 // integrations/c/checkpoint_calls.cc: the C functions of checkpoints.
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "integrations/c/c_call.h"
 #include "integrations/c/embedded_checkpoint.h"
 #include "integrations/c/embedded_save.h"
@@ -47,11 +49,28 @@ struct BegunSave {
   std::unique_ptr<EmbeddedSaving> saving;
 
   ~BegunSave() {
+    if (!saving) return;
+    if (!waited_for) say_failure();
     // Calls to a target that hangs use the save and its runtime until they return.
-    if (!saving || !saving->hangs()) return;
+    if (!saving->hangs()) return;
     static_cast<void>(saving.release());
     static_cast<void>(*new std::shared_ptr<ziggurat::Runtime>(std::move(runtime)));
   }
+  /// Waits for a save that nobody has waited for, and says if it has failed.
+  void say_failure() const {
+    try {
+      saving->end();
+    } catch (const std::exception& error) {
+      ziggurat::log().warn("the checkpoint of step {} is not saved: {}", saving->step(),
+                           error.what());
+    }
+  }
+  std::string end() {
+    waited_for = true;
+    return saving->end();
+  }
+
+  std::atomic<bool> waited_for = false;
   BegunSave() = default;
   BegunSave(const BegunSave&) = delete;
   BegunSave& operator=(const BegunSave&) = delete;
@@ -100,7 +119,11 @@ ziggurat_status ziggurat_save_checkpoint(ziggurat_runtime runtime,
   return guarded([&] {
     const std::shared_ptr<ziggurat::Runtime> on = runtimes().find(runtime);
     AskedSave asked = asked_save(on, options, content);
-    ziggurat::save_checkpoint(*on, std::move(asked.save));
+    BegunSave save;
+    save.runtime = on;
+    save.saving = std::make_unique<EmbeddedSaving>(*on, std::move(asked.save),
+                                                   EmbeddedSaving::Beside::kNothing);
+    save.end();
   });
 }
 
@@ -125,7 +148,7 @@ ziggurat_status ziggurat_save_under_way(ziggurat_save save, int32_t* under_way) 
 ziggurat_status ziggurat_save_wait(ziggurat_save save, char* directory, uint64_t capacity_bytes,
                                    uint64_t* needed_bytes) {
   return guarded([&] {
-    ziggurat::give_text(saves().find(save)->saving->end(), directory, capacity_bytes, needed_bytes);
+    ziggurat::give_text(saves().find(save)->end(), directory, capacity_bytes, needed_bytes);
   });
 }
 

@@ -72,11 +72,6 @@ struct EmbeddedSave {
                             std::span<const TypedSpan<std::byte>> memory);
 };
 
-/// Saves a checkpoint. Every rank of `runtime` calls it between steps, at the same place among its
-/// engines and exchanges; or one rank alone. Returns when the checkpoint is durable under its name.
-/// Errors: those of CheckpointSave; those of copying the state, after which there is no checkpoint.
-void save_checkpoint(Runtime& runtime, EmbeddedSave save);
-
 /// Parts of a checkpoint that an engine's parameters are, and the steps that each has made.
 struct EmbeddedParts {
   std::vector<TensorPiece> parts;

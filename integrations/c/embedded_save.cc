@@ -95,7 +95,9 @@ EmbeddedSaving::EmbeddedSaving(Runtime& runtime, EmbeddedSave save, Beside besid
       widens_(save_.widened || runtime.ranks->world_size() > 1 || has_parts(save_)),
       kind_(save_.engines.at(0).engine->copied_state(widens_)),
       tensors_(save_.params, kind_),
-      target_(runtime.reactor, save_.stall_max_s) {
+      target_(runtime.reactor,
+              beside == Beside::kSteps ? std::optional(save_.stall_max_s) : std::nullopt),
+      writes_(runtime.reactor) {
   if (beside == Beside::kSteps && !save_.others.empty())
     throw wrong("content: \"others\" cannot be saved beside steps: wait for this save");
   try {
@@ -103,24 +105,33 @@ EmbeddedSaving::EmbeddedSaving(Runtime& runtime, EmbeddedSave save, Beside besid
   } catch (...) {
     refused_ = std::current_exception();
   }
-  runtime_.reactor.block_on([](EmbeddedSaving& self) -> Task<> {
-    Runtime& on = self.runtime_;
-    self.begun_.emplace(on.reactor);
-    self.others_.emplace(on.reactor);
-    if (self.save_.others.empty()) self.others_->set();
-    std::vector<int> everyone(static_cast<std::size_t>(on.ranks->world_size()));
+  runtime_.reactor.block_on(start());
+}
+
+/// Starts the save on the reactor. Its communicator is made here, so that all ranks make theirs in
+/// the same order.
+Task<> EmbeddedSaving::start() {
+  begun_.emplace(runtime_.reactor);
+  others_.emplace(runtime_.reactor);
+  if (save_.others.empty()) others_->set();
+  try {
+    std::vector<int> everyone(static_cast<std::size_t>(runtime_.ranks->world_size()));
     std::iota(everyone.begin(), everyone.end(), 0);
-    if (self.save_.alone) {
-      self.ranks_ = std::make_unique<SelfCommunicator>();
+    if (save_.alone) {
+      ranks_ = std::make_unique<SelfCommunicator>();
     } else {
-      self.ranks_ = on.ranks->split(everyone);
+      ranks_ = runtime_.ranks->split(everyone);
     }
-    on.reactor.spawn(self.save(), [](std::exception_ptr) {});
-    co_return;
-  }(*this));
+  } catch (...) {
+    for (const std::shared_ptr<StateCopy>& its : copies_) its->end();
+    throw;
+  }
+  runtime_.reactor.spawn(save(), [](std::exception_ptr) {});
+  co_return;
 }
 
 EmbeddedSaving::~EmbeddedSaving() {
+  if (!under_way()) return;
   runtime_.reactor.block_on([](EmbeddedSaving& self) -> Task<> {
     while (self.under_way()) {
       Task<Nanoseconds> waiting = self.target_.ended_or_silent([] { return true; });
@@ -136,19 +147,35 @@ void EmbeddedSaving::pin_state() {
   request_.retention = save_.retention;
   request_.content = content();
   const bool beside = beside_ == Beside::kSteps;
-  CopyOptions options{.widen_codes = widens_};
-  if (beside) {
-    options.stall_max_s = save_.stall_max_s;
-    options.bandwidth_bytes_per_s = save_.bandwidth_bytes_per_s;
-    options.spare_bytes = save_.spare_bytes;
-  }
   for (const EmbeddedSave::Engine& its : save_.engines)
-    copies_.push_back(its.engine->begin_copy(options));
+    copies_.push_back(its.engine->begin_copy(copy_options(*its.engine)));
   if (!beside) return;
   for (EmbeddedSave::Values& values : save_.values) {
     values_.emplace_back(values.memory.bytes.begin(), values.memory.bytes.end());
     values.memory.bytes = values_.back();
   }
+}
+
+/// Returns an engine's share of what the save may cost, by its elements.
+CopyOptions EmbeddedSaving::copy_options(const EmbeddedEngine& engine) const {
+  if (beside_ == Beside::kNothing) return {.widen_codes = widens_};
+  const auto elements = [](const EmbeddedEngine& of) {
+    std::uint64_t all = 0;
+    for (std::size_t p = 0; p < of.param_count(); ++p) all += of.count_of(p);
+    return static_cast<double>(all);
+  };
+  double all = 0;
+  for (const EmbeddedSave::Engine& its : save_.engines) all += elements(*its.engine);
+  const double share = elements(engine) / all;
+  const auto part_of = [&](std::uint64_t whole) {
+    return static_cast<std::uint64_t>(static_cast<double>(whole) * share);
+  };
+  const std::uint64_t bandwidth = save_.bandwidth_bytes_per_s;
+  return {
+      .widen_codes = widens_,
+      .stall_max_s = save_.stall_max_s / static_cast<double>(save_.engines.size()),
+      .bandwidth_bytes_per_s = bandwidth == 0 ? 0 : std::max<std::uint64_t>(part_of(bandwidth), 1),
+      .spare_bytes = part_of(save_.spare_bytes)};
 }
 
 StateContent EmbeddedSaving::content() const {
@@ -216,27 +243,38 @@ Task<> EmbeddedSaving::save() {
   target_.copying(false);
   begun_->set();
   for (const std::shared_ptr<StateCopy>& its : copies_) its->end();
-  if (checkpoint_) {
-    try {
-      // Others may have more to write: that this rank waits for them says nothing of its target.
-      co_await SaveRanks(runtime_.reactor, *ranks_).agree({}, save_.folder);
-    } catch (...) {
-      if (!failure_) failure_ = std::current_exception();
-    }
-    try {
-      const SaveTarget::Asked asked(target_);
-      co_await checkpoint_->commit(failure_);
-      directory_ = checkpoint_->directory();
-    } catch (...) {
-      failure_ = std::current_exception();
-    }
-    notes_ = checkpoint_->notes();
-  }
+  if (checkpoint_) co_await end_checkpoint();
   checkpoint_.reset();
   io_.reset();
   ranks_.reset();
   under_way_ = false;
   target_.end();
+}
+
+/// Makes or removes the checkpoint, on all ranks alike.
+Task<> EmbeddedSaving::end_checkpoint() {
+  if (!failure_) failure_ = given_up_;
+  try {
+    // Others may have more to write: that this rank waits for them says nothing of its target.
+    SaveRanks ranks(runtime_.reactor, *ranks_);
+    co_await ranks.agree(failure_, checkpoint_->directory());
+  } catch (...) {
+    if (!failure_) failure_ = std::current_exception();
+  }
+  try {
+    const SaveTarget::Asked asked(target_);
+    if (failure_) {
+      while (writes_.count() > 0) co_await writes_.wait_idle();  // maybe for ever
+      co_await checkpoint_->remove_all();
+    } else {
+      committing_ = true;
+      co_await checkpoint_->commit({});
+      directory_ = checkpoint_->directory();
+    }
+  } catch (...) {
+    if (!failure_) failure_ = std::current_exception();
+  }
+  notes_ = checkpoint_->notes();
 }
 
 /// Begins the save on all ranks, or on none if one of them cannot even reach the folder.
@@ -275,19 +313,33 @@ Task<> EmbeddedSaving::begin() {
 }
 
 Task<> EmbeddedSaving::copy() {
+  writable_ = true;
   begun_->set();
-  WorkGroup engines(runtime_.reactor);
-  for (std::size_t e = 0; e < copies_.size(); ++e) engines.spawn(copy_engine(e));
-  co_await engines.wait_idle();
-  for (const EmbeddedSave::Values& values : save_.values)
-    co_await copy_array(values.part, 0, values.memory.bytes);
-  co_await others_->wait();
+  std::exception_ptr failure;
+  try {
+    WorkGroup engines(runtime_.reactor);
+    for (std::size_t e = 0; e < copies_.size(); ++e) engines.spawn(copy_engine(e));
+    co_await engines.wait_idle();
+    for (const EmbeddedSave::Values& values : save_.values)
+      co_await copy_array(values.part, 0, values.memory.bytes);
+  } catch (...) {
+    failure = std::current_exception();
+    failed_ = true;
+  }
+  // The trainer's thread may be writing what other ranks have, whatever has failed here.
+  try {
+    co_await others_->wait();
+  } catch (...) {
+    if (!failure) failure = std::current_exception();
+  }
+  writable_ = false;
+  if (failure) std::rethrow_exception(failure);
 }
 
 Task<> EmbeddedSaving::copy_engine(std::size_t engine) {
   const StateCopy::Take take = [this, engine](ParamId param, std::size_t array, std::uint64_t first,
-                                              std::span<const std::byte> values) {
-    return write(save_.engines[engine].parts[param], array, first, values);
+                                              std::shared_ptr<const AlignedBytes> values) {
+    return write(save_.engines[engine].parts[param], array, first, std::move(values));
   };
   std::exception_ptr failure;
   try {
@@ -300,16 +352,42 @@ Task<> EmbeddedSaving::copy_engine(std::size_t engine) {
   std::rethrow_exception(failure);
 }
 
+/// Writes values, or returns with an error when the save is given up: then the target may hang, and
+/// only this object waits for it.
 Task<> EmbeddedSaving::write(const EmbeddedSave::Part& part, std::size_t array, std::uint64_t first,
-                             std::span<const std::byte> values) {
+                             std::shared_ptr<const AlignedBytes> values) {
+  if (given_up_) std::rethrow_exception(given_up_);
   if (part.part.boxes.empty()) co_return;
+  const auto written = std::make_shared<Signal>(runtime_.reactor);
+  waiting_.insert(written);
+  writes_.spawn(write_now(part, array, first, std::move(values), written));
+  std::exception_ptr failure;
+  try {
+    co_await written->wait();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  waiting_.erase(written);
+  if (failure) std::rethrow_exception(failure);
+}
+
+Task<> EmbeddedSaving::write_now(const EmbeddedSave::Part& part, std::size_t array,
+                                 std::uint64_t first, std::shared_ptr<const AlignedBytes> values,
+                                 std::shared_ptr<Signal> written) {
   const std::uint32_t tensor = tensors_.of(part.param, array);
+  const std::span<const std::byte> bytes = values->span();
   const TensorRun run{
-      .first = first, .count = values.size() / size_bytes(tensors_.all()[tensor].type), .at = 0};
+      .first = first, .count = bytes.size() / size_bytes(tensors_.all()[tensor].type), .at = 0};
   std::vector<TensorRun> runs{run};
   if (!tensors_.is_scale(array)) runs = whole_runs(part.part, run);
-  const SaveTarget::Asked asked(target_);
-  co_await checkpoint_->sink().write(tensor, runs, values);
+  try {
+    const SaveTarget::Asked asked(target_);
+    co_await checkpoint_->sink().write(tensor, runs, bytes);
+  } catch (...) {
+    written->fail(std::current_exception());
+    co_return;
+  }
+  written->set();
 }
 
 /// Copies what another rank's engine has, one array at a time, so that only one is in memory.
@@ -330,7 +408,9 @@ Task<> EmbeddedSaving::copy_array(const EmbeddedSave::Part& part, std::size_t ar
   const std::uint64_t all = part.part.count();
   for (std::uint64_t first = 0; first < all; first += kWrittenAtOnce) {
     const std::uint64_t count = std::min(kWrittenAtOnce, all - first);
-    co_await write(part, array, first, values.subspan(first * element, count * element));
+    auto copied = std::make_shared<const AlignedBytes>(count * element);
+    std::memcpy(copied->span().data(), &values[first * element], count * element);
+    co_await write(part, array, first, std::move(copied));
   }
 }
 
@@ -340,8 +420,8 @@ void EmbeddedSaving::copy_others() {
       [](EmbeddedSaving& self) -> Task<> { co_await self.begun_->wait(); }(*this));
   std::exception_ptr failure;
   try {
-    if (checkpoint_) {
-      for (const EmbeddedSave::Other& other : save_.others) copy_other(other);
+    for (const EmbeddedSave::Other& other : save_.others) {
+      if (writable_ && !failed_) copy_other(other);
     }
   } catch (...) {
     failure = std::current_exception();
@@ -364,17 +444,8 @@ bool EmbeddedSaving::waits_for_time() const {
 
 std::string EmbeddedSaving::end() {
   const std::lock_guard lock(ending_);
-  if (!save_.others.empty() && !others_->is_set()) copy_others();
-  runtime_.reactor.block_on([](EmbeddedSaving& self) -> Task<> {
-    Task<Nanoseconds> waiting =
-        self.target_.ended_or_silent([&self] { return self.waits_for_time(); });
-    const Nanoseconds silent = co_await std::move(waiting);
-    if (silent == Nanoseconds{0}) co_return;
-    self.hangs_ = true;
-    const auto hung = std::make_exception_ptr(self.target_.not_answered(silent));
-    for (const std::shared_ptr<StateCopy>& its : self.copies_) its->give_up(hung);
-    std::rethrow_exception(hung);
-  }(*this));
+  if (!save_.others.empty() && !std::exchange(others_asked_, true)) copy_others();
+  runtime_.reactor.block_on(ended_or_given_up());
   if (!std::exchange(said_, true)) {
     for (const std::string& note : notes_) log().warn("{}", note);
   }
@@ -382,16 +453,24 @@ std::string EmbeddedSaving::end() {
   return directory_;
 }
 
-void save_checkpoint(Runtime& runtime, EmbeddedSave save) {
-  auto saving =
-      std::make_unique<EmbeddedSaving>(runtime, std::move(save), EmbeddedSaving::Beside::kNothing);
-  try {
-    saving->end();
-  } catch (...) {
-    if (saving->hangs())
-      static_cast<void>(saving.release());  // what hangs uses it until it returns
-    throw;
+Task<> EmbeddedSaving::ended_or_given_up() {
+  Task<Nanoseconds> waiting = target_.ended_or_silent([this] { return waits_for_time(); });
+  const Nanoseconds silent = co_await std::move(waiting);
+  if (silent == Nanoseconds{0}) co_return;
+  hangs_ = true;
+  if (!given_up_) {
+    Error why = target_.not_answered(silent);
+    if (committing_) {
+      why =
+          Error(why.code(), fmt::format("{}. The checkpoint was being completed, and may still be "
+                                        "there when the drive answers",
+                                        why.what()));
+    }
+    given_up_ = std::make_exception_ptr(why);
+    for (const std::shared_ptr<StateCopy>& its : copies_) its->give_up(given_up_);
+    for (const std::shared_ptr<Signal>& its : std::exchange(waiting_, {})) its->fail(given_up_);
   }
+  std::rethrow_exception(given_up_);
 }
 
 }  // namespace ziggurat

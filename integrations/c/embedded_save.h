@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,6 +54,7 @@ class EmbeddedSaving {
   EmbeddedSaving(const EmbeddedSaving&) = delete;
   EmbeddedSaving& operator=(const EmbeddedSaving&) = delete;
 
+  std::uint64_t step() const noexcept { return save_.content.step; }
   /// Whether the checkpoint is still being written.
   bool under_way() const noexcept { return under_way_.load(); }
   /// Returns the checkpoint's directory when it is durable under its name. Gives the save up if its
@@ -63,6 +65,8 @@ class EmbeddedSaving {
   bool hangs() const noexcept { return hangs_ && under_way(); }
 
  private:
+  Task<> start();
+  CopyOptions copy_options(const EmbeddedEngine& engine) const;
   StateContent content() const;
   ShardPlan plan() const;
   void pin_state();
@@ -71,8 +75,12 @@ class EmbeddedSaving {
   Task<> begin();
   Task<> copy();
   Task<> copy_engine(std::size_t engine);
+  Task<> end_checkpoint();
   Task<> write(const EmbeddedSave::Part& part, std::size_t array, std::uint64_t first,
-               std::span<const std::byte> values);
+               std::shared_ptr<const AlignedBytes> values);
+  Task<> write_now(const EmbeddedSave::Part& part, std::size_t array, std::uint64_t first,
+                   std::shared_ptr<const AlignedBytes> values, std::shared_ptr<Signal> written);
+  Task<> ended_or_given_up();
   void copy_others();
   void copy_other(const EmbeddedSave::Other& its);
   Task<> copy_array(const EmbeddedSave::Part& part, std::size_t array,
@@ -101,6 +109,13 @@ class EmbeddedSaving {
   std::unique_ptr<CheckpointSave> checkpoint_;
   std::optional<Signal> begun_;   // set when checkpoint_ can be written to, or never will be
   std::optional<Signal> others_;  // set when what other ranks have is copied
+  WorkGroup writes_;              // those that the target has not answered
+  std::set<std::shared_ptr<Signal>> waiting_;  // for their ends
+  std::exception_ptr given_up_;                // why end() has given the save up
+  bool committing_ = false;
+  std::atomic<bool> writable_ = false;  // checkpoint_ takes what other ranks have
+  std::atomic<bool> failed_ = false;    // it need not be copied any more
+  bool others_asked_ = false;
   std::string directory_;
   std::exception_ptr failure_;
   std::vector<std::string> notes_;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <mutex>
 
 #include "aio/faulty_engine.h"
 #include "tests/core/checkpoint_rig.h"
@@ -159,6 +160,7 @@ class FailingTarget : public ::testing::Test {
       for (const SaveOutcome& outcome : rank.engine->ended_saves())
         outcomes[static_cast<std::size_t>(r)] = outcome;
       if (FaultyEngine* engine = target.engines[static_cast<std::size_t>(r)]) {
+        const std::lock_guard lock(calls_mutex_);
         for (std::size_t p = 0; p < calls_.size(); ++p)
           calls_[p] = std::max(calls_[p], engine->calls(static_cast<FaultPoint>(p)));
         engine->clear_plan();
@@ -173,6 +175,7 @@ class FailingTarget : public ::testing::Test {
   }
 
   ScratchDirectory scratch_;
+  std::mutex calls_mutex_;  // each rank counts on a thread of its own
   std::array<std::uint64_t, static_cast<std::size_t>(FaultPoint::kCount)> calls_{};
 };
 

@@ -71,10 +71,10 @@ class Taker {
   }
   Task<> take() {
     const StateCopy::Take one = [this](ParamId param, std::size_t array, std::uint64_t first,
-                                       std::span<const std::byte> values) -> Task<> {
+                                       std::shared_ptr<const AlignedBytes> values) -> Task<> {
       co_await gate_.wait();
       std::memcpy(&taken_.at({param, array}).at(first * arrays_of_[array].element_bytes()),
-                  values.data(), values.size());
+                  values->span().data(), values->span().size());
     };
     std::exception_ptr failure;
     try {
@@ -267,9 +267,8 @@ TEST(LentCopies, ThatNobodyTakesEndWithTheEngineToo) {
   run.steps(1);
   const std::shared_ptr<StateCopy> copy = run.engine->begin_copy({});
   run.engine.reset();
-  const auto taken = [](ParamId, std::size_t, std::uint64_t, std::span<const std::byte>) -> Task<> {
-    co_return;
-  };
+  const auto taken = [](ParamId, std::size_t, std::uint64_t,
+                        std::shared_ptr<const AlignedBytes>) -> Task<> { co_return; };
   EXPECT_THROW(run.runtime->reactor.block_on(copy->run(taken)), Error);
 }
 
@@ -277,7 +276,8 @@ TEST(LentCopies, FailWithWhatTheTakerThrows) {
   Training run(kPlain, Where::kNvme);
   run.steps(1);
   const std::shared_ptr<StateCopy> copy = run.engine->begin_copy({});
-  const auto full = [](ParamId, std::size_t, std::uint64_t, std::span<const std::byte>) -> Task<> {
+  const auto full = [](ParamId, std::size_t, std::uint64_t,
+                       std::shared_ptr<const AlignedBytes>) -> Task<> {
     throw Error(ErrorCode::kResourceExhausted, "the disk is full");
     co_return;
   };

@@ -35,6 +35,7 @@ class RamEngine final : public Engine {
   std::uint64_t durable_generation() const override { return 0; }
   void make_durable() override {}
   void save_checkpoint(const CheckpointRequest&) override {}
+  void give_blob(std::span<const std::byte>) override {}
   void finish_saves() override {}
   std::vector<SaveOutcome> ended_saves() override { return {}; }
   bool resumed() const override { return false; }

@@ -321,15 +321,6 @@ Task<> LentEngineImpl::updated_from_memory() {
     if (in_memory(u)) co_await state_.gates().wait(u);
 }
 
-void LentEngineImpl::give_blob(std::span<const std::byte> blob) {
-  const Turn turn(turn_);
-  state_.require_blob(blob);
-  run([](TrainingState& state, std::span<const std::byte> given) -> Task<> {
-    state.give_blob(given);
-    co_return;
-  }(state_, blob));
-}
-
 std::vector<std::string> LentEngineImpl::state_names() const {
   return ziggurat::state_names(state_.table().state().optimizer);
 }

@@ -28,7 +28,6 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   void expect_gradients() override;
   void wait_updated(ParamId param) override;
   void wait_all_updated() override;
-  void give_blob(std::span<const std::byte> blob) override;
   bool has_ended() const noexcept override { return state_.has_ended(); }
   void check() override;
 

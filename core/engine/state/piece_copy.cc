@@ -22,14 +22,14 @@ std::exception_ptr closed() {
 
 PieceCopy::PieceCopy(const Parts& parts, std::uint64_t generation, std::uint64_t stored,
                      Written written, const CopyOptions& options)
-    : parts_(parts),
-      buffers_(AlignedBytes(RecordCopier::kLanes * parts.context.table.largest_record_bytes())),
-      written_(std::move(written)),
-      widens_(options.widen_codes) {
+    : parts_(parts), written_(std::move(written)), widens_(options.widen_codes) {
+  const auto buffers = std::make_shared<const AlignedBytes>(
+      RecordCopier::kLanes * parts.context.table.largest_record_bytes());
   parts_->copier.begin({.generation = generation,
                         .stored = stored,
                         .has = [](ChunkId) { return true; },
-                        .buffers = buffers_->span(),
+                        .buffers = buffers->span(),
+                        .keeps_buffers = buffers,
                         .spare_bytes = options.spare_bytes,
                         .stall_max_s = options.stall_max_s,
                         .bandwidth_bytes_per_s = options.bandwidth_bytes_per_s});
@@ -78,8 +78,9 @@ Task<> PieceCopy::save_run(ChunkId id, const ParamRun& run, std::span<const std:
   const std::vector<StateArray> arrays = state_arrays(kind);
   for (std::size_t a = 0; a < arrays.size(); ++a) {
     const StateArray& array = arrays[a];
-    const AlignedBytes taken((run.count + array.block - 1) / array.block * array.element_bytes());
-    const std::span<std::byte> values = taken.span();
+    const auto taken = std::make_shared<const AlignedBytes>((run.count + array.block - 1) /
+                                                            array.block * array.element_bytes());
+    const std::span<std::byte> values = taken->span();
     const std::function<void()> job = [&] {
       if (kind == kept) return read_state_array(kind, a, record, run.begin / array.block, values);
       std::vector<float> wide(run.count);
@@ -87,7 +88,7 @@ Task<> PieceCopy::save_run(ChunkId id, const ParamRun& run, std::span<const std:
       std::memcpy(values.data(), wide.data(), values.size());
     };
     co_await parts_->context.run_near(id, "copy state", job);
-    Task<> taking = take(run.lent, a, run.first / array.block, values);
+    Task<> taking = take(run.lent, a, run.first / array.block, taken);
     co_await std::move(taking);
   }
 }
@@ -100,7 +101,6 @@ void PieceCopy::end() {
   if (!parts_) return;
   parts_->copier.end();
   parts_.reset();
-  buffers_.reset();
   written_.clear();
 }
 

@@ -51,7 +51,6 @@ class PieceCopy final : public StateCopy {
                   const Take& take) const;
 
   std::optional<Parts> parts_;  // none once the copy has ended
-  std::optional<AlignedBytes> buffers_;
   Written written_;
   bool widens_;
   std::exception_ptr failure_;

@@ -91,13 +91,17 @@ Task<> RecordCopier::watch_sweep(RunPtr run) {
   run->wake.set();
 }
 
+/// Returns the record that a sweep has waited for longest.
+std::optional<ChunkId> RecordCopier::next_urgent(Run& run) {
+  while (!run.urgent.empty() && run.copies[run.urgent.front()] != Copy::kPending)
+    run.urgent.pop_front();
+  if (run.urgent.empty()) return std::nullopt;
+  return run.urgent.front();
+}
+
 std::optional<ChunkId> RecordCopier::next(Run& run) {
   const auto pending = [&](ChunkId id) { return run.copies[id] == Copy::kPending; };
-  while (!run.urgent.empty()) {
-    const ChunkId id = run.urgent.front();
-    run.urgent.pop_front();
-    if (pending(id)) return id;
-  }
+  if (const std::optional<ChunkId> urgent = next_urgent(run)) return urgent;
   for (; run.next_at_hand < run.copies.size(); ++run.next_at_hand) {
     if (parts_.records.stays(run.next_at_hand) && pending(run.next_at_hand))
       return run.next_at_hand;
@@ -118,7 +122,7 @@ Task<> RecordCopier::lane(RunPtr run, const Save& save, std::size_t index) {
     for (;;) {
       if (run->over && lane.state != State::kFilling) break;
       const bool idle = lane.state == State::kIdle;
-      if (idle && run->urgent.empty() && !run->set_aside.empty()) {
+      if (idle && !run->set_aside.empty() && !next_urgent(*run)) {
         lane.state = State::kBusy;
         co_await save_set_aside(*run, save, lane);
         lane.state = State::kIdle;

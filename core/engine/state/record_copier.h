@@ -50,8 +50,11 @@ class RecordCopier final : public RecordWatch {
     std::uint64_t generation = 0;      ///< the newest finished step
     std::uint64_t stored = 0;          ///< the store's number of it, if records are in the store
     std::function<bool(ChunkId)> has;  ///< whether a chunk is copied
-    std::span<std::byte> buffers;      ///< kLanes of the largest record, used until end()
-    std::uint64_t spare_bytes = 0;     ///< the most memory that copies take beside the buffers
+    std::span<std::byte> buffers;      ///< kLanes of the largest record
+    /// Keeps the buffers. Without it they must outlive the sweep, which may be filling one when the
+    /// copy ends.
+    std::shared_ptr<const void> keeps_buffers = nullptr;
+    std::uint64_t spare_bytes = 0;  ///< the most memory that copies take beside the buffers
     double stall_max_s = 0;
     std::uint64_t bandwidth_bytes_per_s = 0;  ///< the most that is saved; 0 if there is no limit
   };
@@ -113,6 +116,7 @@ class RecordCopier final : public RecordWatch {
   Task<> save_set_aside(Run& run, const Save& save, Lane& lane);
   Task<> fill(Run& run, ChunkId chunk, std::span<std::byte> buffer);
   Task<> bring(Run& run, ChunkId chunk, std::span<std::byte> buffer);
+  static std::optional<ChunkId> next_urgent(Run& run);
   std::optional<ChunkId> next(Run& run);
   static void take(Run& run, ChunkId chunk);
   Task<> watch_sweep(RunPtr run);

@@ -36,9 +36,18 @@ class StateDoor : public Interface {
     state_.require_durable();
     run(state_.make_durable());
   }
+  void give_blob(std::span<const std::byte> blob) override {
+    const Turn turn(turn_);
+    state_.require_blob(blob);
+    run([](TrainingState& state, std::span<const std::byte> given) -> Task<> {
+      state.give_blob(given);
+      co_return;
+    }(state_, blob));
+  }
   void save_checkpoint(const CheckpointRequest& request) override {
     const Turn turn(turn_);
     state_.require_saves("save_checkpoint()");
+    state_.require_blob_given("save_checkpoint()");
     run(state_.save_checkpoint(request));
   }
   void finish_saves() override {

@@ -61,6 +61,7 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   void finish_now(UnitId unit);
 
   // unit_step.cc
+  void require_checkpoint(const StepOptions& options) const;
   Task<StepResult> finish_step(const StepOptions& options);
   Task<> settle_optional();
   Task<std::vector<bool>> have_gradients();

@@ -44,12 +44,21 @@ void UnitEngine::prepare_step(const StepOptions& options) {
 
 StepResult UnitEngine::step(const StepOptions& options) {
   const Turn turn(turn_);
-  if (options.checkpoint != nullptr) state_.require_saves("step()");
+  state_.require_blob_given("step()");
+  if (options.checkpoint != nullptr) require_checkpoint(options);
   const std::vector<UnitSpec>& units = state_.model().units;
   for (UnitId u = 0; u < units.size(); ++u) {
     if (units[u].frozen() && !flow_->finished(u)) finish_gradient(u);
   }
   return run(finish_step(options));
+}
+
+void UnitEngine::require_checkpoint(const StepOptions& options) const {
+  state_.require_saves("step()");
+  if (!options.blob_follows) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "step(): a checkpoint has its step's blob, which must not follow the step then: give "
+              "the blob with the step, or call save_checkpoint() after give_blob()");
 }
 
 /// Finishes the optional units that have a gradient on any rank, in the order of the model, on
@@ -134,7 +143,7 @@ Task<StepResult> UnitEngine::finish_step(const StepOptions& options) {
     const CountedTime waited(metrics, Counter::kWaitDurableNs);
     co_await state_.checkpoint_ended();
   }
-  state_.end_step(steps, options.blob, /*blob_follows=*/false, verdict.checkpoint);
+  state_.end_step(steps, options.blob, options.blob_follows, verdict.checkpoint);
   const bool saves = options.checkpoint != nullptr && verdict.saving == SaveState::kNone;
   if (saves) state_.begin_save(*options.checkpoint);
   co_return StepResult{.generation = state_.generation(),

@@ -15,14 +15,17 @@ from ziggurat._native_checkpoint import Save, Values
 # Records that steps would change before they are saved may take this share of the free memory; so
 # may the parameters that are not trained, and buffers.
 _SHARE = 0.5
+_STALL_MAX = 60.0  # seconds
+_LONGEST = 1e9  # seconds; JSON knows no infinity
+_FASTEST = 1e15  # bytes a second; no drive needs such a limit
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 class BackgroundSave:
     """A checkpoint that :func:`save_checkpoint` writes in the background.
 
-    The next save of the optimizer and its ``close()`` wait for it. If it fails and nobody has
-    called :meth:`wait`, they warn.
+    The next save of the optimizer and its ``close()`` wait for it, and so does the end of an
+    optimizer that is not closed. If it fails and nobody has called :meth:`wait`, they say so.
     """
 
     def __init__(self, native: Save, step: int) -> None:
@@ -58,8 +61,9 @@ def memory_share() -> int:
     return int(free_bytes() * _SHARE / ranks)
 
 
-def check_copied(values: Sequence[Values]) -> None:
-    """Refuses to copy more than there is memory for. Errors: InvalidArgument."""
+def check_copied(values: Sequence[Values]) -> int:
+    """Returns the memory that is left when `values` are copied. Errors: InvalidArgument if they
+    take more than a save may."""
     copied = sum(one.count * _ELEMENT_BYTES[one.dtype] for one in values)
     most = memory_share()
     if copied > most:
@@ -68,16 +72,26 @@ def check_copied(values: Sequence[Values]) -> None:
             f"not trained and of buffers, but may take only {size_text(most)} of memory: save "
             "without background"
         )
+    return most - copied
 
 
-def limits(bandwidth: float | None, stall_max: float) -> dict[str, Any]:
-    """Returns what a save says of itself. Errors: InvalidArgument."""
+def limits(bandwidth: float | None, stall_max: float | None, memory_bytes: int) -> dict[str, Any]:
+    """Returns what a save says of what it may cost. Errors: InvalidArgument."""
     if bandwidth is not None and not bandwidth >= 1:
         raise InvalidArgument(f"bandwidth is {bandwidth}: give bytes a second, 1 or more, or None")
-    if not stall_max >= 0:
+    if stall_max is not None and not stall_max >= 0:
         raise InvalidArgument(f"stall_max is {stall_max}: give seconds, 0 or more")
     return {
-        "memory": memory_share(),
-        "stall_max": float(stall_max),
-        "bandwidth": 0 if bandwidth is None else int(bandwidth),
+        "memory": memory_bytes,
+        "stall_max": _STALL_MAX if stall_max is None else min(float(stall_max), _LONGEST),
+        "bandwidth": 0 if bandwidth is None or bandwidth > _FASTEST else int(bandwidth),
     }
+
+
+def refuse_limits(bandwidth: float | None, stall_max: float | None) -> None:
+    """Errors: InvalidArgument if limits are given to a save that is waited for."""
+    if bandwidth is not None or stall_max is not None:
+        raise InvalidArgument(
+            "save_checkpoint(): bandwidth and stall_max are for saves in the background: give "
+            "background=True too, or leave them out"
+        )

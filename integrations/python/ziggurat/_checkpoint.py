@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 import torch
 import torch.distributed as dist
 
-from ziggurat._background_save import BackgroundSave, check_copied, limits
+from ziggurat._background_save import BackgroundSave, check_copied, limits, refuse_limits
 from ziggurat._foreign._plan import Places
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Save, Values, save_checkpoint as save_natively
@@ -54,7 +54,7 @@ def save_checkpoint(
     resume: Mapping[str, Any] | None = None,
     background: Literal[True],
     bandwidth: float | None = None,
-    stall_max: float = 60.0,
+    stall_max: float | None = None,
     **kept: Any,
 ) -> BackgroundSave: ...
 
@@ -71,7 +71,7 @@ def save_checkpoint(
     resume: Mapping[str, Any] | None = None,
     background: bool = False,
     bandwidth: float | None = None,
-    stall_max: float = 60.0,
+    stall_max: float | None = None,
     **kept: Any,
 ) -> str | BackgroundSave:
     """Saves `model` and the state of `optimizer` in ``FOLDER/step-NNNNNNNNN``, and returns that
@@ -99,8 +99,8 @@ def save_checkpoint(
     of this step, is written while the next steps are made. What is in memory is copied only when a
     step would change it before it is saved, and takes at most half of the free memory. Beyond
     that, and for state on a drive of which the second step would overwrite what is not saved yet,
-    steps wait; when they have waited `stall_max` seconds in all, the save is given up and training
-    goes on. `bandwidth` limits the bytes that each rank writes in a second. A process that is
+    steps wait; when they have waited `stall_max` seconds in all (60 by default), the save is given
+    up and training goes on. `bandwidth` limits the bytes that each rank writes in a second. A process that is
     killed leaves a whole checkpoint or none.
     """
     sharing, folder = optimizer._sharing, os.path.abspath(folder)
@@ -121,8 +121,9 @@ def save_checkpoint(
             "resume": _resume_facts(optimizer, resume, kept),
         }
         if background:
-            check_copied(saving.values)
-            content |= limits(bandwidth, stall_max)
+            content |= limits(bandwidth, stall_max, check_copied(saving.values))
+        else:
+            refuse_limits(bandwidth, stall_max)
         return saving, saving.blob(kept, random), number, json.dumps(content)
 
     saving, blob, number, content = sharing.together("save_checkpoint()", prepared)

@@ -168,6 +168,18 @@ def end_handle(name: str, handle: int, owner: int, *kept: object) -> None:
         call(name, handle)
 
 
+def end_engine(
+    handle: int, owner: int, first: Sequence[weakref.finalize[..., Any]], *kept: object
+) -> None:
+    # Nobody calls close() on an engine that goes out of scope, so its saves are waited for here.
+    for ended in first:
+        if (peeked := ended.peek()) is not None:
+            peeked[0].settle()
+        elif ended.alive:  # the save is garbage too, and its turn would come later
+            ended()
+    end_handle("ziggurat_engine_close", handle, owner, *kept)
+
+
 class Engine:
     """The state of a list of parameters: masters and moments, which each step updates."""
 
@@ -213,9 +225,15 @@ class Engine:
                 words=words,
             )
         self.handle = handle.value
+        # The finalizers of saves in the background, which end before the engine is closed.
+        self._first: list[weakref.finalize[..., Any]] = []
         self._ended = weakref.finalize(
-            self, end_handle, "ziggurat_engine_close", handle.value, os.getpid(), runtime, kept
+            self, end_engine, handle.value, os.getpid(), self._first, runtime, kept
         )
+
+    def end_first(self, ended: weakref.finalize[..., Any]) -> None:
+        """Has the engine's end wait for a save, whose finalizer is `ended`."""
+        self._first[:] = [one for one in self._first if one.alive] + [ended]
 
     def lend_gradient(
         self, index: int, dtype: str, address: int, count: int, scale: float = 1.0

@@ -7,11 +7,12 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ziggurat._abi import HANDLE, Memory, SaveOptions, call, memory, sized
+from ziggurat._abi import HANDLE, Memory, SaveOptions, ZigguratError, call, memory, sized
 from ziggurat._native import Engine, Runtime, close, end_handle, text_of
 from ziggurat._words import in_arguments
 
@@ -46,10 +47,13 @@ class Save:
             ctypes.byref(handle),
             words=in_arguments,
         )
-        self._handle = handle.value
+        self._handle, self._owner = handle.value, os.getpid()
+        self._asked = False
         self._ended = weakref.finalize(
             self, end_handle, "ziggurat_save_close", handle.value, os.getpid(), runtime
         )
+        for engine in engines:
+            engine.end_first(self._ended)
 
     def under_way(self) -> bool:
         its = ctypes.c_int32()
@@ -58,11 +62,19 @@ class Save:
 
     def wait(self) -> str:
         """Returns the checkpoint's directory when it is durable, or raises the save's error."""
+        self._asked = True
         return text_of("ziggurat_save_wait", self._handle, words=in_arguments)
 
-    def close(self) -> None:
-        """Waits for the save, and forgets it; does nothing the second time."""
-        close(self._ended)
+    def settle(self) -> None:
+        """Waits until the save has ended, well or not."""
+        if os.getpid() != self._owner:  # a forked child has no threads that would answer
+            return
+        asked = self._asked
+        try:
+            self.wait()
+        except ZigguratError as error:
+            if not asked:
+                warnings.warn(f"a checkpoint is not saved: {error}", stacklevel=2)
 
 
 def _options(engines: Sequence[Engine], values: Sequence[Values], blob: bytes) -> SaveOptions:

@@ -9,13 +9,14 @@ import json
 import os
 import random
 import sys
+import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-from ziggurat._native import DataLoss, InvalidArgument
+from ziggurat._native import DataLoss, InvalidArgument, ZigguratError
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._state import Groups
 
@@ -123,9 +124,10 @@ class Resume:
     augmentation in workers draws the same random numbers.
 
     With `checkpoint_every` and `checkpoint_dir` every so many steps are also saved in the
-    background, as ``save_checkpoint(checkpoint_dir, ..., background=True)`` does, with `scheduler`,
-    `scaler` and `more`; the newest `keep_last` of them stay, or all. The optimizer must have been
-    given ``model=model``.
+    background, when the loop asks for the next batch, as ``save_checkpoint(checkpoint_dir, ...,
+    background=True)`` does, with `scheduler`, `scaler` and `more`; the newest `keep_last` of them
+    stay, or all. The optimizer must have been given ``model=model``. A save that fails is a
+    warning, and the loop goes on.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class Resume:
                 "the optimizer is already in use: make Resume before the optimizer's first step()"
             )
         optimizer.need_store("Resume")
-        _check_saves(optimizer, checkpoint_every, checkpoint_dir)
+        _check_saves(optimizer, loader, checkpoint_every, checkpoint_dir)
         self._every, self._folder, self._keep_last = checkpoint_every, checkpoint_dir, keep_last
         self._optimizer = optimizer
         self._loader = loader
@@ -305,23 +307,33 @@ class Resume:
         assert self._folder is not None
         optimizer = self._optimizer
         kept = {name: one for name, one in self._kept.items() if name != "optimizer"}
-        save_checkpoint(
-            self._folder,
-            optimizer,
-            optimizer._model,
-            keep_last=self._keep_last,
-            background=True,
-            **kept,
-        )
+        try:
+            save_checkpoint(
+                self._folder,
+                optimizer,
+                optimizer._model,
+                keep_last=self._keep_last,
+                background=True,
+                **kept,
+            )
+        except ZigguratError as error:
+            if optimizer.engine is None:
+                raise  # the engine has ended, and with it the run
+            warnings.warn(f"step {self.steps} is not saved: {error}", stacklevel=4)
 
 
-def _check_saves(optimizer: EngineOptimizer, every: int, folder: Any) -> None:
+def _check_saves(optimizer: EngineOptimizer, loader: Any, every: int, folder: Any) -> None:
     """Errors: InvalidArgument if steps are to be saved, but it is not said where or of what."""
     if every < 0:
         raise InvalidArgument(f"Resume: checkpoint_every is {every}: give a number of steps, or 0")
     if (every > 0) != (folder is not None):
         raise InvalidArgument(
             "Resume: give both checkpoint_every and checkpoint_dir to save checkpoints, or neither"
+        )
+    if every > 0 and loader is None:
+        raise InvalidArgument(
+            "Resume: checkpoint_every saves when the loop asks for the next batch: give Resume the "
+            "loader, or call save_checkpoint() after the step"
         )
     if every > 0 and optimizer._model is None:
         raise InvalidArgument(

@@ -194,6 +194,32 @@ def test_the_next_save_and_close_wait_for_the_one_before(tmp_path):
     assert Path(first.wait()).is_dir()
 
 
+def test_a_save_is_made_though_its_optimizer_goes_out_of_scope(tmp_path):
+    def trained(folder):
+        model, optimizer = new_run(folder)
+        train(model, optimizer, 1)
+        save_checkpoint(folder / "saved", optimizer, model, background=True, bandwidth=SLOW)
+
+    (tmp_path / "store").mkdir()
+    trained(tmp_path / "store")
+    assert [found.name for found in (tmp_path / "store" / "saved").glob("step-*")] == [
+        "step-000000001"
+    ]
+
+
+def test_limits_are_for_the_background_alone_and_may_be_infinite(tmp_path):
+    model, optimizer = new_run(tmp_path)
+    train(model, optimizer, 1)
+    for limit in ({"bandwidth": 1e6}, {"stall_max": 5}):
+        with pytest.raises(ziggurat.InvalidArgument, match="give background=True too"):
+            save_checkpoint(tmp_path / "saved", optimizer, model, **limit)
+    none = float("inf")
+    save = save_checkpoint(
+        tmp_path / "saved", optimizer, model, background=True, bandwidth=none, stall_max=none
+    )
+    assert Path(save.wait()).is_dir()
+
+
 def test_a_failure_is_raised_by_wait_and_steps_go_on(tmp_path):
     model, optimizer = new_run(tmp_path)
     train(model, optimizer, 1)
@@ -219,7 +245,7 @@ def test_a_failure_that_nobody_asked_for_is_a_warning(tmp_path):
 
 def test_steps_that_have_waited_long_enough_give_the_save_up(tmp_path, monkeypatch):
     monkeypatch.setattr(_background_save, "memory_share", lambda: 0)
-    monkeypatch.setattr(_checkpoint, "check_copied", lambda values: None)
+    monkeypatch.setattr(_checkpoint, "check_copied", lambda values: 0)
     model, optimizer = new_run(tmp_path)
     twin, its = new_run(tmp_path / "twin")
     train(model, optimizer, 1)
@@ -303,7 +329,11 @@ def test_a_loop_of_resume_saves_every_so_many_steps(tmp_path):
         ({"checkpoint_every": 2}, "give both checkpoint_every and checkpoint_dir"),
         ({"checkpoint_dir": "saved"}, "give both checkpoint_every and checkpoint_dir"),
         ({"checkpoint_every": -1}, "give a number of steps"),
-        ({"checkpoint_every": 2, "checkpoint_dir": "saved"}, "give the optimizer model=model"),
+        ({"checkpoint_every": 2, "checkpoint_dir": "saved"}, "give Resume the loader"),
+        (
+            {"checkpoint_every": 2, "checkpoint_dir": "saved", "loader": [1]},
+            "give the optimizer model=model",
+        ),
     ],
 )
 def test_what_a_loop_of_resume_cannot_save_is_refused_first(tmp_path, saves, says):
@@ -339,6 +369,13 @@ def script(folder, steps, bandwidth):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_a_script_that_ends_says_that_its_save_has_failed(tmp_path):
+    (tmp_path / "saved").write_text("no folder")
+    ended = script(tmp_path, 3, SLOW)
+    assert ended.wait() == 0
+    assert "the checkpoint of step 3 is not saved: cannot make the folder" in ended.stderr.read()
 
 
 def test_a_script_that_ends_has_its_checkpoint(tmp_path):
