@@ -237,6 +237,7 @@ Task<> CheckpointSave::commit(std::exception_ptr failure) {
 }
 
 Task<> CheckpointSave::remove_all() {
+  if (ranks_.rank() != 0) writer_->keep();
   const std::function<void()> remove = [&] { clean(); };
   co_await call(remove);
 }

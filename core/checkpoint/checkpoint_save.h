@@ -69,8 +69,9 @@ class CheckpointSave {
   /// checkpoint stays, as far as its files can be removed. But all of it stays if it is whole and
   /// only `latest` could not be written. What retention could not remove becomes a note.
   Task<> commit(std::exception_ptr failure);
-  /// Called in place of commit() when every rank knows that the save has failed: removes what is
-  /// there of it. Nothing is given to the sink any more.
+  /// Called in place of commit() when every rank knows that the save has failed: rank 0 removes
+  /// what is there of it, and nobody else anything, because that may take so long that the step is
+  /// being saved again. Nothing is given to the sink any more.
   Task<> remove_all();
 
  private:

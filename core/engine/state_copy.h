@@ -33,7 +33,7 @@ class StateCopy {
  public:
   virtual ~StateCopy() = default;
   /// Takes elements from `first` on of one of `param`'s arrays, as numbered by state_arrays(), bit
-  /// for bit. Training does not wait for it, but the engine cannot be closed before it returns.
+  /// for bit. Neither training nor the end of the engine waits for it.
   using Take = std::function<Task<>(ParamId param, std::size_t array, std::uint64_t first,
                                     std::shared_ptr<const AlignedBytes> values)>;
   /// Gives every array of every parameter to `take`, in no certain order. Called once. Errors:

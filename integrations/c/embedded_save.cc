@@ -247,8 +247,8 @@ Task<> EmbeddedSaving::save() {
   checkpoint_.reset();
   io_.reset();
   ranks_.reset();
-  under_way_ = false;
   target_.end();
+  under_way_ = false;  // the last access: who sees it may destroy this object
 }
 
 /// Makes or removes the checkpoint, on all ranks alike.
@@ -454,6 +454,7 @@ std::string EmbeddedSaving::end() {
 }
 
 Task<> EmbeddedSaving::ended_or_given_up() {
+  if (given_up_ && under_way()) std::rethrow_exception(given_up_);
   Task<Nanoseconds> waiting = target_.ended_or_silent([this] { return waits_for_time(); });
   const Nanoseconds silent = co_await std::move(waiting);
   if (silent == Nanoseconds{0}) co_return;

@@ -266,6 +266,23 @@ INSTANTIATE_TEST_SUITE_P(
       return "Stage" + std::to_string(std::get<int>(its.param)) + name;
     });
 
+TEST(EngineOptionalRanksOrder, LeavesFrozenUnitsToThemselves) {
+  const ScratchDirectory directory;
+  const ModelSpec model = model_of_experts();
+  const auto runtimes = connected_runtimes(2, 1);
+  expect_none(run_ranks(2, [&](int rank) {
+    EngineConfig config = config_of(directory, {.name = "", .placement = "all=host"});
+    config.param_groups = {{.params = "unit2", .frozen = true}};
+    RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config, 12 * kMiB);
+    for (std::uint64_t step = 0; step < 2; ++step) {
+      backward(*rig.engine, rank == 0 ? std::set<UnitId>{1, 2} : std::set<UnitId>{2, 4}, step,
+               rank);
+      EXPECT_EQ(rig.engine->step({.learning_rate = 0.01F, .blob = {}}).generation, step + 1);
+    }
+    rig.engine->make_durable();
+  }));
+}
+
 TEST(EngineOptionalRanksOrder, IsOfTheModelWhateverEachRankFinishesFirst) {
   const ScratchDirectory directory;
   const ModelSpec model = model_of_experts();

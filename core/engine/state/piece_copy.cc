@@ -38,13 +38,13 @@ PieceCopy::PieceCopy(const Parts& parts, std::uint64_t generation, std::uint64_t
 Task<> PieceCopy::run(Take take) {
   if (!parts_) std::rethrow_exception(failure_ ? failure_ : closed());
   Signal ended(parts_->context.reactor);
-  parts_->tasks.spawn(copy(take, ended));
+  parts_->tasks.spawn(copy(std::make_shared<const Take>(std::move(take)), ended));
   co_await ended.wait();
   if (failure_) std::rethrow_exception(failure_);
 }
 
 /// A task of the engine, so that it has ended before the engine's memory goes.
-Task<> PieceCopy::copy(const Take& take, Signal& ended) {
+Task<> PieceCopy::copy(TakePtr take, Signal& ended) {
   const RecordCopier::Save give = [&](ChunkId id, std::span<std::byte> record) {
     return save(id, record, take);
   };
@@ -60,7 +60,7 @@ Task<> PieceCopy::copy(const Take& take, Signal& ended) {
   ended.set();
 }
 
-Task<> PieceCopy::save(ChunkId id, std::span<std::byte> record, const Take& take) const {
+Task<> PieceCopy::save(ChunkId id, std::span<std::byte> record, TakePtr take) {
   const Context& context = parts_->context;
   if (const auto its = written_.find(id); its != written_.end()) {
     const std::function<void()> job = [&] {
@@ -72,14 +72,14 @@ Task<> PieceCopy::save(ChunkId id, std::span<std::byte> record, const Take& take
 }
 
 Task<> PieceCopy::save_run(ChunkId id, const ParamRun& run, std::span<const std::byte> record,
-                           const Take& take) const {
+                           TakePtr take) {
   const StateKind kept = parts_->context.table.state();
   const StateKind kind = copied_kind(kept, widens_);
   const std::vector<StateArray> arrays = state_arrays(kind);
   for (std::size_t a = 0; a < arrays.size(); ++a) {
     const StateArray& array = arrays[a];
-    const auto taken = std::make_shared<const AlignedBytes>((run.count + array.block - 1) /
-                                                            array.block * array.element_bytes());
+    const auto taken = std::make_shared<const AlignedBytes>(
+        memory_.take((run.count + array.block - 1) / array.block * array.element_bytes()));
     const std::span<std::byte> values = taken->span();
     const std::function<void()> job = [&] {
       if (kind == kept) return read_state_array(kind, a, record, run.begin / array.block, values);
@@ -88,8 +88,27 @@ Task<> PieceCopy::save_run(ChunkId id, const ParamRun& run, std::span<const std:
       std::memcpy(values.data(), wide.data(), values.size());
     };
     co_await parts_->context.run_near(id, "copy state", job);
-    Task<> taking = take(run.lent, a, run.first / array.block, taken);
+    const auto ended = std::make_shared<Signal>(parts_->context.cancel);
+    parts_->context.reactor.spawn(give(take, run.lent, a, run.first / array.block, taken, ended),
+                                  [](std::exception_ptr) {});
+    co_await ended->wait();
+  }
+}
+
+/// Gives values to the taker. If that never ends, an engine that is closed does not wait for it.
+Task<> PieceCopy::give(TakePtr take, ParamId param, std::size_t array, std::uint64_t first,
+                       std::shared_ptr<const AlignedBytes> values, std::shared_ptr<Signal> taken) {
+  std::exception_ptr failure;
+  try {
+    Task<> taking = (*take)(param, array, first, std::move(values));
     co_await std::move(taking);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (failure) {
+    taken->fail(failure);
+  } else {
+    taken->set();
   }
 }
 

@@ -45,13 +45,17 @@ class PieceCopy final : public StateCopy {
   void engine_closed();
 
  private:
-  Task<> copy(const Take& take, Signal& ended);
-  Task<> save(ChunkId chunk, std::span<std::byte> record, const Take& take) const;
+  using TakePtr = std::shared_ptr<const Take>;
+  Task<> copy(TakePtr take, Signal& ended);
+  Task<> save(ChunkId chunk, std::span<std::byte> record, TakePtr take);
   Task<> save_run(ChunkId chunk, const ParamRun& run, std::span<const std::byte> record,
-                  const Take& take) const;
+                  TakePtr take);
+  static Task<> give(TakePtr take, ParamId param, std::size_t array, std::uint64_t first,
+                     std::shared_ptr<const AlignedBytes> values, std::shared_ptr<Signal> taken);
 
   std::optional<Parts> parts_;  // none once the copy has ended
   Written written_;
+  AlignedPool memory_;  // for arrays on their way to the taker
   bool widens_;
   std::exception_ptr failure_;
 };

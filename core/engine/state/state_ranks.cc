@@ -92,6 +92,9 @@ Task<> TrainingState::agree_on_settings() {
   if (!of_pieces()) {
     const ChunkTable whole(model_, 1, config_.optimizer.state);
     facts.push_back({"the model", text_hash(whole.layout())});
+    std::string optional;  // no layout has it
+    for (const UnitSpec& unit : model_.units) optional += unit.optional ? '1' : '0';
+    facts.push_back({"which units are optional", text_hash(optional)});
   }
   for (const SettingOf<EngineConfig>& setting : engine_settings()) {
     if (setting.among_ranks == AmongRanks::kAlike)

@@ -192,8 +192,9 @@ Task<> UnitEngine::send_gradient(UnitId unit, Event added) {
   state_.check();
   co_await state_.context().compute->after(added);
   co_await clear_frozen(unit);
-  // The others may have no gradient of it, and make no such call.
-  const bool of_some = state_.model().units[unit].optional && !state_.table().sharding().one_rank();
+  // The others may have no gradient of it, and make no such call. Of a frozen unit none is sent.
+  const UnitSpec& spec = state_.model().units[unit];
+  const bool of_some = spec.optional && !spec.frozen() && !state_.table().sharding().one_rank();
   if (of_some) {
     flow_->keep(unit);
   } else {

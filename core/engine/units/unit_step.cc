@@ -69,6 +69,7 @@ Task<> UnitEngine::settle_optional() {
   if (std::ranges::none_of(units, &UnitSpec::optional)) co_return;
   std::exception_ptr lost;
   try {
+    co_await residency_->quiesce();  // a unit that was kept may be on its way here again
     Task<std::vector<bool>> asking = have_gradients();
     const std::vector<bool> anywhere = co_await std::move(asking);
     for (UnitId u = 0; u < units.size(); ++u) {

@@ -84,15 +84,17 @@ Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
     co_return co_await residency_.allocate(size_bytes, Purpose::kAccumulators);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kResourceExhausted) throw;
-    const auto held = std::ranges::count(stages_, Stage::kAccumulating);
+    const auto held = std::ranges::count(stages_, Stage::kAccumulating) +
+                      std::ranges::count(stages_, Stage::kKept);
     const Account account = context_.device->account();
     throw MemoryExhausted(
         {.budget = MemoryBudget::kDevice,
          .had_bytes = account.capacity_bytes(),
          .needed_bytes = account.used_bytes() + size_bytes},
-        fmt::format("{}; the trainer asks for one more gradient while {} units have unfinished "
-                    "gradients. A trainer that runs each micro-batch through the whole model "
-                    "needs memory for the gradients of all units, {}; in stage 3, reserve it with "
+        fmt::format("{}; the trainer asks for one more gradient while {} units have "
+                    "gradients on the device. A trainer that runs each micro-batch through the "
+                    "whole model, or ranks with optional units, need memory for the gradients of "
+                    "all units, {}; in stage 3, reserve it with "
                     "EngineConfig::trainer_device_bytes",
                     error.what(), held,
                     format_bytes(context_.table.padded_count() * sizeof(float))));

@@ -172,12 +172,14 @@ def end_engine(
     handle: int, owner: int, first: Sequence[weakref.finalize[..., Any]], *kept: object
 ) -> None:
     # Nobody calls close() on an engine that goes out of scope, so its saves are waited for here.
-    for ended in first:
-        if (peeked := ended.peek()) is not None:
-            peeked[0].settle()
-        elif ended.alive:  # the save is garbage too, and its turn would come later
-            ended()
-    end_handle("ziggurat_engine_close", handle, owner, *kept)
+    try:
+        for ended in first:
+            if (peeked := ended.peek()) is not None:
+                peeked[0].settle()
+            elif ended.alive:  # the save is garbage too, and its turn would come later
+                ended()
+    finally:
+        end_handle("ziggurat_engine_close", handle, owner, *kept)
 
 
 class Engine:

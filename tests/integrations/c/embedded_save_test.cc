@@ -151,6 +151,21 @@ TEST_F(EmbeddedSaves, AreGivenUpAtAnyWriteAndLeaveTheEngineFree) {
   }
 }
 
+TEST_F(EmbeddedSaves, DoNotKeepAnEngineOpenWhoseTargetHangs) {
+  target_.die_at(Call::kWrite, 2);
+  begin(Beside::kSteps);
+  step();
+  engine_.reset();
+  try {
+    saving_->end();
+    FAIL() << "saved";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), AnyOf(HasSubstr("engine was closed"), HasSubstr("seems to hang")));
+  }
+  end_at_last();
+  EXPECT_FALSE(is_there());
+}
+
 TEST_F(EmbeddedSaves, MayBeSavedAgainAfterOneThatHangs) {
   target_.die_at(Call::kWrite, 0);
   begin(Beside::kSteps);

@@ -2,6 +2,7 @@
 """Engines of ziggurat.deepspeed on ranks, for the tests of those."""
 
 import torch
+import torch.distributed as dist
 from deepspeed_runs import loss_of
 from rank_runs import on_ranks
 from small_models import small_model
@@ -60,7 +61,9 @@ def states_loaded_by(ranks, folder, **more):
     def load(rank):
         engine = made(**more)
         engine.load_checkpoint(folder)
-        return engine.optimizer.state_dict()["state"]
+        state = engine.optimizer.state_dict()["state"]
+        dist.barrier()  # another rank may still read what this one has
+        return state
 
     return on_ranks(ranks, load)[0]
 
