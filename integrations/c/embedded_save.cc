@@ -27,15 +27,6 @@ namespace {
 /// Most elements that are written at once.
 constexpr std::uint64_t kWrittenAtOnce = std::uint64_t{1} << 20;
 
-TensorType type_of(const StateArray& array) {
-  switch (array.element) {
-    case StateElement::kBF16: return TensorType::kBF16;
-    case StateElement::kCode: return TensorType::kU8;
-    case StateElement::kF32: break;
-  }
-  return TensorType::kF32;
-}
-
 /// Turns `values` of an array of `type`, which came as fp32, back into that type. The result lies
 /// at the beginning of `values`.
 void narrow_exactly(TensorType type, std::span<float> values) {
@@ -63,30 +54,6 @@ std::string text_of(const std::optional<Roundings>& rounding) {
 }
 
 }  // namespace
-
-SavedTensors::SavedTensors(const std::vector<EmbeddedSave::Param>& params, const StateKind& kind)
-    : arrays_(state_arrays(kind)), of_(params.size()) {
-  for (std::size_t p = 0; p < params.size(); ++p) add(p, params[p]);
-}
-
-void SavedTensors::add(std::size_t p, const EmbeddedSave::Param& param) {
-  const std::size_t count = param.trained ? arrays_.size() : std::size_t{1};
-  for (std::size_t a = 0; a < count; ++a) {
-    const StateArray& array = arrays_[a];
-    StateTensor tensor{.name = a == 0 ? param.name : state_tensor_name(array.name, param.name),
-                       .owner = param.name,
-                       .array = array.name,
-                       .type = type_of(array),
-                       .shape = param.shape};
-    if (!param.trained) tensor.type = param.type;
-    if (array.is_scale()) {
-      const std::uint64_t blocks = (tensor.count() + array.block - 1) / array.block;
-      tensor.shape = {static_cast<std::int64_t>(blocks)};
-    }
-    of_[p].push_back(static_cast<std::uint32_t>(all_.size()));
-    all_.push_back(std::move(tensor));
-  }
-}
 
 EmbeddedSaving::EmbeddedSaving(Runtime& runtime, EmbeddedSave save, Beside beside)
     : runtime_(runtime),

@@ -78,10 +78,10 @@ void BackgroundSave::begin(Request request) {
   const WrittenChunks written(parts_.context.table, request.rank);
   parts_.copier.begin({.generation = request.generation,
                        .stored = request.stored,
-                       .has = [&](ChunkId id) { return written.writes(id); },
                        .buffers = memory_.bytes(),
                        .stall_max_s = parts_.settings.stall_max_s,
-                       .bandwidth_bytes_per_s = parts_.settings.bandwidth_bytes_per_s});
+                       .bandwidth_bytes_per_s = parts_.settings.bandwidth_bytes_per_s},
+                      [&](ChunkId id) { return written.writes(id); });
   hangs_ = false;
   Task<> saving = save(run_, std::move(request));
   parts_.context.spawn(std::move(saving));

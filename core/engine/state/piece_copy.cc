@@ -27,12 +27,12 @@ PieceCopy::PieceCopy(const Parts& parts, std::uint64_t generation, std::uint64_t
       RecordCopier::kLanes * parts.context.table.largest_record_bytes());
   parts_->copier.begin({.generation = generation,
                         .stored = stored,
-                        .has = [](ChunkId) { return true; },
                         .buffers = buffers->span(),
                         .keeps_buffers = buffers,
                         .spare_bytes = options.spare_bytes,
                         .stall_max_s = options.stall_max_s,
-                        .bandwidth_bytes_per_s = options.bandwidth_bytes_per_s});
+                        .bandwidth_bytes_per_s = options.bandwidth_bytes_per_s},
+                       [](ChunkId) { return true; });
 }
 
 Task<> PieceCopy::run(Take take) {
@@ -61,12 +61,12 @@ Task<> PieceCopy::copy(TakePtr take, Signal& ended) {
 }
 
 Task<> PieceCopy::save(ChunkId id, std::span<std::byte> record, TakePtr take) {
-  const Context& context = parts_->context;
+  Context& context = parts_->context;
   if (const auto its = written_.find(id); its != written_.end()) {
     const std::function<void()> job = [&] {
       StateWrites(context.table.state()).apply(*its->second, record);
     };
-    co_await parts_->context.run_near(id, "apply writes", job);
+    co_await context.run_near(id, "apply writes", job);
   }
   for (const ParamRun& run : context.table.param_runs(id)) co_await save_run(id, run, record, take);
 }

@@ -48,11 +48,11 @@ RecordCopier::RecordCopier(const Parts& parts) : parts_(parts) {
     wait_track_ = trace->track("updates that wait for it");
 }
 
-void RecordCopier::begin(const Request& request) {
+void RecordCopier::begin(const Request& request, const std::function<bool(ChunkId)>& has) {
   ZIGGURAT_CHECK(!run_, "generation {}: two copies at a time", request.generation);
   run_ = std::make_shared<Run>(parts_.context, request);
   for (ChunkId id = 0; id < run_->copies.size(); ++id) {
-    if (request.has(id))
+    if (has(id))
       ++run_->pending;
     else
       run_->copies[id] = Copy::kDone;

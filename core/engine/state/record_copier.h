@@ -47,10 +47,9 @@ class RecordCopier final : public RecordWatch {
   void set_sweep(OptimizerSweep& sweep) noexcept { sweep_ = &sweep; }
 
   struct Request {
-    std::uint64_t generation = 0;      ///< the newest finished step
-    std::uint64_t stored = 0;          ///< the store's number of it, if records are in the store
-    std::function<bool(ChunkId)> has;  ///< whether a chunk is copied
-    std::span<std::byte> buffers;      ///< kLanes of the largest record
+    std::uint64_t generation = 0;  ///< the newest finished step
+    std::uint64_t stored = 0;      ///< the store's number of it, if records are in the store
+    std::span<std::byte> buffers;  ///< kLanes of the largest record
     /// Keeps the buffers. Without it they must outlive the sweep, which may be filling one when the
     /// copy ends.
     std::shared_ptr<const void> keeps_buffers = nullptr;
@@ -58,8 +57,9 @@ class RecordCopier final : public RecordWatch {
     double stall_max_s = 0;
     std::uint64_t bandwidth_bytes_per_s = 0;  ///< the most that is saved; 0 if there is no limit
   };
-  /// Begins a copy when none is under way. From here on sweeps wait for it.
-  void begin(const Request& request);
+  /// Begins a copy, of those chunks for which `has` returns true, when none is under way. From here
+  /// on sweeps wait for it.
+  void begin(const Request& request, const std::function<bool(ChunkId)>& has);
   /// Saves a record, which it may change. Training does not wait for it.
   using Save = std::function<Task<>(ChunkId chunk, std::span<std::byte> record)>;
   /// Copies all records that were asked for. Returns too when the copy has failed or was given up:

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from ziggurat._memory import free_bytes, size_text
-from ziggurat._native import InvalidArgument, ZigguratError
+from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Save, Values
 
 # Records that steps would change before they are saved may take this share of the free memory; so
@@ -28,10 +27,9 @@ class BackgroundSave:
     optimizer that is not closed. If it fails and nobody has called :meth:`wait`, they say so.
     """
 
-    def __init__(self, native: Save, step: int) -> None:
-        self.step = step  #: the checkpoint's step
+    def __init__(self, native: Save) -> None:
+        self.step = native.step  #: the checkpoint's step
         self._native = native
-        self._asked = False
 
     @property
     def done(self) -> bool:
@@ -42,17 +40,11 @@ class BackgroundSave:
         """Returns the checkpoint's path when it is durable. All ranks call this, or none. Errors:
         those of :func:`save_checkpoint`; ZigguratError if steps have waited for the save as
         long as `stall_max` allows, or if its drive hangs."""
-        self._asked = True
         return self._native.wait()
 
     def finish(self) -> None:
         """Waits, and warns if the save has failed and nobody has asked."""
-        asked = self._asked
-        try:
-            self.wait()
-        except ZigguratError as error:
-            if not asked:
-                warnings.warn(f"the checkpoint of step {self.step} is not saved: {error}", stacklevel=3)
+        self._native.settle()
 
 
 def memory_share() -> int:

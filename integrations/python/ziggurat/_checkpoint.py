@@ -129,8 +129,8 @@ def save_checkpoint(
     saving, blob, number, content = sharing.together("save_checkpoint()", prepared)
     engines = [opened.engine for opened in optimizer._opened]
     if background:
-        native = Save(saving.runtime, engines, saving.values, blob, content)
-        optimizer._save = BackgroundSave(native, number)
+        native = Save(saving.runtime, engines, saving.values, blob, content, number)
+        optimizer._save = BackgroundSave(native)
         return optimizer._save
     save_natively(saving.runtime, engines, saving.values, blob, content)
     saved: str = sharing.decided(lambda: _saved_as(folder, f"step-{number:09}"))

@@ -35,8 +35,11 @@ class Save:
         values: Sequence[Values],
         blob: bytes,
         content: str,
+        step: int,
     ) -> None:
-        """Calls ziggurat_save_begin(), which describes `content`; all ranks call this."""
+        """Calls ziggurat_save_begin(), which describes `content`; all ranks call this. `step` is
+        the one in the content."""
+        self.step = step
         handle = HANDLE()
         options = _options(engines, values, blob)
         call(
@@ -66,7 +69,7 @@ class Save:
         return text_of("ziggurat_save_wait", self._handle, words=in_arguments)
 
     def settle(self) -> None:
-        """Waits until the save has ended, well or not."""
+        """Waits until the save has ended, and warns if it has failed and nobody has asked."""
         if os.getpid() != self._owner:  # a forked child has no threads that would answer
             return
         asked = self._asked
@@ -74,7 +77,7 @@ class Save:
             self.wait()
         except ZigguratError as error:
             if not asked:
-                warnings.warn(f"a checkpoint is not saved: {error}", stacklevel=2)
+                warnings.warn(f"the checkpoint of step {self.step} is not saved: {error}", stacklevel=3)
 
 
 def _options(engines: Sequence[Engine], values: Sequence[Values], blob: bytes) -> SaveOptions:
