@@ -113,12 +113,13 @@ Task<> Acceptor::accept(std::shared_ptr<Acceptor> self) {
 Task<> Acceptor::greet(std::shared_ptr<Acceptor> self, std::shared_ptr<Socket> socket) {
   try {
     std::shared_ptr<void> patience = close_after(self->reactor_, socket, kHandshakeTime);
-    Accepted accepted = co_await accept_handshake(*socket, self->secret_);
+    std::function<void()> end_patience = [&patience] { patience.reset(); };
+    Task<Accepted> handshake = accept_handshake(*socket, self->secret_, end_patience);
+    const Accepted accepted = co_await std::move(handshake);
     if (self->on_accepted_) {
       const OnAccepted on_accepted = self->on_accepted_;  // a copy, because close() may be called
                                                           // meanwhile
       Task<> handling = on_accepted(socket, accepted);
-      patience.reset();
       co_await std::move(handling);
     }
   } catch (const std::exception& error) {

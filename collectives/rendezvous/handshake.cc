@@ -138,7 +138,8 @@ Task<Session> call_handshake(Socket& socket, const std::string& secret, const Ca
   co_return session_of(secret, hello, nonce, /*caller=*/true);
 }
 
-Task<Accepted> accept_handshake(Socket& socket, const std::string& secret) {
+Task<Accepted> accept_handshake(Socket& socket, const std::string& secret,
+                                std::function<void()> proven) {
   Hello hello;
   co_await read_exactly(socket, place_of(hello));
   const Hello expected;
@@ -155,6 +156,7 @@ Task<Accepted> accept_handshake(Socket& socket, const std::string& secret) {
     co_await write_exactly(socket, kRefusal);
     refuse(fmt::format("a caller that claims to be rank {} does not know the secret", hello.rank));
   }
+  if (proven) proven();
   const Digest own = derive(secret, kProofOfAcceptor, hello, nonce);
   co_await write_exactly(socket, own);
   Accepted accepted;

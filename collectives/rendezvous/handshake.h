@@ -17,6 +17,7 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "base/runtime/reactor.h"
@@ -57,8 +58,11 @@ struct Accepted {
 Task<Session> call_handshake(boost::asio::ip::tcp::socket& socket, const std::string& secret,
                              const Caller& caller);
 /// Does the acceptor's side. Sends nothing to a caller that does not begin as a rank of this
-/// version.
-Task<Accepted> accept_handshake(boost::asio::ip::tcp::socket& socket, const std::string& secret);
+/// version. `proven` is called when the caller has proven that it knows the secret, just before it
+/// is told that it is accepted: whoever limits the handshake's time ends the limit there, or one
+/// side could hold a connection that the other has closed.
+Task<Accepted> accept_handshake(boost::asio::ip::tcp::socket& socket, const std::string& secret,
+                                std::function<void()> proven = {});
 
 /// Sends one short, signed text; read_message() receives and checks one.
 Task<> write_message(boost::asio::ip::tcp::socket& socket, Session& session,

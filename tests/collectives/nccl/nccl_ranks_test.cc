@@ -24,6 +24,7 @@ namespace {
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr std::size_t kCount = 60'000;  // elements; bytes of more than one turn of a pipe
 
@@ -322,9 +323,7 @@ TEST(NcclRanks, NameTheRankThatDiesAndTheCall) {
         "ncclGroupStart:1:die", "ncclSend:2:die", "ncclRecv:1:die", "ncclGroupEnd:1:die",
         "ncclGroupEnd:1:late", "ncclGroupEnd:2:late", "ncclGroupEnd:3:die", "ncclAllGather:2:late",
         "ncclBroadcast:1:late", "ncclCommFinalize:1:die"}) {
-    const auto begin = std::chrono::steady_clock::now();
     const auto ranks = run_nccl_job({.world = 3, .body = run_steps, .faults = {"", fault, ""}});
-    const auto took = std::chrono::steady_clock::now() - begin;
     for (const std::size_t r : {0u, 2u}) {
       const NcclOutcome& its = ranks[r];
       EXPECT_EQ(its.status, 0) << fault;
@@ -334,8 +333,8 @@ TEST(NcclRanks, NameTheRankThatDiesAndTheCall) {
       EXPECT_THAT(its.text(),
                   AnyOf(HasSubstr(" of 60000 "), HasSubstr(" of 180000 "), HasSubstr("joining")))
           << fault;
+      EXPECT_THAT(its.text(), Not(HasSubstr("stood still"))) << fault << ": waited for the timeout";
     }
-    EXPECT_LT(took, std::chrono::seconds(20)) << fault;
   }
 }
 
@@ -392,16 +391,18 @@ TEST(NcclRanks, WriteNothingIntoABufferThatACallGaveBack) {
 
 // Rank 0 gives turns, also when it has nothing to call any more.
 TEST(NcclRanks, MayCallEachOtherWhenRankZeroHasLeft) {
-  const auto ranks = run_nccl_job({.world = 3, .body = [](NcclRank& rank) {
-                                     std::unique_ptr<Communicator> pair;
-                                     rank.run([&]() -> Task<> {
-                                       std::vector<int> members{1, 2};
-                                       if (rank.all->rank() == 0) co_return;
-                                       pair = rank.all->split(members);
-                                       for (int i = 0; i < 30; ++i) co_await step(*pair);
-                                     });
-                                     if (pair) rank.reactor.destroy(pair);
-                                   }});
+  const auto body = [](NcclRank& rank) {
+    std::unique_ptr<Communicator> pair;
+    rank.run([&]() -> Task<> {
+      std::vector<int> members{1, 2};
+      if (rank.all->rank() == 0) co_return;
+      pair = rank.all->split(members);
+      for (int i = 0; i < 30; ++i) co_await step(*pair);
+    });
+    if (pair) rank.reactor.destroy(pair);
+  };
+  // Rank 0 waits all the time that the others' steps take.
+  const auto ranks = run_nccl_job({.world = 3, .body = body, .timeout = std::chrono::minutes(4)});
   for (const NcclOutcome& its : ranks) EXPECT_EQ(its.text(), "done");
   expect_orderly(ranks);
 }

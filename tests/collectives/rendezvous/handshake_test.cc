@@ -23,7 +23,7 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using testing::HasSubstr;
 
-constexpr const char* kSecret = "of this test";
+const std::string kSecret = "of this test";
 constexpr Caller kRankOne{ConnectionKind::kJoin, 1, 2, 0};
 
 /// Two ends of a connection; what happens at `ours` runs on the reactor, `theirs` is a stranger's,
@@ -69,7 +69,11 @@ class Handshake : public testing::Test {
     other.join();
     return text;
   }
-  Task<> accept(tcp::socket& socket) { co_await accept_handshake(socket, kSecret); }
+  Task<> accept(tcp::socket& socket) {
+    std::function<void()> count = [this] { ++proven_; };
+    Task<Accepted> handshake = accept_handshake(socket, kSecret, count);
+    co_await std::move(handshake);
+  }
   Task<> call(tcp::socket& socket) { co_await call_handshake(socket, kSecret, kRankOne); }
 
   /// Makes both ends ours, with a session on each.
@@ -90,7 +94,9 @@ class Handshake : public testing::Test {
     });
     const auto shake = [&]() -> Task<> {
       reactor_.external_begin();
-      const Accepted accepted = co_await accept_handshake(connection.ours, kSecret);
+      std::function<void()> count = [this] { ++proven_; };
+      Task<Accepted> handshake = accept_handshake(connection.ours, kSecret, count);
+      const Accepted accepted = co_await std::move(handshake);
       acceptor = accepted.session;
       reactor_.external_end();
     };
@@ -101,7 +107,33 @@ class Handshake : public testing::Test {
   }
 
   Reactor reactor_;
+  int proven_ = 0;
 };
+
+// Whoever limits the handshake's time ends the limit here. Were it the end of the handshake, the
+// caller could hold a connection that this side has closed.
+TEST_F(Handshake, TheCallerIsProvenBeforeItIsAnswered) {
+  Connection connection(reactor_);
+  bool closed = false;
+  const std::string text = error_of(
+      [&]() -> Task<> {
+        std::function<void()> close = [&] {
+          connection.ours.close();
+          closed = true;
+        };
+        Task<Accepted> handshake = accept_handshake(connection.ours, kSecret, close);
+        co_await std::move(handshake);
+      },
+      [&] {
+        Reactor others;
+        others.start();
+        tcp::socket callers(others.context());
+        callers.assign(tcp::v4(), connection.theirs.release());
+        EXPECT_THROW(others.block_on(call(callers)), Error) << "it was answered";
+      });
+  EXPECT_TRUE(closed);
+  EXPECT_THAT(text, HasSubstr("ended during the handshake"));
+}
 
 constexpr std::size_t kHelloBytes = 64;
 constexpr std::size_t kDigestBytes = 32;
@@ -143,6 +175,7 @@ TEST_F(Handshake, AStrangerGetsNothingThatTheSecretMade) {
                                     });
   EXPECT_THAT(text, HasSubstr("rank 1 does not know the secret"));
   EXPECT_THAT(answer, testing::Each(std::byte{0}));
+  EXPECT_EQ(proven_, 0);
 }
 
 TEST_F(Handshake, ACallersOwnProofSentBackIsRefused) {
@@ -162,6 +195,7 @@ TEST_F(Handshake, BothSidesHaveTheSameKeysEachTheOthersWayRound) {
   EXPECT_EQ(caller.frames.send, acceptor.frames.receive);
   EXPECT_EQ(caller.frames.receive, acceptor.frames.send);
   EXPECT_NE(caller.frames.send, caller.frames.receive);
+  EXPECT_EQ(proven_, 1);
 }
 
 TEST_F(Handshake, AMessageSentBackToItsSenderIsRefused) {
