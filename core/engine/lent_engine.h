@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/lent_engine.h: an engine for a trainer that keeps parameters and gradients in its own
-// memory and lends that memory. Nothing is copied, and the engine has no device.
+// core/engine/lent_engine.h: an engine for a trainer that knows parameters: it keeps gradients, and
+// those parameters for which it has room, in its own memory and lends that memory. Nothing of that
+// is copied.
 //
 //   for each step:
 //     forward, wait_updated(p) before a parameter is used; backward
@@ -12,6 +13,15 @@
 //
 // Small parameters of one type share records (core/sharding/packing.h): they become updated
 // together, and all else they have for themselves.
+//
+// Other parameters may be streamed (ParamSpec::streamed): the engine keeps them in host memory or
+// on NVMe, and the trainer acquires them unit by unit:
+//
+//   engine.acquire(u, stream); engine.place(p) for each parameter p of u; compute
+//   engine.release(u, stream)
+//
+// acquire() may wait for memory that another thread's release() gives back. Units that are used in
+// the same order in each step are brought ahead.
 //
 // With several ranks (Runtime::ranks), each rank opens an engine for its own pieces of the
 // parameters. The trainers decide which pieces these are and what shapes they have, and exchange
@@ -33,6 +43,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/device_span.h"
 #include "base/error.h"
 #include "base/runtime/async.h"
 #include "core/checkpoint/load_options.h"
@@ -42,26 +53,34 @@
 
 namespace ziggurat {
 
+/// Number of a unit of streamed parameters (ParamSpec::streamed).
+using StreamedUnit = std::uint32_t;
+
 class LentEngine : public StateEngine {
  public:
   /// Opens an engine like Engine::open(). `model` has a unit for each parameter, and `params` has
-  /// their values, without padding, in the unit's type. A ParamId is the number of a parameter in
-  /// this order. If EngineConfig::host_budget_bytes is 0, the engine takes as much as a run uses
-  /// well. The masters of a new store are made from them, and the masters of an existing
-  /// store are written to them. Without a store the records are in memory, and nothing is durable.
+  /// their values, without padding, in the unit's type. Values of a streamed parameter are read at
+  /// open only, and may be empty: it then begins with zeros. `device` may be null if there are no
+  /// streamed parameters; it must have been made on runtime.reactor and outlive the engine. A
+  /// ParamId is the number of a parameter in this order. If EngineConfig::host_budget_bytes is 0,
+  /// the engine takes as much as a run uses well. The masters of a new store are made from them,
+  /// and the masters of an existing store are written to them. Without a store the records are in
+  /// memory, and nothing is durable.
   ///
   /// EngineConfig::run_identity and the settings must be equal on all ranks. `model` may differ,
   /// and so may the strategy in `config`, which divides nothing here. Errors: Engine::open()'s;
   /// kInvalidArgument for memory that does not fit the model, or for clipping.
   static std::unique_ptr<LentEngine> open(const ModelSpec& model, EngineConfig config,
                                           Runtime& runtime,
-                                          std::span<const TypedSpan<std::byte>> params);
+                                          std::span<const TypedSpan<std::byte>> params,
+                                          Device* device = nullptr);
   /// Opens an engine in the same way, but from a copy of the state (a PieceSource for pieces), as
   /// Engine::open() does. `params` are written: each becomes its master, rounded.
   static std::unique_ptr<LentEngine> open(const ModelSpec& model, EngineConfig config,
                                           Runtime& runtime,
                                           std::span<const TypedSpan<std::byte>> params,
-                                          StateSource& source, const LoadOptions& options);
+                                          StateSource& source, const LoadOptions& options,
+                                          Device* device = nullptr);
 
   /// Makes a step with `gradients`: one for each parameter, without padding, in any type. A
   /// parameter with an empty gradient does not take part: it has no decay, and the step is not
@@ -79,6 +98,26 @@ class LentEngine : public StateEngine {
   /// making. They get an error that names this rank and `why`, and nothing is changed. Throws
   /// `why`.
   virtual void refuse_step(const Error& why) = 0;
+  /// Brings all parameters of `unit` to the device, at generation(), and pins them there until
+  /// release(). Acquires of a unit count. Work that is queued on `stream` from now on finds the
+  /// parameters; on the Host they are there when the call returns. Errors: kInvalidArgument for a
+  /// unit that does not exist; kResourceExhausted if its memory cannot come back, because other
+  /// units are acquired.
+  virtual void acquire(StreamedUnit unit, StreamRef& stream) = 0;
+  /// Unpins the unit; the work that is queued on `stream` so far is the last that uses it. All
+  /// units must be released before step().
+  virtual void release(StreamedUnit unit, StreamRef& stream) = 0;
+  /// Brings units ahead of their use, as far as there is room: the trainer will use them next. This
+  /// is never needed. Unknown units are an error.
+  virtual void expect_units(std::span<const StreamedUnit> units) = 0;
+  /// Returns where a streamed parameter is on the device while its unit is acquired, without
+  /// padding, aligned to its elements.
+  virtual TypedDeviceSpan<std::byte> place(ParamId param) const = 0;
+  /// Brings home what the trainer has written into an acquired parameter with work that is queued
+  /// on `stream`. The next step is given GroupStep::params_written for it. Until that step is
+  /// durable, a crash loses what was written.
+  virtual void store_param(ParamId param, StreamRef& stream) = 0;
+
   /// Takes the new memory of a parameter, which the trainer has moved. Waits for an update of it
   /// that is under way. Errors: kInvalidArgument for another type or number of elements.
   virtual void lend_params(ParamId param, TypedSpan<std::byte> values) = 0;

@@ -48,16 +48,16 @@ class Items {
     const bool from_nvme = placement_.optimizer == Tier::kNvme && id >= device_chunks_;
     const bool record = from_nvme || chunk.constant || updated_on_device(id);
     std::uint64_t size_bytes = record ? chunk.record_bytes() : 0;
-    if (comes(placement_.params)) size_bytes += chunk.param_bytes();
-    if (comes(placement_.grads) && !chunk.constant) size_bytes += chunk.param_bytes();
-    if (table_.is_packed(chunk.unit))
-      size_bytes += chunk.param_bytes() + chunk.count * sizeof(float);
-    return size_bytes;
+    const bool lent = !table_.has_home(chunk.unit);
+    if (!lent && comes(placement_.params)) size_bytes += chunk.param_bytes();
+    if (!table_.is_lent() && comes(placement_.grads) && !chunk.constant)
+      size_bytes += chunk.param_bytes();
+    if (!table_.is_packed(chunk.unit)) return size_bytes;
+    return size_bytes + (lent ? chunk.param_bytes() : 0) + chunk.count * sizeof(float);
   }
 
  private:
   bool comes(Tier tier) const {
-    if (table_.is_lent()) return false;
     return tier == Tier::kNvme || (tier == Tier::kDevice && out_of_reach_);
   }
 
@@ -162,12 +162,11 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
       plan.norm_bytes + plan.bucket_bytes + plan.quantized_bytes + plan.staged_bytes;
   // What is lent lives on none of the tiers.
   std::optional<Tier> params, grads;
-  if (!table.is_lent()) {
-    params = placement.params;
-    grads = placement.grads;
-  }
+  if (!table.is_lent()) grads = placement.grads;
   std::uint64_t largest_home_bytes = 0;
   for (UnitId u = 0; u < table.unit_count(); ++u) {
+    if (!table.has_home(u)) continue;
+    params = placement.params;
     const std::uint64_t home_bytes = table.home_count(u) * table.element_bytes(u);
     largest_home_bytes = std::max(largest_home_bytes, home_bytes);
     if (params == Tier::kHost) plan.permanent_bytes += lease_bytes(home_bytes);

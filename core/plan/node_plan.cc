@@ -47,7 +47,7 @@ bool has_room_for_parts(std::size_t parts, const ChunkTable& table, const HostPl
   for (UnitId u = 0; u < table.unit_count(); ++u) {
     const std::uint64_t home_bytes = table.home_count(u) * table.element_bytes(u);
     longest_bytes = std::max(longest_bytes, home_bytes);
-    if (request.placement.params == Tier::kHost && !table.is_lent()) params_bytes += home_bytes;
+    if (request.placement.params == Tier::kHost && table.has_home(u)) params_bytes += home_bytes;
   }
   const std::uint64_t pieces = (parts + 1) / 2;
   return request.host_budget_bytes >= params_bytes + pieces * longest_bytes &&

@@ -187,8 +187,15 @@ class ChunkTable {
   /// Returns a chunk's elements by parameter, in order, without padding. If a trainer lends them,
   /// decay_runs() begins with the same runs.
   std::vector<ParamRun> param_runs(ChunkId id) const;
-  /// Whether parameters and gradients are in memory that the trainer lends.
+  /// Whether gradients, and parameters unless they are streamed, are in memory that the trainer
+  /// lends.
   bool is_lent() const noexcept { return model_.units.front().params.front().lent.has_value(); }
+  /// Whether the engine keeps the unit's parameters: they are not in memory that the trainer lends.
+  bool has_home(UnitId id) const noexcept {
+    return !is_lent() || std::ranges::any_of(model_.units[id].params, [](const ParamSpec& param) {
+      return param.streamed.has_value();
+    });
+  }
   /// Whether several parameters that a trainer lends share the unit, so that its elements do not
   /// lie together in memory.
   bool is_packed(UnitId id) const noexcept {

@@ -37,8 +37,11 @@ struct ParamSpec {
   int tp_sections = 1;
   /// Number of a slice's first element in the whole parameter, if a trainer lends slices.
   std::uint64_t first_element = 0;
-  /// Set if a trainer lends the parameter.
+  /// Set if a trainer lends the parameter, or at least its gradient.
   std::optional<ParamId> lent = std::nullopt;
+  /// Set if the engine keeps such a parameter and brings it to the trainer: the number of the unit
+  /// with which the trainer acquires it.
+  std::optional<std::uint32_t> streamed = std::nullopt;
 
   std::uint64_t count() const {
     return std::accumulate(

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -14,34 +15,36 @@ namespace ziggurat {
 
 ModelSpec packed_model(const ModelSpec& lent, StateFormat format) {
   ModelSpec model{.name = lent.name, .units = {}, .dtype = lent.dtype};
-  std::map<DType, UnitId> open;  // the unit of each type to which the next parameter is added
-  std::map<DType, std::uint64_t> counts;
-  const auto close = [&](DType dtype) {
-    const auto found = open.find(dtype);
-    if (found == open.end()) return;
-    UnitSpec& unit = model.units[found->second];
+  // Parameters of one type share a unit if all are lent, or if the trainer acquires all together.
+  using Key = std::pair<std::optional<std::uint32_t>, DType>;
+  std::map<Key, UnitId> open;  // the unit of each key to which the next parameter is added
+  std::map<Key, std::uint64_t> counts;
+  const auto named = [&](UnitId id) {
+    UnitSpec& unit = model.units[id];
     if (unit.params.size() > 1)
       unit.name = fmt::format("{} and {} more", unit.name, unit.params.size() - 1);
-    open.erase(found);
   };
   for (const UnitSpec& unit : lent.units) {
-    const DType dtype = unit.dtype.value_or(lent.dtype);
+    const Key key{unit.params.front().streamed, unit.dtype.value_or(lent.dtype)};
     const std::uint64_t count = unit.count();
     if (count >= kPackedBelow || format == StateFormat::k8Bit) {
       model.units.push_back(unit);
       continue;
     }
-    if (open.contains(dtype) && counts[dtype] + count > kPackElementsMax) close(dtype);
-    if (open.contains(dtype)) {
-      model.units[open[dtype]].params.push_back(unit.params.front());
-      counts[dtype] += count;
+    if (open.contains(key) && counts[key] + count > kPackElementsMax) {
+      named(open[key]);
+      open.erase(key);
+    }
+    if (open.contains(key)) {
+      model.units[open[key]].params.push_back(unit.params.front());
+      counts[key] += count;
       continue;
     }
-    open[dtype] = static_cast<UnitId>(model.units.size());
-    counts[dtype] = count;
+    open[key] = static_cast<UnitId>(model.units.size());
+    counts[key] = count;
     model.units.push_back(unit);
   }
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) close(dtype);
+  for (const auto& [key, id] : open) named(id);
   return model;
 }
 

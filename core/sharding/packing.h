@@ -21,7 +21,8 @@ inline constexpr std::uint64_t kPackedBelow = std::uint64_t{1} << 14;
 inline constexpr std::uint64_t kPackElementsMax = std::uint64_t{1} << 16;
 
 /// Returns `lent`, which has a unit for each parameter, with small parameters of one type together
-/// in units. Parameters in 8 bits are not packed, because each has blocks of codes of its own.
+/// in units; of streamed ones only those that the trainer acquires together. Parameters in 8 bits
+/// are not packed, because each has blocks of codes of its own.
 ModelSpec packed_model(const ModelSpec& lent, StateFormat format);
 /// Returns the model of a layout with a unit for each parameter, in the trainer's order. Errors:
 /// kDataLoss for numbers of parameters that no trainer gives.

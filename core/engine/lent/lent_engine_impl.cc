@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <limits>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "base/error.h"
 #include "base/numerics/typed_value.h"
 #include "core/engine/state/step_agreement.h"
@@ -21,11 +23,11 @@ namespace ziggurat {
 namespace {
 
 std::unique_ptr<LentEngine> opened(const ModelSpec& model, EngineConfig config, Runtime& runtime,
-                                   std::span<const TypedSpan<std::byte>> params,
+                                   std::span<const TypedSpan<std::byte>> params, Device* device,
                                    StateSource* source, const LoadOptions& options) {
   // The trainer judges a step before anything is updated, so there is nothing to guess.
   config.speculation = EngineConfig::Speculation::kNever;
-  auto engine = std::make_unique<LentEngineImpl>(model, config, runtime);
+  auto engine = std::make_unique<LentEngineImpl>(model, config, runtime, device);
   engine->open(params, source, options);
   return engine;
 }
@@ -34,19 +36,22 @@ std::unique_ptr<LentEngine> opened(const ModelSpec& model, EngineConfig config, 
 
 std::unique_ptr<LentEngine> LentEngine::open(const ModelSpec& model, EngineConfig config,
                                              Runtime& runtime,
-                                             std::span<const TypedSpan<std::byte>> params) {
-  return opened(model, std::move(config), runtime, params, nullptr, {});
+                                             std::span<const TypedSpan<std::byte>> params,
+                                             Device* device) {
+  return opened(model, std::move(config), runtime, params, device, nullptr, {});
 }
 
 std::unique_ptr<LentEngine> LentEngine::open(const ModelSpec& model, EngineConfig config,
                                              Runtime& runtime,
                                              std::span<const TypedSpan<std::byte>> params,
-                                             StateSource& source, const LoadOptions& options) {
-  return opened(model, std::move(config), runtime, params, &source, options);
+                                             StateSource& source, const LoadOptions& options,
+                                             Device* device) {
+  return opened(model, std::move(config), runtime, params, device, &source, options);
 }
 
-LentEngineImpl::LentEngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime)
-    : StateDoor(model, config, runtime, nullptr, TrainingState::Division::kPieces) {}
+LentEngineImpl::LentEngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
+                               Device* device)
+    : StateDoor(model, config, runtime, device, TrainingState::Division::kPieces) {}
 
 void LentEngineImpl::open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
                           const LoadOptions& options) {
@@ -105,13 +110,30 @@ void LentEngineImpl::validate() {
     if (!firsts.empty()) unit.params[0].first_element = firsts[u];
     const DType dtype = unit.dtype.value_or(model.dtype);
     const TypedSpan<std::byte>& lent = lent_[u];
+    const bool left_out = unit.params[0].streamed && lent.bytes.empty();
     require(
-        lent.dtype == dtype && lent.count() == unit.count(),
+        left_out || (lent.dtype == dtype && lent.count() == unit.count()),
         fmt::format("unit '{}': {} elements of {} are lent, but the unit has {} of {}", unit.name,
                     lent.count(), to_string(lent.dtype), unit.count(), to_string(dtype)));
     require_compatible(config.optimizer.state.format, param_rounding(config.optimizer),
                        dtype == DType::kBFloat16);
   }
+  require_streams(model);
+}
+
+/// Throws unless units of streamed parameters are numbered without gaps, and there is a device.
+void LentEngineImpl::require_streams(const ModelSpec& model) const {
+  std::set<StreamedUnit> units;
+  for (const UnitSpec& unit : model.units)
+    if (unit.params[0].streamed) units.insert(*unit.params[0].streamed);
+  if (units.empty()) return;
+  if (*units.rbegin() != units.size() - 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the streamed parameters name {} units, but the largest number is {}: "
+                            "number units from 0, without gaps",
+                            units.size(), *units.rbegin()));
+  }
+  ZIGGURAT_CHECK(state_.has_device(), "parameters are streamed, but there is no device");
 }
 
 void LentEngineImpl::require_param(const char* call, ParamId param) const {
@@ -132,17 +154,44 @@ void LentEngineImpl::require_count(const char* call, ParamId param, std::uint64_
                           state_.lent_param(param).name, count, own));
 }
 
-Hand::Homes LentEngineImpl::make_homes(Context& context, const std::vector<StripePlace>&) {
-  auto params = std::make_unique<LentParamHome>(context, lent_);
+void LentEngineImpl::plan_device() {
+  if (state_.has_device()) streamed_ = std::make_unique<StreamedParams>(state_);
+}
+
+Hand::Homes LentEngineImpl::make_homes(Context& context, const std::vector<StripePlace>& places) {
+  Homes homes;
   auto grads = std::make_unique<LentGradHome>(context, lent_.size());
-  params_ = params.get();
   grads_ = grads.get();
-  return {.params = std::move(params), .grads = std::move(grads)};
+  homes.grads = std::move(grads);
+  if (streamed_) {
+    auto params = streamed_->make_home(context, places, lent_);
+    streamed_home_ = params.get();
+    homes.params = std::move(params);
+  } else {
+    auto params = std::make_unique<LentParamHome>(context, lent_);
+    params_ = params.get();
+    homes.params = std::move(params);
+  }
+  return homes;
+}
+
+Task<> LentEngineImpl::build() {
+  if (streamed_) streamed_->build(state_.context());
+  co_return;
+}
+
+void LentEngineImpl::begin_generation(std::uint64_t generation) {
+  if (streamed_) streamed_->begin_generation(generation);
+}
+
+void LentEngineImpl::close() {
+  if (streamed_) streamed_->close();
 }
 
 /// Makes the masters of a chunk in a new store from the lent parameters.
 void LentEngineImpl::make_masters(ChunkId id, std::span<float> masters) const {
   for (const ParamRun& run : state_.table().param_runs(id)) {
+    if (lent_[run.lent].bytes.empty()) continue;  // streamed, and written later
     const TypedSpan<std::byte> params = lent_[run.lent].subspan(run.first, run.count);
     for (std::size_t i = 0; i < run.count; ++i)
       masters[run.begin + i] = value_at(params.dtype, params.bytes.data(), i);
@@ -152,6 +201,12 @@ void LentEngineImpl::make_masters(ChunkId id, std::span<float> masters) const {
 void LentEngineImpl::lend_params(ParamId param, TypedSpan<std::byte> values) {
   const Turn turn(turn_);
   require_count("lend_params", param, values.count());
+  if (state_.lent_param(param).streamed) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("lend_params('{}'): the engine keeps this parameter: write it while "
+                            "its unit is acquired",
+                            state_.lent_param(param).name));
+  }
   const UnitId unit = state_.lent_place(param).unit;
   if (const DType dtype = state_.table().dtype(unit); values.dtype != dtype) {
     throw Error(
@@ -161,8 +216,87 @@ void LentEngineImpl::lend_params(ParamId param, TypedSpan<std::byte> values) {
   }
   run([](LentEngineImpl& self, UnitId in, ParamId of, auto lent) -> Task<> {
     co_await self.state_.gates().wait(in);
-    self.params_->lend(of, lent);
+    if (self.streamed_home_ != nullptr) {
+      self.streamed_home_->lend(of, lent);
+    } else {
+      self.params_->lend(of, lent);
+    }
   }(*this, unit, param, values));
+}
+
+StreamedParams& LentEngineImpl::streamed(const char* call) const {
+  if (streamed_) return *streamed_;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}(): all parameters are in the caller's memory, and there are no units", call));
+}
+
+// Waits without its turn, because another thread's release() may give back what it waits for.
+void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
+  StreamedParams* its = nullptr;
+  {
+    const Turn turn(turn_);
+    its = &streamed("acquire");
+    its->require_unit("acquire", unit);
+    stream.wait(Event());  // throws, before anything changes, if the stream may not wait
+    state_.begin_call();
+    its->acquiring(unit);
+  }
+  bool acquired = false;
+  try {
+    const CountedTime waited(state_.runtime().metrics, Counter::kWaitParamsNs);
+    const std::vector<Event> landed = run(its->acquire(unit, std::this_thread::get_id()));
+    acquired = true;
+    for (const Event& event : landed) {
+      if (dynamic_cast<Host*>(&stream) == nullptr) {
+        stream.wait(event);
+      } else {
+        run(event.wait());
+      }
+    }
+  } catch (...) {
+    if (acquired) state_.runtime().reactor.post([its, unit] { its->release(unit, {}); });
+    its->released(unit);
+    throw;
+  }
+}
+
+void LentEngineImpl::release(StreamedUnit unit, StreamRef& stream) {
+  const Turn turn(turn_);
+  StreamedParams& its = streamed("release");
+  its.require_acquired("release", unit);
+  const Event read = stream.record();
+  // In this order: as long as somebody may release, those who wait for memory are not refused.
+  state_.runtime().reactor.post([&its, unit, read] { its.release(unit, read); });
+  its.released(unit);
+}
+
+void LentEngineImpl::expect_units(std::span<const StreamedUnit> units) {
+  const Turn turn(turn_);
+  StreamedParams& its = streamed("expect_units");
+  for (const StreamedUnit unit : units) its.require_unit("expect_units", unit);
+  std::vector<StreamedUnit> order(units.begin(), units.end());
+  state_.runtime().reactor.post([&its, order = std::move(order)] { its.expect(order); });
+}
+
+TypedDeviceSpan<std::byte> LentEngineImpl::place(ParamId param) const {
+  const Turn turn(turn_);
+  require_param("place", param);
+  const StreamedParams& its = streamed("place");
+  its.require_acquired_param("place", param);
+  return its.place(param);
+}
+
+void LentEngineImpl::store_param(ParamId param, StreamRef& stream) {
+  const Turn turn(turn_);
+  require_param("store_param", param);
+  StreamedParams& its = streamed("store_param");
+  its.require_acquired_param("store_param", param);
+  const Event written = stream.record();
+  run([](TrainingState& state, StreamedParams& params, ParamId of, Event event) -> Task<> {
+    state.check();
+    co_await params.store(of, event);
+  }(state_, its, param, written));
 }
 
 void LentEngineImpl::check() {
@@ -232,6 +366,9 @@ std::optional<Error> LentEngineImpl::refusal_of(
     return error;
   }
   if (const std::optional<Error> refusal = state_.refusal_of(options)) return refusal;
+  if (streamed_) {
+    if (const std::optional<Error> refusal = streamed_->refusal_of_step()) return refusal;
+  }
   const ChunkTable& table = state_.table();
   const bool some_left_out =
       std::ranges::any_of(gradients, [](const auto& gradient) { return gradient.bytes.empty(); });
@@ -282,6 +419,7 @@ Task<StepResult> LentEngineImpl::finish_step(std::span<const TypedSpan<const std
   // The gradients of the previous step are in use until all units are updated.
   co_await state_.gates().wait_all();
   co_await state_.checkpoint_ended();
+  if (streamed_) co_await streamed_->settle();  // a copy to the device reads the home
   const ChunkTable& table = state_.table();
   for (ParamId p = 0; p < gradients.size(); ++p) grads_->lend(p, gradients[p]);
   state_.sweep().gradient_started(0, state_.generation() + 1, nullptr);

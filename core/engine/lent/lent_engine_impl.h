@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/engine/lent/streamed_params.h"
 #include "core/engine/lent_engine.h"
 #include "core/engine/state/state_door.h"
 
@@ -15,7 +16,8 @@ namespace ziggurat {
 
 class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
  public:
-  LentEngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime);
+  LentEngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
+                 Device* device);
   ~LentEngineImpl() override { close_state(); }
   /// Does the rest of construction. `source` may be null.
   void open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
@@ -24,6 +26,11 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   StepResult step(std::span<const TypedSpan<const std::byte>> gradients,
                   const StepOptions& options) override;
   void refuse_step(const Error& why) override;
+  void acquire(StreamedUnit unit, StreamRef& stream) override;
+  void release(StreamedUnit unit, StreamRef& stream) override;
+  void expect_units(std::span<const StreamedUnit> units) override;
+  TypedDeviceSpan<std::byte> place(ParamId param) const override;
+  void store_param(ParamId param, StreamRef& stream) override;
   void lend_params(ParamId param, TypedSpan<std::byte> values) override;
   void expect_gradients() override;
   void wait_updated(ParamId param) override;
@@ -46,12 +53,18 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
  private:
   // Hand
   void validate() override;
+  void plan_device() override;
+  Task<> build() override;
+  void begin_generation(std::uint64_t generation) override;
+  void close() override;
   Homes make_homes(Context& context, const std::vector<StripePlace>& places) override;
   void make_masters(ChunkId chunk, std::span<float> masters) const override;
   void updated(UnitId unit, std::uint64_t generation) override {
     state_.gates().at_home(unit, generation);
   }
 
+  StreamedParams& streamed(const char* call) const;
+  void require_streams(const ModelSpec& model) const;
   void require_param(const char* call, ParamId param) const;
   void require_count(const char* call, ParamId param, std::uint64_t count) const;
   std::size_t require_state(const char* call, ParamId param, std::string_view name,
@@ -66,8 +79,11 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   Task<> updated_from_memory();
 
   std::span<const TypedSpan<std::byte>> lent_;  // per parameter; set while the engine is opened
-  LentParamHome* params_ = nullptr;             // the state's
-  LentGradHome* grads_ = nullptr;               // the state's
+  // The state's: one of these two.
+  LentParamHome* params_ = nullptr;
+  StreamedParamHome* streamed_home_ = nullptr;
+  std::unique_ptr<StreamedParams> streamed_;  // null if all parameters are lent
+  LentGradHome* grads_ = nullptr;             // the state's
 };
 
 }  // namespace ziggurat

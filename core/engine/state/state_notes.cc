@@ -29,7 +29,7 @@ void TrainingState::describe() {
   describe_nodes();
   describe_ranks();
   const bool swept = config_.placement.optimizer == Tier::kNvme;
-  const StateTraffic traffic = state_traffic(table_->state(), params_->in_memory());
+  const StateTraffic traffic = state_traffic(table_->state(), params_->in_memory(0));
   notes_.push_back(fmt::format(
       "optimizer state is {} and takes {:.4g} bytes per parameter{}", to_string(table_->state()),
       traffic.written,

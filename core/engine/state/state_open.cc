@@ -428,7 +428,7 @@ Task<> TrainingState::create_chunk(ChunkId id) {
   };
   co_await context_->run_near(id, "initialize", job);
   if (store != nullptr) co_await store->write(id, 0, memory.work.record, hash);
-  if (table_->is_lent() && !loader_) {
+  if (!table_->has_home(chunk.unit) && !loader_) {
     records_->set_holds(id, generation_);  // made from the parameters that are there
   } else {
     co_await take_record(id, memory.work);

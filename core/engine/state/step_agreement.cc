@@ -15,7 +15,9 @@
 namespace ziggurat {
 namespace {
 
-std::uint64_t text_hash(std::string_view text) { return hash64(std::as_bytes(std::span(text)), 0); }
+std::uint64_t words_hash(std::string_view text) {
+  return hash64(std::as_bytes(std::span(text)), 0);
+}
 
 /// Returns why the step cannot be made with the facts of `rank`; none if they agree with those of
 /// `own_rank`.
@@ -65,7 +67,7 @@ std::uint64_t options_hash(const StepOptions& options) {
                                  options.betas.has_value(), betas.beta1, betas.beta2,
                                  options.loss_scale.has_value(), options.loss_scale.value_or(0.0F));
   text += options.checkpoint != nullptr ? " saved" : "";
-  return text_hash(text);
+  return words_hash(text);
 }
 
 std::uint64_t groups_hash(std::span<const GroupStep> groups) {
@@ -75,7 +77,7 @@ std::uint64_t groups_hash(std::span<const GroupStep> groups) {
         fmt::format(" {} {} {} {} {} {} {} {}", group.learning_rate, group.beta1, group.beta2,
                     group.eps, group.weight_decay, group.dampening, group.nesterov, group.maximize);
   }
-  return text_hash(text);
+  return words_hash(text);
 }
 
 std::vector<StepFacts> facts_of(std::span<const std::byte> messages, int ranks) {

@@ -81,6 +81,7 @@ class TrainingState {
   const EngineConfig& config() const noexcept { return config_; }
   Runtime& runtime() const noexcept { return runtime_; }
   Device& device() const noexcept { return *device_; }
+  bool has_device() const noexcept { return device_ != nullptr; }
   const Place& place() const noexcept { return place_; }
   const ChunkTable& table() const noexcept { return *table_; }
   Context& context() noexcept { return *context_; }

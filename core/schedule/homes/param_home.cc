@@ -114,24 +114,75 @@ TypedSpan<std::byte> LentParamHome::destination(ChunkId id,
 
 Task<> LentParamHome::bring(ChunkId id, std::span<std::byte> item, std::span<const ParamRun> runs) {
   if (!context_.table.is_packed(context_.table.chunk(id).unit)) co_return;
-  const TypedSpan<std::byte> to = destination(id, item);
-  const std::function<void()> job = [&] {
-    for (const ParamRun& run : runs)
-      std::ranges::copy(lent(run).bytes, to.subspan(run.begin, run.count).bytes.begin());
-  };
-  const LentMemory::Use its(context_.lent);
-  co_await context_.run_near(id, "bring params", job);
+  co_await copy_from_lent(id, destination(id, item), runs);
 }
 
 Task<> LentParamHome::publish(ChunkId id, TypedSpan<const std::byte> values,
                               std::span<const ParamRun> runs) {
   if (!context_.table.is_packed(context_.table.chunk(id).unit)) co_return;
+  co_await copy_to_lent(id, values, runs);
+}
+
+Task<> LentParamHome::copy_from_lent(ChunkId id, TypedSpan<std::byte> values,
+                                     std::span<const ParamRun> runs) {
+  if (runs.empty()) co_return;
+  const std::function<void()> job = [&] {
+    for (const ParamRun& run : runs)
+      std::ranges::copy(lent(run).bytes, values.subspan(run.begin, run.count).bytes.begin());
+  };
+  const LentMemory::Use its(context_.lent);
+  co_await context_.run_near(id, "bring params", job);
+}
+
+Task<> LentParamHome::copy_to_lent(ChunkId id, TypedSpan<const std::byte> values,
+                                   std::span<const ParamRun> runs) {
+  if (runs.empty()) co_return;
   const std::function<void()> job = [&] {
     for (const ParamRun& run : runs)
       std::ranges::copy(values.subspan(run.begin, run.count).bytes, lent(run).bytes.begin());
   };
   const LentMemory::Use its(context_.lent);
   co_await context_.run_near(id, "publish params", job);
+}
+
+std::vector<ParamRun> StreamedParamHome::lent_of(ChunkId id, std::span<const ParamRun> runs) const {
+  const UnitSpec& unit = context_.table.model().units[context_.table.chunk(id).unit];
+  std::vector<ParamRun> lent(runs.begin(), runs.end());
+  std::erase_if(lent,
+                [&](const ParamRun& run) { return unit.params[run.param].streamed.has_value(); });
+  return lent;
+}
+
+TypedSpan<std::byte> StreamedParamHome::destination(ChunkId id,
+                                                    std::span<std::byte> item) const noexcept {
+  const ChunkTable& table = context_.table;
+  const TypedSpan<std::byte> all = of(table.chunk(id).unit).destination(id, item);
+  return table.is_packed(table.chunk(id).unit) ? all : all.subspan(0, table.real_count(id));
+}
+
+Task<> StreamedParamHome::bring(ChunkId id, std::span<std::byte> item,
+                                std::span<const ParamRun> runs) {
+  if (!context_.table.has_home(context_.table.chunk(id).unit)) {
+    co_await lent_.bring(id, item, runs);
+    co_return;
+  }
+  co_await home_->bring(id, item, runs);
+  const std::vector<ParamRun> lent = lent_of(id, runs);
+  co_await lent_.copy_from_lent(id, destination(id, item), lent);
+}
+
+Task<> StreamedParamHome::publish(ChunkId id, TypedSpan<const std::byte> values,
+                                  std::span<const ParamRun> runs) {
+  if (!context_.table.has_home(context_.table.chunk(id).unit)) {
+    co_await lent_.publish(id, values, runs);
+    co_return;
+  }
+  // Homes keep whole chunks. The padding follows the values where destination() is.
+  const std::span<const std::byte> whole(values.bytes.data(),
+                                         context_.table.chunk(id).param_bytes());
+  co_await home_->publish(id, {values.dtype, whole}, runs);
+  const std::vector<ParamRun> lent = lent_of(id, runs);
+  co_await lent_.copy_to_lent(id, values, lent);
 }
 
 }  // namespace ziggurat

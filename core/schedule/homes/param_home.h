@@ -40,8 +40,9 @@ class ParamHome {
   /// memory.
   virtual TypedSpan<std::byte> destination(ChunkId chunk,
                                            std::span<std::byte> item) const noexcept = 0;
-  /// Brings the parameters of `runs` to destination(), if they live elsewhere. Only parameters that
-  /// a trainer lends are ever brought.
+  /// Brings the chunk's parameters to destination(), if they live elsewhere; of lent ones in a
+  /// packed unit only those of `runs`. Called before publish() writes only some of a chunk's
+  /// parameters, and where masters are made from parameters.
   virtual Task<> bring(ChunkId, std::span<std::byte>, std::span<const ParamRun>) { co_return; }
   /// Brings home the parameters that were written to destination(): all of the chunk's, or of a
   /// packed unit only those of `runs`.
@@ -62,8 +63,9 @@ class ParamHome {
   /// size that item_bytes() says.
   Task<> publish_record(ChunkId chunk, ParamSteps steps, std::span<const std::byte> record,
                         std::span<std::byte> item, std::span<const ParamRun> runs);
-  /// Whether parameters stay in host-accessible memory between updates, at destination().
-  virtual bool in_memory() const noexcept = 0;
+  /// Whether the unit's parameters stay in host-accessible memory between updates, at
+  /// destination().
+  virtual bool in_memory(UnitId unit) const noexcept = 0;
 
  protected:
   explicit ParamHome(Context& context) : context_(context) {}
@@ -104,6 +106,8 @@ class UnitParamHome : public ParamHome {
   virtual Task<> gather(UnitId unit, Need need) = 0;
   /// Raises the priority of a load of `unit` that is under way, because somebody waits for it.
   virtual void hurry(UnitId) {}
+  /// Brings home what the trainer has written into `unit`'s memory on the device.
+  virtual Task<> store(UnitId unit, DeviceSpan<const std::byte> from) = 0;
 
  protected:
   using ParamHome::ParamHome;
@@ -145,7 +149,12 @@ class LentParamHome final : public ParamHome {
   Task<> bring(ChunkId chunk, std::span<std::byte> item, std::span<const ParamRun> runs) override;
   Task<> publish(ChunkId chunk, TypedSpan<const std::byte> values,
                  std::span<const ParamRun> runs) override;
-  bool in_memory() const noexcept override { return true; }
+  bool in_memory(UnitId) const noexcept override { return true; }
+
+  /// Copy the parameters of `runs` between the trainer's memory and `values`, a chunk's.
+  Task<> copy_from_lent(ChunkId chunk, TypedSpan<std::byte> values, std::span<const ParamRun> runs);
+  Task<> copy_to_lent(ChunkId chunk, TypedSpan<const std::byte> values,
+                      std::span<const ParamRun> runs);
 
  private:
   TypedSpan<std::byte> lent(const ParamRun& run) const noexcept {
@@ -153,6 +162,55 @@ class LentParamHome final : public ParamHome {
   }
 
   std::vector<TypedSpan<std::byte>> lent_;
+};
+
+/// Parameters of a trainer that lends some and leaves others to the engine. A unit that has both
+/// (packed before it was streamed) is at home as a whole, and its lent parameters are copied.
+class StreamedParamHome final : public UnitParamHome {
+ public:
+  StreamedParamHome(Context& context, std::unique_ptr<UnitParamHome> home,
+                    std::span<const TypedSpan<std::byte>> lent)
+      : UnitParamHome(context), home_(std::move(home)), lent_(context, lent) {}
+  /// As LentParamHome's.
+  void lend(ParamId param, TypedSpan<std::byte> values) noexcept { lent_.lend(param, values); }
+
+  std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
+    return of(chunk.unit).item_bytes(chunk);
+  }
+  /// Without padding, as gradients are lent.
+  TypedSpan<std::byte> destination(ChunkId chunk,
+                                   std::span<std::byte> item) const noexcept override;
+  Task<> bring(ChunkId chunk, std::span<std::byte> item, std::span<const ParamRun> runs) override;
+  Task<> publish(ChunkId chunk, TypedSpan<const std::byte> values,
+                 std::span<const ParamRun> runs) override;
+  bool in_memory(UnitId unit) const noexcept override { return of(unit).in_memory(unit); }
+
+  bool used_at_home() const noexcept override { return home_->used_at_home(); }
+  DeviceSpan<const std::byte> view(UnitId unit) const noexcept override {
+    return home_->view(unit);
+  }
+  Task<Loading> load(UnitId unit, std::byte* destination, Need need, IoPriority priority) override {
+    return home_->load(unit, destination, need, priority);
+  }
+  Task<Fetched> fetch(UnitId unit, Need need, IoPriority priority) override {
+    return home_->fetch(unit, need, priority);
+  }
+  Task<> gather(UnitId unit, Need need) override { return home_->gather(unit, need); }
+  void hurry(UnitId unit) override { home_->hurry(unit); }
+  Task<> store(UnitId unit, DeviceSpan<const std::byte> from) override {
+    return home_->store(unit, from);
+  }
+
+ private:
+  const ParamHome& of(UnitId unit) const noexcept {
+    if (context_.table.has_home(unit)) return *home_;
+    return lent_;
+  }
+  /// Returns those of `runs` that the trainer lends.
+  std::vector<ParamRun> lent_of(ChunkId chunk, std::span<const ParamRun> runs) const;
+
+  std::unique_ptr<UnitParamHome> home_;
+  LentParamHome lent_;
 };
 
 }  // namespace ziggurat

@@ -10,8 +10,11 @@ class DeviceParamHome final : public UnitParamHome {
  public:
   explicit DeviceParamHome(Context& context)
       : UnitParamHome(context), reachable_(context.device->host_accessible()) {
-    for (UnitId u = 0; u < context.table.unit_count(); ++u)
-      units_.push_back(context.device->allocate(home_bytes(u), Purpose::kParams));
+    units_.resize(context.table.unit_count());
+    for (UnitId u = 0; u < units_.size(); ++u) {
+      if (context.table.has_home(u))
+        units_[u] = context.device->allocate(home_bytes(u), Purpose::kParams);
+    }
   }
 
   std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
@@ -21,6 +24,11 @@ class DeviceParamHome final : public UnitParamHome {
     const Chunk& chunk = context_.table.chunk(id);
     if (reachable_) return in_unit(id, units_[chunk.unit].data());
     return {context_.table.chunk_dtype(id), item.first(chunk.param_bytes())};
+  }
+  Task<> bring(ChunkId id, std::span<std::byte> item, std::span<const ParamRun>) override {
+    if (reachable_) co_return;
+    co_await context_.copy_to_host(destination(id, item).bytes,
+                                   destination_on_device(id, {}).bytes);
   }
   Task<> publish(ChunkId id, TypedSpan<const std::byte> values,
                  std::span<const ParamRun>) override {
@@ -38,7 +46,7 @@ class DeviceParamHome final : public UnitParamHome {
                              std::span<std::byte>) override {
     co_return;
   }
-  bool in_memory() const noexcept override { return reachable_; }
+  bool in_memory(UnitId) const noexcept override { return reachable_; }
 
   bool used_at_home() const noexcept override {
     return !context_.table.sharding().params_sharded();
@@ -60,6 +68,7 @@ class DeviceParamHome final : public UnitParamHome {
     co_await context_.copy_to_host(fetched.lease.bytes(), device_span(units_[unit]));
     co_return fetched;
   }
+  Task<> store(UnitId, DeviceSpan<const std::byte>) override { co_return; }  // they are at home
   /// Ranks can exchange only in host memory.
   Task<> gather(UnitId unit, Need need) override {
     const ChunkTable& table = context_.table;

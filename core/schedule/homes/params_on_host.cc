@@ -8,9 +8,11 @@ namespace {
 class HostParamHome final : public UnitParamHome {
  public:
   explicit HostParamHome(Context& context) : UnitParamHome(context) {
-    for (UnitId u = 0; u < context.table.unit_count(); ++u) {
-      units_.push_back(context.permanent_lease(Purpose::kParams, home_bytes(u), "parameters",
-                                               context.node_of_unit(u)));
+    units_.resize(context.table.unit_count());
+    for (UnitId u = 0; u < units_.size(); ++u) {
+      if (!context.table.has_home(u)) continue;
+      units_[u] = context.permanent_lease(Purpose::kParams, home_bytes(u), "parameters",
+                                          context.node_of_unit(u));
     }
   }
 
@@ -21,7 +23,7 @@ class HostParamHome final : public UnitParamHome {
   Task<> publish(ChunkId, TypedSpan<const std::byte>, std::span<const ParamRun>) override {
     co_return;
   }
-  bool in_memory() const noexcept override { return true; }
+  bool in_memory(UnitId) const noexcept override { return true; }
 
   Task<Fetched> fetch(UnitId unit, Need, IoPriority) override {
     Fetched fetched;
@@ -29,6 +31,9 @@ class HostParamHome final : public UnitParamHome {
     co_return fetched;
   }
   Task<> gather(UnitId unit, Need) override { co_await gather_in(unit, units_[unit].bytes()); }
+  Task<> store(UnitId unit, DeviceSpan<const std::byte> from) override {
+    co_await context_.copy_to_host(units_[unit].bytes().first(from.size()), from);
+  }
 
  private:
   std::vector<Lease> units_;

@@ -10,12 +10,13 @@ namespace ziggurat {
 namespace {
 
 /// Returns the sizes of the items that hold parameters on NVMe: one for each chunk of `slices`
-/// slices of every unit.
+/// slices of every unit; 0 for a unit that has no home.
 std::vector<std::uint64_t> param_items(const ChunkTable& table, int slices) {
   std::vector<std::uint64_t> sizes;
   for (UnitId u = 0; u < table.unit_count(); ++u) {
     for (int slice = 0; slice < slices; ++slice) {
-      for (const Chunk& chunk : table.slice_chunks(u)) sizes.push_back(chunk.param_bytes());
+      for (const Chunk& chunk : table.slice_chunks(u))
+        sizes.push_back(table.has_home(u) ? chunk.param_bytes() : 0);
     }
   }
   return sizes;
@@ -37,14 +38,19 @@ class NvmeParamHome final : public UnitParamHome {
   TypedSpan<std::byte> destination(ChunkId id, std::span<std::byte> item) const noexcept override {
     return {context_.table.chunk_dtype(id), item.first(context_.table.chunk(id).param_bytes())};
   }
+  Task<> bring(ChunkId id, std::span<std::byte> item, std::span<const ParamRun>) override {
+    const std::span<std::byte> bytes = destination(id, item).bytes;
+    co_await read_item(item_of(id), bytes, IoPriority::kDemand);
+  }
   Task<> publish(ChunkId id, TypedSpan<const std::byte> values,
                  std::span<const ParamRun>) override {
     co_await write_item(item_of(id), values.bytes);
   }
-  bool in_memory() const noexcept override { return false; }
+  bool in_memory(UnitId) const noexcept override { return false; }
 
   Task<Fetched> fetch(UnitId unit, Need need, IoPriority priority) override;
   Task<> gather(UnitId unit, Need need) override;
+  Task<> store(UnitId unit, DeviceSpan<const std::byte> from) override;
   void hurry(UnitId unit) override { file_->raise(reading_[unit], IoPriority::kDemand); }
 
  private:
@@ -137,6 +143,21 @@ Task<> NvmeParamHome::gather(UnitId unit, Need need) {
   for (const Item& item : others) {
     writes.spawn(write_item(item.index,
                             whole.subspan(item.begin * element_bytes, item.count * element_bytes)));
+  }
+  co_await writes.wait_idle();
+}
+
+Task<> NvmeParamHome::store(UnitId unit, DeviceSpan<const std::byte> from) {
+  const std::size_t element_bytes = context_.table.element_bytes(unit);
+  const Need need{.generation = 0, .position = 0};  // the trainer waits
+  const Lease lease = co_await this->lease(home_bytes(unit), need, "parameter write");
+  const std::span<std::byte> memory = lease.bytes().first(home_bytes(unit));
+  std::ranges::fill(memory.subspan(from.size()), std::byte{0});
+  co_await context_.copy_to_host(memory.first(from.size()), from);
+  WorkGroup writes(context_.reactor);
+  for (const Item& item : items(unit)) {
+    writes.spawn(write_item(
+        item.index, memory.subspan(item.begin * element_bytes, item.count * element_bytes)));
   }
   co_await writes.wait_idle();
 }

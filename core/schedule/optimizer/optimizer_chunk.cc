@@ -25,7 +25,7 @@ std::uint64_t update_bytes(const Chunk& chunk) {
 
 std::uint64_t OptimizerSweep::not_read_bytes(const Context& context, const ParamHome& params,
                                              const Chunk& chunk) {
-  if (!params.in_memory() || context.table.is_packed(chunk.unit)) return 0;
+  if (!params.in_memory(chunk.unit) || context.table.is_packed(chunk.unit)) return 0;
   const StateFormat format = context.table.state().format;
   const bool skips = context.table.is_lent()
                          ? begins_with_param(format, context.table.dtype(chunk.unit))
@@ -135,7 +135,8 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   if ((!effect.stepped || effect.written || writes != nullptr) && item.param_not_read)
     co_await read(pass, id, item, /*whole=*/true);
   if (writes != nullptr) co_await apply_writes(pass, id, item, *writes);
-  if (effect.written) co_await parts_.homes.params.bring(id, item.memory.param, effect.taken);
+  if (effect.written || context_.table.is_packed(context_.table.chunk(id).unit))
+    co_await parts_.homes.params.bring(id, item.memory.param, effect.taken);
   RecordView view = view_of(id, item);
   view.masters_from_param = effect.written;
   if (effect.stepped) view.grad = co_await parts_.homes.grads.fetch(id, item.memory.grad);

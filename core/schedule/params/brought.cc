@@ -66,8 +66,25 @@ std::uint64_t Brought::live_count() const {
 
 void Brought::prefetch() {
   if (!order_.known() || context_.cancel.cancelled()) return;
+  bring_these(order_.ahead(limits_.prefetch_units_max));
+}
+
+void Brought::expect(std::span<const UnitId> units) {
+  if (context_.cancel.cancelled()) return;
+  bring_these(units);
+}
+
+Task<> Brought::clear() {
+  cleared_ = true;
+  co_await quiesce();
+  for (UnitId u = 0; u < slots_.size(); ++u)
+    if (slots_[u].pins == 0) drop(u);
+}
+
+void Brought::bring_these(std::span<const UnitId> units) {
+  if (cleared_) return;
   std::uint64_t ahead = 0;
-  for (const UnitId unit : order_.ahead(limits_.prefetch_units_max)) {
+  for (const UnitId unit : units) {
     const Slot& slot = slots_[unit];
     ahead += context_.table.unit(unit).count;
     if (ahead > limits_.prefetch_elements_max) return;

@@ -20,6 +20,9 @@ namespace ziggurat {
 class Brought : public Residency {
  public:
   void release(UnitId unit, const Event& read) override;
+  void expect(std::span<const UnitId> units) override;
+  Task<> clear() override;
+  void brings_ahead() override { cleared_ = false; }
   void params_may_change(UnitId unit) noexcept override { slots_[unit].may_change = true; }
   void begin_generation(std::uint64_t generation) override;
 
@@ -60,9 +63,11 @@ class Brought : public Residency {
   std::vector<Slot> slots_;
   UnitOrder order_;
   std::uint64_t generation_ = 0;
+  bool cleared_ = false;  // nothing is brought ahead
 
  private:
   bool persists(UnitId unit) const;
+  void bring_these(std::span<const UnitId> units);
   std::uint64_t live_count() const;
 };
 

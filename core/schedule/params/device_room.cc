@@ -19,6 +19,7 @@ DeviceRoom::DeviceRoom(Context& context) : context_(context), returned_(context.
   });
   context.reactor.on_stall([this, alive] {
     if (alive.expired() || waiters_ == 0) return;
+    if (may_come_back_ && may_come_back_()) return;
     returned_.fail(std::make_exception_ptr(exhausted(0, "nothing on the device can be freed")));
   });
 }

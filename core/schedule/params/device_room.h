@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/memory_exhausted.h"
 #include "core/schedule/context.h"
@@ -29,6 +30,11 @@ class DeviceRoom {
   DeviceBuffer try_allocate(std::uint64_t size_bytes, Purpose purpose, const Free& free);
   /// Notes that memory came back, or may be freed now: calls that wait in allocate() try again.
   void returned() { returned_.set(); }
+  /// Lets calls that wait go on waiting at a lock-up while `may_come_back` says that memory may
+  /// come back.
+  void wait_while(std::function<bool()> may_come_back) {
+    may_come_back_ = std::move(may_come_back);
+  }
   /// Makes the error for `size_bytes` that do not fit on the device.
   MemoryExhausted exhausted(std::uint64_t size_bytes, const std::string& why) const;
 
@@ -36,6 +42,7 @@ class DeviceRoom {
   Context& context_;
   Signal returned_;
   std::size_t waiters_ = 0;
+  std::function<bool()> may_come_back_;  // may be empty
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -10,8 +10,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <span>
+#include <utility>
 
 #include "core/schedule/context.h"
 #include "core/schedule/homes/param_home.h"
@@ -62,6 +65,18 @@ class Residency {
     return room_.allocate(size_bytes, purpose, [this] { return make_room(); });
   }
 
+  /// Lets those who wait for memory go on waiting at a lock-up while `may_come_back` says that
+  /// another thread of the trainer may still release a unit.
+  void wait_while(std::function<bool()> may_come_back) {
+    room_.wait_while(std::move(may_come_back));
+  }
+  /// Drops all units that nobody uses, and brings none ahead before brings_ahead() says so again:
+  /// then what is allocated in a row lies together, and memory is not lost between it.
+  virtual Task<> clear() { co_return; }
+  virtual void brings_ahead() {}
+  /// Brings `units` ahead of the trainer, which will use them next in this order, as far as there
+  /// is room for them.
+  virtual void expect(std::span<const UnitId>) {}
   /// Notes that `unit`'s gradient of this step is complete. Until the next begin_generation() its
   /// parameters may change at home, so they are neither acquired nor loaded ahead.
   virtual void params_may_change(UnitId) noexcept {}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/lent/streamed_params.cc: finds the parts of a trainer's units, and brings them
+// together.
+#include "core/engine/lent/streamed_params.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/memory_exhausted.h"
+#include "tiers/arena.h"
+
+namespace ziggurat {
+namespace {
+
+/// The strictest alignment of a device's buffers.
+constexpr std::uint64_t kAlignmentBytes = 4096;
+/// How many units are brought ahead of the trainer.
+constexpr std::size_t kUnitsAhead = 2;
+
+}  // namespace
+
+StreamedParams::StreamedParams(TrainingState& state) : state_(state) {
+  const std::vector<UnitSpec>& table = state.model().units;
+  for (UnitId u = 0; u < table.size(); ++u) {
+    for (const ParamSpec& param : table[u].params) {
+      if (!param.streamed) continue;
+      if (*param.streamed >= units_.size()) units_.resize(*param.streamed + std::size_t{1});
+      std::vector<Part>& parts = units_[*param.streamed].parts;
+      if (parts.empty() || parts.back().unit != u) parts.push_back({.unit = u});
+    }
+  }
+  require_device_room();
+}
+
+std::uint64_t StreamedParams::device_bytes(const Unit& unit) const {
+  std::uint64_t total = 0;
+  for (const Part& part : unit.parts)
+    total += staggered_bytes(state_.table().unit_param_bytes(part.unit), kAlignmentBytes);
+  return total;
+}
+
+/// Throws unless the device holds the largest unit, or all of them if they live there.
+void StreamedParams::require_device_room() const {
+  const bool at_home = state_.config().placement.params == Tier::kDevice;
+  std::uint64_t all_bytes = 0;
+  std::size_t largest = 0;
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    all_bytes += device_bytes(units_[u]);
+    if (device_bytes(units_[u]) > device_bytes(units_[largest])) largest = u;
+  }
+  const std::uint64_t needed_bytes = at_home ? all_bytes : device_bytes(units_[largest]);
+  const Account account = state_.device().account();
+  const std::uint64_t free_bytes = account.capacity_bytes() - account.used_bytes();
+  if (needed_bytes <= free_bytes) return;
+  const std::string what = at_home ? "all streamed parameters, which live there,"
+                                   : fmt::format("the parameters of unit {}", largest);
+  throw MemoryExhausted(
+      {.budget = MemoryBudget::kDevice,
+       .had_bytes = free_bytes,
+       .needed_bytes = needed_bytes,
+       .smallest_bytes = needed_bytes},
+      fmt::format("`device_memory` {} is too small; the smallest that works with these settings is "
+                  "{} MiB: {} take {}",
+                  format_bytes(free_bytes), round_up(needed_bytes, kMiB) / kMiB, what,
+                  format_bytes(needed_bytes)));
+}
+
+std::unique_ptr<StreamedParamHome> StreamedParams::make_home(
+    Context& context, const std::vector<StripePlace>& places,
+    std::span<const TypedSpan<std::byte>> lent) {
+  auto home =
+      std::make_unique<StreamedParamHome>(context, UnitParamHome::create(context, places), lent);
+  home_ = home.get();
+  return home;
+}
+
+void StreamedParams::build(Context& context) {
+  std::size_t most_parts = 1;
+  for (const Unit& unit : units_) most_parts = std::max(most_parts, unit.parts.size());
+  constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
+  residency_ = Residency::create(context, *home_,
+                                 {.max_live_parameters = kNoLimit,
+                                  .max_reuse_distance = kNoLimit,
+                                  .prefetch_units_max = kUnitsAhead * most_parts},
+                                 nullptr);
+  residency_->wait_while([this] { return may_be_released(); });
+}
+
+void StreamedParams::acquiring(StreamedUnit unit) {
+  const std::lock_guard lock(mutex_);
+  units_[unit].holders.push_back(std::this_thread::get_id());
+  waiting_.push_back(std::this_thread::get_id());
+}
+
+/// A trainer may acquire on one thread and release on another.
+void StreamedParams::released(StreamedUnit unit) {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::thread::id>& holders = units_[unit].holders;
+  const auto own = std::ranges::find(holders, std::this_thread::get_id());
+  holders.erase(own != holders.end() ? own : holders.begin());
+}
+
+/// Whether some thread has acquired a unit and does not itself wait for another.
+bool StreamedParams::may_be_released() const {
+  const std::lock_guard lock(mutex_);
+  const auto waits = [&](std::thread::id thread) {
+    return std::ranges::find(waiting_, thread) != waiting_.end();
+  };
+  return std::ranges::any_of(
+      units_, [&](const Unit& unit) { return !std::ranges::all_of(unit.holders, waits); });
+}
+
+bool StreamedParams::is_held(StreamedUnit unit) const {
+  const std::lock_guard lock(mutex_);
+  return !units_[unit].holders.empty();
+}
+
+void StreamedParams::require_unit(const char* call, StreamedUnit unit) const {
+  if (unit < units_.size()) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}(unit {}): the model has only units 0 to {}", call, unit, units_.size() - 1));
+}
+
+void StreamedParams::require_acquired(const char* call, StreamedUnit unit) const {
+  require_unit(call, unit);
+  if (is_held(unit)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}(unit {}): the unit is not acquired: acquire it before", call, unit));
+}
+
+StreamedUnit StreamedParams::require_acquired_param(const char* call, ParamId param) const {
+  const ParamSpec& its = state_.lent_param(param);
+  if (!its.streamed) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}('{}'): the parameter is in the caller's memory, and the engine "
+                            "brings it nowhere",
+                            call, its.name));
+  }
+  if (is_held(*its.streamed)) return *its.streamed;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}('{}'): the parameter is away: acquire its unit {} before", call,
+                          its.name, *its.streamed));
+}
+
+std::optional<Error> StreamedParams::refusal_of_step() const {
+  StreamedUnit held = 0;
+  while (held < units_.size() && !is_held(held)) ++held;
+  if (held == units_.size()) return std::nullopt;
+  return Error(ErrorCode::kInvalidArgument,
+               fmt::format("step(): unit {} is acquired, and its parameters would change under its "
+                           "readers: release it before",
+                           held));
+}
+
+Task<std::vector<Event>> StreamedParams::acquire(StreamedUnit unit, std::thread::id thread) {
+  std::vector<Event> landed;
+  std::exception_ptr error;
+  try {
+    state_.check();
+    co_await bring(units_[unit], landed);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  {
+    // Here and not on the trainer's thread: until then others would take it for one that waits.
+    const std::lock_guard lock(mutex_);
+    waiting_.erase(std::ranges::find(waiting_, thread));
+  }
+  if (error) std::rethrow_exception(error);
+  co_return landed;
+}
+
+/// If the parts do not fit among what is there, they do once nothing else is.
+Task<> StreamedParams::bring(Unit& unit, std::vector<Event>& landed) {
+  bool fits = true;
+  try {
+    co_await bring_parts(unit, landed);
+  } catch (const MemoryExhausted&) {
+    fits = false;
+  }
+  if (fits) co_return;
+  co_await residency_->clear();
+  std::exception_ptr error;
+  try {
+    co_await bring_parts(unit, landed);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  residency_->brings_ahead();
+  if (error) std::rethrow_exception(error);
+}
+
+/// Pins all parts or none.
+Task<> StreamedParams::bring_parts(Unit& unit, std::vector<Event>& landed) {
+  landed.clear();
+  std::exception_ptr error;
+  try {
+    for (Part& part : unit.parts) {
+      const Residency::Acquired its = co_await residency_->acquire(part.unit);
+      landed.push_back(its.landed);
+      // Another thread that has acquired the unit may be reading this, and it is the same then.
+      if (part.params.bytes.address() != its.params.bytes.address()) part.params = its.params;
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (!error) co_return;
+  for (std::size_t i = 0; i < landed.size(); ++i) residency_->release(unit.parts[i].unit, {});
+  std::rethrow_exception(error);
+}
+
+void StreamedParams::release(StreamedUnit unit, const Event& read) {
+  for (const Part& part : units_[unit].parts) residency_->release(part.unit, read);
+}
+
+void StreamedParams::expect(std::span<const StreamedUnit> units) {
+  std::vector<UnitId> parts;
+  for (const StreamedUnit unit : units)
+    for (const Part& part : units_[unit].parts) parts.push_back(part.unit);
+  residency_->expect(parts);
+}
+
+Task<> StreamedParams::store(ParamId param, Event written) {
+  co_await written.wait();
+  const Part& part = part_of(param);
+  co_await home_->store(part.unit, part.params.bytes);
+}
+
+Task<> StreamedParams::settle() {
+  for (const Unit& unit : units_)
+    for (const Part& part : unit.parts) residency_->params_may_change(part.unit);
+  co_await residency_->quiesce();
+}
+
+const StreamedParams::Part& StreamedParams::part_of(ParamId param) const {
+  const TrainingState::LentPlace& place = state_.lent_place(param);
+  const std::vector<Part>& parts = units_[*state_.lent_param(param).streamed].parts;
+  return *std::ranges::find(parts, place.unit, &Part::unit);
+}
+
+TypedDeviceSpan<std::byte> StreamedParams::place(ParamId param) const {
+  const TrainingState::LentPlace& place = state_.lent_place(param);
+  const TypedDeviceSpan<const std::byte> all = part_of(param).params;
+  const TypedDeviceSpan<const std::byte> its = all.subspan(place.begin, place.count);
+  return {its.dtype, {its.bytes.address(), its.bytes.size()}};
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/lent/streamed_params.h: the parameters that a trainer does not lend: the engine keeps
+// them at home and brings them to a device, all parameters of a unit of the trainer at once.
+//
+// A unit of the trainer consists of units of the table: large parameters have one each, small ones
+// of one type share one. Private to the engine.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/device_span.h"
+#include "base/error.h"
+#include "core/engine/lent_engine.h"
+#include "core/engine/state/training_state.h"
+#include "core/schedule/params/residency.h"
+
+namespace ziggurat {
+
+class StreamedParams {
+ public:
+  /// `state` must have its table. Errors: MemoryExhausted if the largest unit does not fit the
+  /// device.
+  explicit StreamedParams(TrainingState& state);
+
+  /// Makes the home of all parameters, `lent` by ParamId.
+  std::unique_ptr<StreamedParamHome> make_home(Context& context,
+                                               const std::vector<StripePlace>& places,
+                                               std::span<const TypedSpan<std::byte>> lent);
+  /// Makes what brings them.
+  void build(Context& context);
+  void close() { residency_.reset(); }
+
+  // Calls of the trainer, one at a time. They throw kInvalidArgument and change nothing if the call
+  // may not be made now.
+  void require_unit(const char* call, StreamedUnit unit) const;
+  /// Note that this thread begins to acquire a unit, and that a thread has released it, or has not
+  /// got it.
+  void acquiring(StreamedUnit unit);
+  void released(StreamedUnit unit);
+  void require_acquired(const char* call, StreamedUnit unit) const;
+  /// Throws unless the parameter is in a unit that is acquired. Returns the unit.
+  StreamedUnit require_acquired_param(const char* call, ParamId param) const;
+  /// Returns why no step can be made: a unit is acquired.
+  std::optional<Error> refusal_of_step() const;
+
+  // On the reactor.
+  /// Brings all parts of a unit for `thread`, and pins them. Returns what readers wait for.
+  Task<std::vector<Event>> acquire(StreamedUnit unit, std::thread::id thread);
+  void release(StreamedUnit unit, const Event& read);
+  void expect(std::span<const StreamedUnit> units);
+  /// Brings home what the trainer has written into an acquired parameter, when `written` has
+  /// happened. Its neighbours in a shared unit go home with it.
+  Task<> store(ParamId param, Event written);
+  /// Waits until nothing is being brought, and brings nothing more before the next generation.
+  Task<> settle();
+  void begin_generation(std::uint64_t generation) { residency_->begin_generation(generation); }
+
+  /// Returns where an acquired parameter is. Any thread that has acquired it.
+  TypedDeviceSpan<std::byte> place(ParamId param) const;
+
+ private:
+  struct Part {
+    UnitId unit;                                ///< in the table
+    TypedDeviceSpan<const std::byte> params{};  ///< while it is acquired
+  };
+  struct Unit {
+    std::vector<Part> parts;
+    std::vector<std::thread::id> holders;  ///< a thread for each acquire, also one that waits
+  };
+  bool may_be_released() const;
+  bool is_held(StreamedUnit unit) const;
+  Task<> bring(Unit& unit, std::vector<Event>& landed);
+  Task<> bring_parts(Unit& unit, std::vector<Event>& landed);
+  void require_device_room() const;
+  std::uint64_t device_bytes(const Unit& unit) const;
+  const Part& part_of(ParamId param) const;
+
+  TrainingState& state_;
+  mutable std::mutex mutex_;  // guards holders and waiting_
+  std::vector<Unit> units_;
+  std::vector<std::thread::id> waiting_;  // threads that wait in acquire()
+  UnitParamHome* home_ = nullptr;         // the state's
+  std::unique_ptr<Residency> residency_;
+};
+
+}  // namespace ziggurat
