@@ -51,10 +51,11 @@ ModelSpec model_of(const std::vector<EmbeddedParam>& params) {
     }
     // Every parameter is a group of its own: its settings differ from others', if only by its count
     // of steps.
-    const ParamSpec spec{.name = param.name,
-                         .shape = param.shape,
-                         .group = static_cast<std::uint32_t>(model.units.size())};
-    if (param.values.count() != spec.count()) {
+    ParamSpec spec{.name = param.name,
+                   .shape = param.shape,
+                   .group = static_cast<std::uint32_t>(model.units.size())};
+    if (param.streamed()) spec.streamed = param.unit;
+    if (!param.streamed() && param.values.count() != spec.count()) {
       throw wrong(fmt::format("parameter '{}' has {} elements by its shape, but {} in memory",
                               param.name, spec.count(), param.values.count()));
     }
@@ -102,15 +103,15 @@ double squares(TypedSpan<const std::byte> values) {
 }  // namespace
 
 EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params,
-                               EngineConfig config)
+                               EmbeddedConfig config)
     : EmbeddedEngine(runtime, params, std::move(config), nullptr) {}
 
 EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params,
-                               EngineConfig config, const EmbeddedLoad& load)
+                               EmbeddedConfig config, const EmbeddedLoad& load)
     : EmbeddedEngine(runtime, params, std::move(config), &load) {}
 
 EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params,
-                               EngineConfig config, const EmbeddedLoad* load)
+                               EmbeddedConfig config, const EmbeddedLoad* load)
     : runtime_(runtime),
       model_(model_of(params)),
       steps_(params.size()),
@@ -127,7 +128,8 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
   config.param_steps = [count = params.size()](std::span<const std::byte> blob) {
     return steps_in(blob, count);
   };
-  engine_ = load == nullptr ? LentEngine::open(model_, config, runtime, lent)
+  make_device(params, config);
+  engine_ = load == nullptr ? LentEngine::open(model_, config, runtime, lent, device_.get())
                             : opened_from(config, *load, lent);
   read_steps();
 }
@@ -267,6 +269,10 @@ void EmbeddedEngine::lend_param(std::size_t param, TypedSpan<std::byte> values) 
 void EmbeddedEngine::param_written(std::size_t param) {
   lending([&] {
     require_count("param_written", param, count_or_none(param));
+    if (model_.units[param].params[0].streamed) {
+      Host host;
+      engine_->store_param(static_cast<ParamId>(param), host);
+    }
     written_[param] = true;
   });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_engine.h: an engine for a trainer that knows parameters but no units:
-// each parameter is a unit with its own type, count of steps and settings in a step. Parameters and
-// gradients are used where they are.
+// integrations/c/embedded_engine.h: an engine for a trainer that knows parameters: each has its own
+// type, count of steps and settings in a step. Gradients, and parameters that are lent, are used
+// where they are; streamed parameters are acquired unit by unit.
 //
 // The blob of a generation has each parameter's count of steps before the trainer's own blob.
 #pragma once
@@ -20,6 +20,8 @@
 #include "base/typed_span.h"
 #include "core/checkpoint/tensor_piece.h"
 #include "core/engine/lent_engine.h"
+#include "integrations/c/settings_json.h"
+#include "tiers/host_device.h"
 
 namespace ziggurat {
 
@@ -27,7 +29,11 @@ struct EmbeddedParam {
   std::string name;
   std::vector<std::int64_t> shape;
   std::uint32_t group = 0;
-  TypedSpan<std::byte> values{};  ///< the parameter, lent to the engine
+  /// The parameter, lent to the engine. Without memory it is streamed, and only the type counts.
+  TypedSpan<std::byte> values{};
+  std::uint32_t unit = 0;  ///< with which it is acquired, if it is streamed
+  bool streamed() const noexcept { return values.bytes.empty(); }
+  std::uint64_t count() const { return ParamSpec{.name = {}, .shape = shape}.count(); }
 };
 
 /// What a step does to the parameters of one group.
@@ -65,10 +71,10 @@ class EmbeddedEngine {
  public:
   /// Opens an engine. `config` has all settings. `runtime` must outlive the engine. Errors:
   /// kInvalidArgument for parameters that make no model; those of LentEngine::open().
-  EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config);
+  EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EmbeddedConfig config);
   /// Opens an engine from a copy of the state. The parameters become the masters in it, rounded.
   /// Errors: the same, those of the source, and kInvalidArgument for parts that do not fit.
-  EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config,
+  EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EmbeddedConfig config,
                  const EmbeddedLoad& load);
 
   std::size_t param_count() const noexcept { return model_.units.size(); }
@@ -87,9 +93,24 @@ class EmbeddedEngine {
 
   void expect_gradients();
   /// lend_param() says that the parameter was moved. param_written() says that it was written since
-  /// the last step, so that its master is taken from it again.
+  /// the last step, so that its master is taken from it again; of a streamed parameter, that what
+  /// was written while its unit is acquired goes home.
   void lend_param(std::size_t param, TypedSpan<std::byte> values);
   void param_written(std::size_t param);
+
+  // embedded_units.cc
+  /// What LentEngine does with these names. acquire() may wait while other threads make calls.
+  void acquire(StreamedUnit unit);
+  void release(StreamedUnit unit);
+  void expect_units(std::span<const StreamedUnit> units);
+  /// Returns where a streamed parameter is while its unit is acquired.
+  TypedSpan<std::byte> place(std::size_t param);
+  /// Read and write a streamed parameter in its own type, and acquire its unit meanwhile.
+  void read_param(std::size_t param, TypedSpan<std::byte> values);
+  void write_param(std::size_t param, TypedSpan<const std::byte> values);
+  /// Reads the gradient of the step to come, times its scale; false if there is none.
+  bool read_gradient(std::size_t param, std::span<float> values);
+
   StepResult step(const EmbeddedStep& step);
   /// Says that this rank cannot make the step that the others are making, as
   /// LentEngine::refuse_step() does. Throws `why`.
@@ -145,8 +166,9 @@ class EmbeddedEngine {
     std::vector<float> sum{};  ///< in the engine's own memory, which is kept from step to step
   };
 
-  EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config,
+  EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EmbeddedConfig config,
                  const EmbeddedLoad* load);
+  void make_device(const std::vector<EmbeddedParam>& params, const EmbeddedConfig& config);
   std::unique_ptr<LentEngine> opened_from(const EngineConfig& config, const EmbeddedLoad& load,
                                           std::span<const TypedSpan<std::byte>> lent);
   /// Makes a call that lends or asks for something, under the lock. If the engine has ended, throws
@@ -169,6 +191,8 @@ class EmbeddedEngine {
   double norm_of_gradients();
   StepResult make_step(const EmbeddedStep& step);
   void require_count(const char* call, std::size_t param, std::size_t count) const;
+  StreamedUnit require_streamed(const char* call, std::size_t param,
+                                TypedSpan<const std::byte> values) const;
   std::vector<GroupStep> param_steps(const EmbeddedStep& step) const;
   std::vector<std::byte> with_steps(std::span<const std::byte> blob) const;
   void read_steps();
@@ -184,6 +208,7 @@ class EmbeddedEngine {
   std::vector<bool> written_;        ///< per parameter: written since the last step
   std::vector<Gradient> gradients_;  ///< per parameter, for the step to come
   std::vector<std::byte> resumed_blob_;
+  std::unique_ptr<HostDevice> device_;  // null if no parameter is streamed
   std::unique_ptr<LentEngine> engine_;
 };
 

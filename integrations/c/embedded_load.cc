@@ -3,6 +3,7 @@
 // such a copy.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/numerics/typed_value.h"
@@ -34,6 +35,10 @@ std::unique_ptr<LentEngine> EmbeddedEngine::opened_from(
   }
   const PieceSource::ReadOwn own = [&](std::size_t param, std::uint64_t first,
                                        std::span<float> values) {
+    if (lent[param].bytes.empty()) {
+      std::ranges::fill(values, 0.0F);  // a streamed parameter begins with zeros
+      return;
+    }
     for (std::size_t i = 0; i < values.size(); ++i)
       values[i] = value_at(lent[param].dtype, lent[param].bytes.data(), first + i);
   };
@@ -41,7 +46,7 @@ std::unique_ptr<LentEngine> EmbeddedEngine::opened_from(
   PieceSource source(load.source, std::move(params), with_steps({}), own);
   return LentEngine::open(
       model_, config, runtime_, lent, source,
-      {.weights_only = load.weights_only, .continues_line = load.continues_line});
+      {.weights_only = load.weights_only, .continues_line = load.continues_line}, device_.get());
 }
 
 StateLine EmbeddedEngine::line() const {

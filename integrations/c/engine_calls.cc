@@ -26,7 +26,18 @@ EmbeddedParam param_of(const ziggurat_param& given) {
     param.shape.assign(shape, shape + given.dimensions);
   }
   param.group = given.group;
-  param.values = memory_of(&given.values, "param.values");
+  param.unit = given.unit;
+  if (given.values.address == nullptr) {
+    param.values.dtype = dtype_of(copied(&given.values, "param.values").dtype, "param.values");
+  } else {
+    if (given.unit != 0) {
+      throw wrong(
+          fmt::format("parameter '{}' has a unit, but is in the caller's memory: give it no unit, "
+                      "or no address",
+                      param.name));
+    }
+    param.values = memory_of(&given.values, "param.values");
+  }
   return param;
 }
 
@@ -59,6 +70,15 @@ TypedSpan<std::byte> elements_at(void* address, ziggurat_dtype dtype, std::uint6
                             what, to_string(its), element));
   }
   return {its, {static_cast<std::byte*>(address), count * element}};
+}
+
+std::span<float> floats_of(const ziggurat_memory* given, const char* what) {
+  const TypedSpan<std::byte> memory = memory_of(given, what);
+  if (memory.dtype != DType::kFloat32) {
+    throw wrong(fmt::format("{} is in {}, but this is read and written in fp32: give fp32 memory",
+                            what, to_string(memory.dtype)));
+  }
+  return memory.as<float>();
 }
 
 TypedSpan<const std::byte> gradient_at(const EmbeddedEngine& engine, std::uint64_t param,

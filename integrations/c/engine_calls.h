@@ -39,6 +39,14 @@ Struct copied(const Struct* given, const char* what) {
   return own;
 }
 
+/// Copies as much of `own` as the caller's struct holds.
+template <class Struct>
+void give(const Struct& own, Struct* wanted) {
+  const std::uint32_t size = wanted->struct_size;
+  std::memcpy(wanted, &own, size);
+  wanted->struct_size = size;
+}
+
 /// Returns an array whose elements have the size with which the caller was compiled.
 template <class Struct>
 std::vector<Struct> array_of(const Struct* first, std::uint64_t count, const char* what) {
@@ -67,6 +75,9 @@ TypedSpan<std::byte> elements_at(void* address, ziggurat_dtype dtype, std::uint6
 /// naming the parameter.
 TypedSpan<const std::byte> gradient_at(const EmbeddedEngine& engine, std::uint64_t param,
                                        void* address, ziggurat_dtype dtype);
+
+/// Returns memory in fp32. Errors: those of memory_of().
+std::span<float> floats_of(const ziggurat_memory* given, const char* what);
 
 std::vector<EmbeddedParam> params_of(const ziggurat_param* params, std::uint64_t count);
 /// Copies a blob to the caller. Errors: kInvalidArgument if there is too little room.

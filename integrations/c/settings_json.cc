@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/closest.h"
 #include "base/runtime/seconds.h"
 #include "core/engine/engine_settings.h"
@@ -30,6 +31,19 @@ std::string described(const ConfigSetting& given) {
   return fmt::format("setting \"{}\": {}", given.path, given.value.dump().substr(0, 60));
 }
 
+/// Writes what was given into `config`.
+template <class Config, class Setting>
+void write(const ConfigSetting& given, const Setting& setting, Config& config) {
+  const std::optional<JsonSetting> read = read_setting(given.value, setting.kind);
+  if (!read)
+    throw wrong(fmt::format("{}: it must be {}", described(given), expected_json(setting.kind)));
+  try {
+    setting.write(config, read->typed ? *read->typed : parse_setting(setting.kind, read->text));
+  } catch (const Error& error) {
+    throw wrong(described(given) + error.what());
+  }
+}
+
 /// Writes what `text` says into `config`, by `table`. Each key first goes to `other`, which returns
 /// false if it does not know the key.
 template <class Config, class Table>
@@ -46,14 +60,7 @@ void apply(std::string_view text, Config& config, const Table& table,
       throw wrong(fmt::format("settings: unknown key \"{}\"{}", given.path,
                               meant.empty() ? "" : fmt::format("; did you mean \"{}\"?", meant)));
     }
-    const std::optional<JsonSetting> read = read_setting(given.value, found->kind);
-    if (!read)
-      throw wrong(fmt::format("{}: it must be {}", described(given), expected_json(found->kind)));
-    try {
-      found->write(config, read->typed ? *read->typed : parse_setting(found->kind, read->text));
-    } catch (const Error& error) {
-      throw wrong(described(given) + error.what());
-    }
+    write(given, *found, config);
   }
 }
 
@@ -90,11 +97,18 @@ std::string run_of(const ConfigSetting& given) {
 
 }  // namespace
 
-EngineConfig engine_config_of(std::string_view text) {
-  EngineConfig config;
+EmbeddedConfig engine_config_of(std::string_view text) {
+  using In = SettingsIn<EmbeddedConfig>;
+  const auto device_memory =
+      In::size("device_memory", &EmbeddedConfig::device_bytes, 64 * kKiB,
+               {.values = "SIZE", .help = "memory for streamed parameters that are acquired"});
+  EmbeddedConfig config;
   config.clip_norm = 0;
-  apply(text, config, engine_settings(), [&](const ConfigSetting& given) {
-    if (given.name == "store") {
+  EngineConfig& engine = config;
+  apply(text, engine, engine_settings(), [&](const ConfigSetting& given) {
+    if (given.name == device_memory.name) {
+      write(given, device_memory, config);
+    } else if (given.name == "store") {
       config.store = store_of(given);
     } else if (given.name == "run") {
       config.run_identity = run_of(given);

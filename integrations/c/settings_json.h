@@ -8,7 +8,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
+#include <utility>
 
 #include "collectives/rank_options.h"
 #include "core/engine/engine_config.h"
@@ -20,9 +22,17 @@ struct RuntimeSettings {
   RankOptions ranks;  ///< one rank if none is given, whatever the environment says
 };
 
+/// The settings of an engine, and what is not the engine's.
+struct EmbeddedConfig : EngineConfig {
+  EmbeddedConfig() = default;
+  EmbeddedConfig(EngineConfig engine) : EngineConfig(std::move(engine)) {}
+  /// Host memory for streamed parameters while they are acquired; 0 if there are none.
+  std::uint64_t device_bytes = 0;
+};
+
 /// Read the settings of an engine, and of a runtime. Errors: kInvalidArgument naming the key, its
 /// value and what would be right.
-EngineConfig engine_config_of(std::string_view json);
+EmbeddedConfig engine_config_of(std::string_view json);
 RuntimeSettings runtime_settings_of(std::string_view json);
 
 }  // namespace ziggurat

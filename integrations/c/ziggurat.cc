@@ -29,6 +29,8 @@ using ziggurat::DType;
 using ziggurat::EmbeddedEngine;
 using ziggurat::engines;
 using ziggurat::Error;
+using ziggurat::floats_of;
+using ziggurat::give;
 using ziggurat::give_text;
 using ziggurat::guarded;
 using ziggurat::last_error;
@@ -39,14 +41,6 @@ using ziggurat::required;
 using ziggurat::runtimes;
 using ziggurat::TypedSpan;
 using ziggurat::wrong;
-
-/// Copies as much of `own` as the caller's struct holds.
-template <class Struct>
-void give(const Struct& own, Struct* wanted) {
-  const std::uint32_t size = wanted->struct_size;
-  std::memcpy(wanted, &own, size);
-  wanted->struct_size = size;
-}
 
 ziggurat::GroupStep group_of(const ziggurat_group& given) {
   constexpr std::uint32_t kKnown = ZIGGURAT_NESTEROV | ZIGGURAT_MAXIMIZE;
@@ -87,15 +81,6 @@ std::string joined(const std::vector<std::string>& lines) {
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
   return text;
-}
-
-std::span<float> floats_of(const ziggurat_memory* given, const char* what) {
-  const TypedSpan<std::byte> memory = memory_of(given, what);
-  if (memory.dtype != DType::kFloat32) {
-    throw wrong(fmt::format("{} is in {}, but state is read and written in fp32: give fp32 memory",
-                            what, to_string(memory.dtype)));
-  }
-  return memory.as<float>();
 }
 
 }  // namespace

@@ -104,9 +104,10 @@ typedef struct ziggurat_param {
   const char* name;        ///< unique in the model
   const int64_t* shape;    ///< `dimensions` of them
   uint32_t dimensions;     ///< 0: one element
-  uint32_t reserved;       ///< 0
+  uint32_t unit;           ///< without an address: the unit with which it is acquired, from 0 on
   ziggurat_memory values;  ///< the parameter, lent to the engine until it is closed; a new store's
-                           ///< masters are made from it
+                           ///< masters are made from it. With a null address only its dtype counts:
+                           ///< then the parameter is streamed, see ziggurat_acquire()
 } ziggurat_param;
 
 /// Bits of ziggurat_group.flags.
@@ -205,6 +206,8 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///   the
 ///                      number of each slice's first element in the whole, which keys stochastic
 ///                      rounding
+///   "device_memory"    how much memory streamed parameters take while they are acquired or brought
+///                      ahead: bytes, or a text such as "4GiB"
 ///   "progress"         true: an opening of over two seconds says on standard error how far it is
 ///
 /// Without "host_memory" the engine takes as much as a run uses well. If a store is resumed, the
@@ -290,6 +293,38 @@ ZIGGURAT_API ziggurat_status ziggurat_lend_param(ziggurat_engine engine, uint64_
 /// Says that the caller has written the parameter: before the next step its master is taken from it
 /// again, and its moments stay.
 ZIGGURAT_API ziggurat_status ziggurat_param_written(ziggurat_engine engine, uint64_t param);
+
+/// Streamed parameters have no address in ziggurat_param.values: the engine keeps them where
+/// "placement" says ("params=host" or "params=nvme"; "params=device" keeps all of them in
+/// "device_memory"), and brings all parameters of a unit when the caller acquires it. Everything
+/// else is as with parameters that are lent. In a new store they begin with zeros: write them
+/// before the first step. Units that are used in the same order in each step are brought ahead.
+///
+/// Acquires a unit: its parameters are in memory, as of the newest step, until as many releases as
+/// acquires. May wait for memory that a release on another thread gives back, and holds up no other
+/// call. `stream` is for builds with a GPU: null. Errors: ZIGGURAT_RESOURCE_EXHAUSTED if memory
+/// cannot come back, because it is this thread that holds it.
+ZIGGURAT_API ziggurat_status ziggurat_acquire(ziggurat_engine engine, uint32_t unit, void* stream);
+/// Releases a unit. All units are released before ziggurat_step().
+ZIGGURAT_API ziggurat_status ziggurat_release(ziggurat_engine engine, uint32_t unit, void* stream);
+/// Brings units ahead, as far as there is room: they are acquired next, in this order. Never
+/// needed.
+ZIGGURAT_API ziggurat_status ziggurat_expect_units(ziggurat_engine engine, const uint32_t* units,
+                                                   uint64_t count);
+/// Gets where a streamed parameter is while its unit is acquired. The caller may write it there,
+/// and then calls ziggurat_param_written() before the release.
+ZIGGURAT_API ziggurat_status ziggurat_param_memory(ziggurat_engine engine, uint64_t param,
+                                                   ziggurat_memory* place);
+/// Reads a streamed parameter, or writes it, in its own type. Acquires its unit meanwhile.
+ZIGGURAT_API ziggurat_status ziggurat_read_param(ziggurat_engine engine, uint64_t param,
+                                                 const ziggurat_memory* values);
+ZIGGURAT_API ziggurat_status ziggurat_write_param(ziggurat_engine engine, uint64_t param,
+                                                  const ziggurat_memory* values);
+/// Reads the gradient of the step to come, times its scale, in fp32. Sets `has_gradient` to 0, and
+/// reads nothing, if there is none.
+ZIGGURAT_API ziggurat_status ziggurat_read_gradient(ziggurat_engine engine, uint64_t param,
+                                                    const ziggurat_memory* values,
+                                                    int32_t* has_gradient);
 
 /// Makes a step of all gradients. From now on parameters are written, until ziggurat_wait() for
 /// them returns. Errors: ZIGGURAT_INVALID_ARGUMENT for settings with which no step can be made;

@@ -110,8 +110,9 @@ class Exchange {
 struct Param {
   std::string name;
   std::vector<std::int64_t> shape;
-  ziggurat_memory values;  ///< lent until the engine is closed
+  ziggurat_memory values;  ///< lent until the engine is closed; with a null address it is streamed
   std::uint32_t group = 0;
+  std::uint32_t unit = 0;  ///< with which it is acquired, if it is streamed
 };
 
 /// An open engine. Closing it loses what is not durable: call make_durable() before.
@@ -125,6 +126,7 @@ class Engine {
       one.name = param.name.c_str();
       one.shape = param.shape.data();
       one.dimensions = static_cast<std::uint32_t>(param.shape.size());
+      one.unit = param.unit;
       one.values = param.values;
       all.push_back(one);
     }
@@ -167,6 +169,30 @@ class Engine {
     check(ziggurat_lend_param(handle_, param, &values));
   }
   void param_written(std::uint64_t param) { check(ziggurat_param_written(handle_, param)); }
+
+  /// Streamed parameters: acquire(unit), memory of its parameters, release(unit).
+  void acquire(std::uint32_t unit) { check(ziggurat_acquire(handle_, unit, nullptr)); }
+  void release(std::uint32_t unit) { check(ziggurat_release(handle_, unit, nullptr)); }
+  void expect_units(const std::vector<std::uint32_t>& units) {
+    check(ziggurat_expect_units(handle_, units.data(), units.size()));
+  }
+  ziggurat_memory memory_of(std::uint64_t param) const {
+    auto place = ZIGGURAT_INIT(ziggurat_memory);
+    check(ziggurat_param_memory(handle_, param, &place));
+    return place;
+  }
+  void read_param(std::uint64_t param, const ziggurat_memory& values) const {
+    check(ziggurat_read_param(handle_, param, &values));
+  }
+  void write_param(std::uint64_t param, const ziggurat_memory& values) {
+    check(ziggurat_write_param(handle_, param, &values));
+  }
+  /// Returns false, and reads nothing, if the parameter has no gradient.
+  bool read_gradient(std::uint64_t param, const ziggurat_memory& values) const {
+    std::int32_t has = 0;
+    check(ziggurat_read_gradient(handle_, param, &values, &has));
+    return has != 0;
+  }
 
   /// Makes a step and returns its generation. `flags` are those of ziggurat_step_options.
   std::uint64_t step(const std::vector<ziggurat_group>& groups, float grad_scale = 1,

@@ -77,7 +77,7 @@ class ParamStruct(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("dimensions", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("unit", ctypes.c_uint32),
         ("values", Memory),
     ]
 
@@ -198,6 +198,18 @@ _SIGNATURES: dict[str, list[Any]] = {
     "ziggurat_expect_gradients": [HANDLE],
     "ziggurat_lend_param": [HANDLE, INDEX, ctypes.POINTER(Memory)],
     "ziggurat_param_written": [HANDLE, INDEX],
+    "ziggurat_acquire": [HANDLE, ctypes.c_uint32, ctypes.c_void_p],
+    "ziggurat_release": [HANDLE, ctypes.c_uint32, ctypes.c_void_p],
+    "ziggurat_expect_units": [HANDLE, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint64],
+    "ziggurat_param_memory": [HANDLE, INDEX, ctypes.POINTER(Memory)],
+    "ziggurat_read_param": [HANDLE, INDEX, ctypes.POINTER(Memory)],
+    "ziggurat_write_param": [HANDLE, INDEX, ctypes.POINTER(Memory)],
+    "ziggurat_read_gradient": [
+        HANDLE,
+        INDEX,
+        ctypes.POINTER(Memory),
+        ctypes.POINTER(ctypes.c_int32),
+    ],
     "ziggurat_step": [HANDLE, ctypes.POINTER(StepOptions), ctypes.POINTER(StepResult)],
     "ziggurat_wait": [HANDLE, INDEX],
     "ziggurat_give_blob": [HANDLE, ctypes.c_char_p, ctypes.c_uint64],

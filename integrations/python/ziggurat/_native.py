@@ -69,13 +69,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter and its memory, which is lent to the engine."""
+    """A parameter, and its memory, which is lent to the engine. Without an address the engine keeps
+    the parameter, and Engine.acquire() brings it."""
 
     name: str
     shape: Sequence[int]
     dtype: str  #: "fp32", "bf16" or "fp16"
-    address: int
+    address: int | None
     group: int = 0
+    unit: int = 0  #: without an address: the unit with which it is acquired, from 0 on
 
     @property
     def count(self) -> int:
@@ -206,11 +208,12 @@ class Engine:
             given.name = param.name.encode()
             given.shape = (ctypes.c_int64 * len(param.shape))(*param.shape)
             given.dimensions = len(param.shape)
+            given.unit = param.unit
             code, element_bytes = DTYPES[param.dtype]
             values = given.values  # filled in place: an object for each would only be copied
             values.struct_size = ctypes.sizeof(Memory)
             values.dtype, values.address = code, param.address
-            values.size_bytes = param.count * element_bytes
+            values.size_bytes = 0 if param.address is None else param.count * element_bytes
         handle = HANDLE()
         text = json.dumps(dict(settings)).encode()
         opening = (runtime.handle, structs, len(structs), text)
@@ -290,8 +293,49 @@ class Engine:
         self._call("ziggurat_lend_param", index, memory(dtype, address, count))
 
     def param_written(self, index: int) -> None:
-        """Tells that somebody has written the parameter: the next step makes its master from it."""
+        """Tells that somebody has written the parameter: the next step makes its master from it.
+        If the engine keeps it, its unit is acquired, and what was written there goes home."""
         self._call("ziggurat_param_written", index)
+
+    def acquire(self, unit: int) -> None:
+        """Returns when all parameters of `unit` are in memory, and keeps them there until
+        release(). May wait for memory that another thread releases."""
+        self._call("ziggurat_acquire", unit, None)
+
+    def release(self, unit: int) -> None:
+        """Gives the unit's memory back. All units are released before step()."""
+        self._call("ziggurat_release", unit, None)
+
+    def expect_units(self, units: Sequence[int]) -> None:
+        """Tells which units are acquired next, so that they may be brought ahead."""
+        self._call("ziggurat_expect_units", (ctypes.c_uint32 * len(units))(*units), len(units))
+
+    def address_of(self, index: int) -> int:
+        """Returns where a parameter of an acquired unit is."""
+        place = sized(Memory)
+        self._call("ziggurat_param_memory", index, ctypes.byref(place))
+        return int(place.address)
+
+    def read_param(self, index: int, address: int) -> None:
+        """Copies a parameter that the engine keeps to `address`, in its own type."""
+        self._call("ziggurat_read_param", index, self._memory_of(index, address))
+
+    def write_param(self, index: int, address: int) -> None:
+        """Copies the values at `address`, in its own type, into a parameter that the engine
+        keeps."""
+        self._call("ziggurat_write_param", index, self._memory_of(index, address))
+
+    def read_gradient(self, index: int, address: int) -> bool:
+        """Copies the gradient for the next step, times its scale, to `address` in fp32. Returns
+        False, and copies nothing, if there is none."""
+        has = ctypes.c_int32()
+        values = memory("fp32", address, self._params[index].count)
+        self._call("ziggurat_read_gradient", index, values, ctypes.byref(has))
+        return bool(has.value)
+
+    def _memory_of(self, index: int, address: int) -> Any:
+        param = self._params[index]
+        return memory(param.dtype, address, param.count)
 
     def step(
         self,

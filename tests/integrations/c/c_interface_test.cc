@@ -37,7 +37,17 @@ TEST_F(CInterface, RefusesParametersThatMakeNoModel) {
   EXPECT_REFUSED(open(settings()), "param.values.dtype is 9");
   params_ = good;
   params_[0].values.address = nullptr;
-  EXPECT_REFUSED(open(settings()), "param.values is null");
+  EXPECT_REFUSED(open(settings()),
+                 "\"device_memory\" is missing: parameter 'first' has no address");
+  params_[0].unit = 2;
+  EXPECT_REFUSED(open(settings(R"(, "device_memory": "1MiB")")),
+                 "number units from 0, without gaps");
+  params_[0].values.dtype = 9;
+  EXPECT_REFUSED(open(settings()), "param.values.dtype is 9");
+  params_ = good;
+  EXPECT_REFUSED(open(settings(R"(, "device_memory": "1MiB")")), "leave it out");
+  params_[0].unit = 1;
+  EXPECT_REFUSED(open(settings()), "'first' has a unit, but is in the caller's memory");
   params_ = good;
   params_[0].values.address = values_[0].bytes.data() + 2;
   EXPECT_REFUSED(open(settings()), "not aligned");

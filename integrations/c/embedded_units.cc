@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/embedded_units.cc: streamed parameters of an embedded engine. Its device is memory
+// of the host.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/numerics/typed_value.h"
+#include "integrations/c/embedded_engine.h"
+#include "integrations/c/wrong.h"
+
+namespace ziggurat {
+
+void EmbeddedEngine::make_device(const std::vector<EmbeddedParam>& params,
+                                 const EmbeddedConfig& config) {
+  if (std::ranges::none_of(params, &EmbeddedParam::streamed)) {
+    if (config.device_bytes == 0) return;
+    throw wrong(
+        "`device_memory` is given, but every parameter is in the caller's memory: leave it out, or "
+        "leave the address of those parameters null that the engine is to keep");
+  }
+  if (config.device_bytes == 0) {
+    throw wrong(fmt::format(
+        "`device_memory` is missing: parameter '{}' has no address, so the engine keeps it, and "
+        "needs memory for those that are acquired",
+        std::ranges::find_if(params, &EmbeddedParam::streamed)->name));
+  }
+  device_ = HostDevice::create(runtime_.reactor, config.device_bytes);
+}
+
+// These three wait without the lock: acquire() may wait for what another thread's release() gives
+// back.
+void EmbeddedEngine::acquire(StreamedUnit unit) {
+  Host host;
+  engine_->acquire(unit, host);
+}
+
+void EmbeddedEngine::release(StreamedUnit unit) {
+  Host host;
+  engine_->release(unit, host);
+}
+
+void EmbeddedEngine::expect_units(std::span<const StreamedUnit> units) {
+  engine_->expect_units(units);
+}
+
+TypedSpan<std::byte> EmbeddedEngine::place(std::size_t param) {
+  require_count("param_memory", param, count_or_none(param));
+  const TypedDeviceSpan<std::byte> its = engine_->place(static_cast<ParamId>(param));
+  return {its.dtype, HostDevice::view(its.bytes)};
+}
+
+/// Throws unless the parameter is streamed, and `values` has its type and size. Returns its unit.
+StreamedUnit EmbeddedEngine::require_streamed(const char* call, std::size_t param,
+                                              TypedSpan<const std::byte> values) const {
+  require_count(call, param, values.count());
+  const UnitSpec& its = model_.units[param];
+  if (!its.params[0].streamed) {
+    throw wrong(fmt::format(
+        "{}(parameter {} '{}'): the parameter is in the caller's memory: read and write it there",
+        call, param, its.name));
+  }
+  if (*its.dtype != values.dtype) {
+    throw wrong(fmt::format("{}(parameter {} '{}'): the parameter is {}, but the memory is {}",
+                            call, param, its.name, to_string(*its.dtype), to_string(values.dtype)));
+  }
+  return *its.params[0].streamed;
+}
+
+void EmbeddedEngine::read_param(std::size_t param, TypedSpan<std::byte> values) {
+  const StreamedUnit unit = require_streamed("read_param", param, values);
+  acquire(unit);
+  std::ranges::copy(place(param).bytes, values.bytes.begin());
+  release(unit);
+}
+
+void EmbeddedEngine::write_param(std::size_t param, TypedSpan<const std::byte> values) {
+  const StreamedUnit unit = require_streamed("write_param", param, values);
+  acquire(unit);
+  std::exception_ptr error;
+  try {
+    std::ranges::copy(values.bytes, place(param).bytes.begin());
+    param_written(param);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  release(unit);
+  if (error) std::rethrow_exception(error);
+}
+
+bool EmbeddedEngine::read_gradient(std::size_t param, std::span<float> values) {
+  return lending([&] {
+    require_count("read_gradient", param, values.size());
+    const Gradient& its = gradients_[param];
+    if (its.values.bytes.empty()) return false;
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = its.scale * value_at(its.values.dtype, its.values.bytes.data(), i);
+    return true;
+  });
+}
+
+}  // namespace ziggurat

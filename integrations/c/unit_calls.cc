@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/unit_calls.cc: the C functions of streamed parameters.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "integrations/c/c_call.h"
+#include "integrations/c/engine_calls.h"
+
+namespace {
+
+using ziggurat::copied;
+using ziggurat::DType;
+using ziggurat::engines;
+using ziggurat::give;
+using ziggurat::guarded;
+using ziggurat::memory_of;
+using ziggurat::OpenEngine;
+using ziggurat::required;
+using ziggurat::TypedSpan;
+using ziggurat::wrong;
+
+void refuse_stream(const void* stream) {
+  if (stream != nullptr)
+    throw wrong("a stream was given, but this engine's parameters are in host memory: give null");
+}
+
+ziggurat_dtype dtype_in_c(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16: return ZIGGURAT_FP16;
+    case DType::kBFloat16: return ZIGGURAT_BF16;
+    case DType::kFloat32: break;
+  }
+  return ZIGGURAT_FP32;
+}
+
+}  // namespace
+
+ziggurat_status ziggurat_acquire(ziggurat_engine engine, uint32_t unit, void* stream) {
+  return guarded([&] {
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    refuse_stream(stream);
+    open->engine->acquire(unit);
+  });
+}
+
+ziggurat_status ziggurat_release(ziggurat_engine engine, uint32_t unit, void* stream) {
+  return guarded([&] {
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    refuse_stream(stream);
+    open->engine->release(unit);
+  });
+}
+
+ziggurat_status ziggurat_expect_units(ziggurat_engine engine, const uint32_t* units,
+                                      uint64_t count) {
+  return guarded([&] {
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    if (count > 0) open->engine->expect_units({required(units, "units"), count});
+  });
+}
+
+ziggurat_status ziggurat_param_memory(ziggurat_engine engine, uint64_t param,
+                                      ziggurat_memory* place) {
+  return guarded([&] {
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    ziggurat_memory own = copied(place, "place");
+    const TypedSpan<std::byte> its = open->engine->place(param);
+    own.dtype = dtype_in_c(its.dtype);
+    own.address = its.bytes.data();
+    own.size_bytes = its.bytes.size();
+    give(own, place);
+  });
+}
+
+ziggurat_status ziggurat_read_param(ziggurat_engine engine, uint64_t param,
+                                    const ziggurat_memory* values) {
+  return guarded(
+      [&] { engines().find(engine)->engine->read_param(param, memory_of(values, "values")); });
+}
+
+ziggurat_status ziggurat_write_param(ziggurat_engine engine, uint64_t param,
+                                     const ziggurat_memory* values) {
+  return guarded(
+      [&] { engines().find(engine)->engine->write_param(param, memory_of(values, "values")); });
+}
+
+ziggurat_status ziggurat_read_gradient(ziggurat_engine engine, uint64_t param,
+                                       const ziggurat_memory* values, int32_t* has_gradient) {
+  return guarded([&] {
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    required(has_gradient, "has_gradient");
+    *has_gradient =
+        open->engine->read_gradient(param, ziggurat::floats_of(values, "values")) ? 1 : 0;
+  });
+}

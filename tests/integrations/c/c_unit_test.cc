@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/integrations/c/c_unit_test.cc: parameters that the engine keeps, behind the C interface:
+// the bits of parameters that are lent, in every type, saved and loaded too; and what is refused.
+#include <thread>
+
+#include "tests/integrations/c/embedder.h"
+
+namespace ziggurat::testing {
+namespace {
+
+/// Both parameters are streamed, each in a unit of its own; a twin has them in memory.
+class CUnits : public Embedder {
+ protected:
+  static constexpr const char* kOnNvme =
+      R"(, "placement": "params=nvme,optimizer=nvme", "device_memory": "1MiB")";
+
+  void stream(DType dtype) {
+    for (std::size_t p = 0; p < kParams; ++p) {
+      set_values(p, initial(p, dtype));
+      params_[p].values.address = nullptr;
+      params_[p].unit = static_cast<std::uint32_t>(p);
+    }
+  }
+  void write_both() {
+    for (std::size_t p = 0; p < kParams; ++p) {
+      const ziggurat_memory memory = memory_of(values_[p]);
+      ASSERT_DONE(ziggurat_write_param(engine_, p, &memory));
+    }
+  }
+  TypedArray read(std::size_t param) const {
+    TypedArray values(values_[param].dtype, kCounts[param]);
+    const ziggurat_memory memory = memory_of(values);
+    EXPECT_EQ(ziggurat_read_param(engine_, param, &memory), ZIGGURAT_OK) << ziggurat_last_error();
+    return values;
+  }
+};
+
+class CUnitBits : public CUnits,
+                  public ::testing::WithParamInterface<std::tuple<DType, const char*>> {};
+
+INSTANTIATE_TEST_SUITE_P(Formats, CUnitBits,
+                         ::testing::Values(std::tuple(DType::kFloat32, "fp32"),
+                                           std::tuple(DType::kFloat16, "fp32"),
+                                           std::tuple(DType::kBFloat16, "split"),
+                                           std::tuple(DType::kBFloat16, "8bit"),
+                                           std::tuple(DType::kFloat32, "bf16-moments")),
+                         [](const auto& one) {
+                           std::string name = std::get<1>(one.param);
+                           std::ranges::replace(name, '-', '_');
+                           return std::string(to_string(std::get<0>(one.param))) + "_" + name;
+                         });
+
+TEST_P(CUnitBits, AreThoseOfParametersThatAreLent) {
+  const auto& [dtype, format] = GetParam();
+  const std::string kind = std::string(R"(, "state_format": ")") + format + "\"";
+  std::array<TypedArray, kParams> lent;
+  for (std::size_t p = 0; p < kParams; ++p) set_values(p, initial(p, dtype));
+  ASSERT_DONE(open(settings(kind)));
+  for (std::uint64_t s = 1; s <= 3; ++s) {
+    lend_both(s);
+    ASSERT_DONE(step());
+  }
+  for (std::size_t p = 0; p < kParams; ++p) lent[p] = updated(p);
+  close();
+  stream(dtype);
+  const std::string streamed =
+      R"({"store": ")" + directory_.path() + "/streamed\"" + kOnNvme + kind + "}";
+  ASSERT_DONE(open(streamed));
+  write_both();
+  for (std::uint64_t s = 1; s <= 3; ++s) {
+    lend_both(s);
+    ASSERT_DONE(step());
+    if (s != 2) continue;
+    ASSERT_DONE(ziggurat_make_durable(engine_));
+    reopen(streamed);
+    EXPECT_EQ(state().generation, 2U);
+  }
+  for (std::size_t p = 0; p < kParams; ++p) EXPECT_EQ(read(p).bytes, lent[p].bytes);
+}
+
+TEST_F(CUnits, RefuseWhatDoesNotFit) {
+  stream(DType::kFloat32);
+  ASSERT_DONE(open(settings(kOnNvme)));
+  int stream_of_a_gpu = 0;
+  EXPECT_REFUSED(ziggurat_acquire(engine_, 0, &stream_of_a_gpu), "a stream was given");
+  EXPECT_REFUSED(ziggurat_acquire(engine_, 2, nullptr), "has only units 0 to 1");
+  EXPECT_REFUSED(ziggurat_release(engine_, 0, nullptr), "is not acquired");
+  EXPECT_REFUSED(ziggurat_expect_units(engine_, nullptr, 2), "units is null");
+  ziggurat_memory place = ZIGGURAT_INIT(ziggurat_memory);
+  EXPECT_REFUSED(ziggurat_param_memory(engine_, 1, &place), "'second'): the parameter is away");
+  EXPECT_REFUSED(ziggurat_param_memory(engine_, 7, &place), "the model has 2 parameters");
+  EXPECT_REFUSED(ziggurat_param_memory(engine_, 1, nullptr), "place is null");
+  EXPECT_REFUSED(ziggurat_param_written(engine_, 1), "is away");
+  TypedArray half(DType::kBFloat16, kCounts[0]);
+  const ziggurat_memory memory = memory_of(half);
+  EXPECT_REFUSED(ziggurat_write_param(engine_, 0, &memory), "is fp32, but the memory is bf16");
+  EXPECT_REFUSED(ziggurat_read_param(engine_, 1, &memory), "105 elements were given");
+  std::int32_t has = 0;
+  EXPECT_REFUSED(ziggurat_read_gradient(engine_, 0, &memory, &has), "give fp32 memory");
+}
+
+TEST_F(CUnits, AreNotThoseOfParametersThatAreLent) {
+  ASSERT_DONE(open(settings()));
+  EXPECT_REFUSED(ziggurat_acquire(engine_, 0, nullptr), "there are no units");
+  ziggurat_memory place = ZIGGURAT_INIT(ziggurat_memory);
+  EXPECT_REFUSED(ziggurat_param_memory(engine_, 0, &place), "there are no units");
+  EXPECT_REFUSED(ziggurat_read_param(engine_, 0, &params_[0].values),
+                 "is in the caller's memory: read and write it there");
+}
+
+// The engine is not closed under a thread that waits for its memory.
+TEST_F(CUnits, WaitForAnotherThreadsRelease) {
+  stream(DType::kFloat32);
+  ASSERT_DONE(
+      open(settings(R"(, "placement": "params=host,optimizer=host", "device_memory": "256KiB")")));
+  ASSERT_DONE(ziggurat_acquire(engine_, 1, nullptr));
+  ziggurat_status got = ZIGGURAT_INTERNAL;
+  std::thread other([&] {
+    got = ziggurat_acquire(engine_, 0, nullptr);
+    if (got == ZIGGURAT_OK) got = ziggurat_release(engine_, 0, nullptr);
+  });
+  ASSERT_DONE(ziggurat_expect_gradients(engine_));  // other calls are not held up
+  ASSERT_DONE(ziggurat_release(engine_, 1, nullptr));
+  other.join();
+  EXPECT_EQ(got, ZIGGURAT_OK) << ziggurat_last_error();
+}
+
+}  // namespace
+}  // namespace ziggurat::testing
