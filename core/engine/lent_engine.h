@@ -82,9 +82,21 @@ class LentEngine : public StateEngine {
                                           StateSource& source, const LoadOptions& options,
                                           Device* device = nullptr);
 
+  /// Adds `scale` times `values` to a sum of gradients of `param` on NVMe, in fp32; the memory is
+  /// the trainer's again on return. The step to come takes the sum in place of an empty gradient.
+  /// The first summand is added to zeros, or takes their place (`instead_of_zeros`). Needs
+  /// `placement` with grads=nvme. Errors: kInvalidArgument without it, or for a wrong number of
+  /// elements.
+  virtual void add_gradient(ParamId param, TypedSpan<const std::byte> values, float scale,
+                            bool instead_of_zeros = false) = 0;
+  /// Forgets the sum of `param`, if it has one.
+  virtual void discard_sum(ParamId param) = 0;
+  /// Reads elements of the sum of `param` from `first` on. Errors: kInvalidArgument if it has none.
+  virtual void read_sum(ParamId param, std::uint64_t first, std::span<float> values) = 0;
+
   /// Makes a step with `gradients`: one for each parameter, without padding, in any type. A
-  /// parameter with an empty gradient does not take part: it has no decay, and the step is not
-  /// counted for it. Returns when the sweep has begun. The engine uses the memory until
+  /// parameter with an empty gradient and no sum does not take part: it has no decay, and the step
+  /// is not counted for it. Returns when the sweep has begun. The engine uses the memory until
   /// wait_updated(param).
   ///
   /// Errors are thrown on every rank if one has them, and name that rank. After kInvalidArgument

@@ -52,8 +52,11 @@ class Items {
     if (!lent && comes(placement_.params)) size_bytes += chunk.param_bytes();
     if (!table_.is_lent() && comes(placement_.grads) && !chunk.constant)
       size_bytes += chunk.param_bytes();
-    if (!table_.is_packed(chunk.unit)) return size_bytes;
-    return size_bytes + (lent ? chunk.param_bytes() : 0) + chunk.count * sizeof(float);
+    const bool packed = table_.is_packed(chunk.unit);
+    const bool summed = table_.is_lent() && placement_.grads == Tier::kNvme;
+    if (packed && lent) size_bytes += chunk.param_bytes();
+    if (packed || summed) size_bytes += chunk.count * sizeof(float);
+    return size_bytes;
   }
 
  private:
@@ -195,6 +198,8 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   if (params == Tier::kNvme || exchanged) {
     plan.reserves.push_back({Purpose::kParams, largest_home_bytes});
   }
+  if (table.is_lent() && placement.grads == Tier::kNvme)
+    plan.reserves.push_back({Purpose::kGradients, table.largest_chunk_count() * sizeof(float)});
   if (grads == Tier::kNvme) {
     plan.reserves.push_back({Purpose::kGradients, table.largest_param_bytes()});
   }

@@ -25,8 +25,6 @@ namespace {
 
 /// Most bytes of the trainer's own part of a blob.
 constexpr std::uint64_t kTrainerBlobBytes = std::uint64_t{1} << 20;
-/// Number of tiles whose squares one job adds.
-constexpr std::size_t kNormTiles = 32;
 
 /// Stands before the counts of steps and the trainer's blob.
 struct StepsHeader {
@@ -86,20 +84,6 @@ std::vector<std::uint64_t> steps_in(std::span<const std::byte> blob, std::size_t
   return steps;
 }
 
-/// Returns the sum of squares of one run of elements, added tile by tile.
-double squares(TypedSpan<const std::byte> values) {
-  std::vector<float> widened(kTileElements);
-  double sum = 0;
-  for (std::size_t begin = 0; begin < values.count(); begin += kTileElements) {
-    const std::size_t count = std::min<std::size_t>(kTileElements, values.count() - begin);
-    const std::span<float> tile = std::span(widened).first(count);
-    for (std::size_t i = 0; i < count; ++i)
-      tile[i] = value_at(values.dtype, values.bytes.data(), begin + i);
-    sum += round_gradient(tile, as_typed(tile));
-  }
-  return sum;
-}
-
 }  // namespace
 
 EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params,
@@ -129,6 +113,7 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
     return steps_in(blob, count);
   };
   make_device(params, config);
+  sums_on_nvme_ = config.placement.grads == Tier::kNvme;
   engine_ = load == nullptr ? LentEngine::open(model_, config, runtime, lent, device_.get())
                             : opened_from(config, *load, lent);
   read_steps();
@@ -169,90 +154,6 @@ void EmbeddedEngine::require_count(const char* call, std::size_t param, std::siz
   if (count == unit.count()) return;
   throw wrong(fmt::format("{}(parameter {} '{}'): {} elements were given, but the parameter has {}",
                           call, param, unit.name, count, unit.count()));
-}
-
-void EmbeddedEngine::lend_gradient(std::size_t param, TypedSpan<const std::byte> values,
-                                   float scale) {
-  lending([&] {
-    require_count("lend_gradient", param, values.count());
-    gradients_[param].values = values;
-    gradients_[param].scale = scale;
-  });
-}
-
-void EmbeddedEngine::lend_gradients(std::span<const LentGradient> gradients) {
-  lending([&] {
-    for (const LentGradient& its : gradients)
-      require_count("lend_gradients", its.param, its.values.count());
-    for (const LentGradient& its : gradients) {
-      gradients_[its.param].values = its.values;
-      gradients_[its.param].scale = its.scale;
-    }
-  });
-}
-
-void EmbeddedEngine::add_gradient(std::size_t param, TypedSpan<const std::byte> values,
-                                  float scale) {
-  lending([&] { sum_gradient(param, values, scale); });
-}
-
-void EmbeddedEngine::sum_gradient(std::size_t param, TypedSpan<const std::byte> values,
-                                  float scale) {
-  require_count("add_gradient", param, values.count());
-  Gradient& gradient = gradients_[param];
-  const bool own = !gradient.sum.empty() &&
-                   gradient.values.bytes.data() == std::as_bytes(std::span(gradient.sum)).data();
-  if (!own) {
-    // Wait, because the previous step may still read the sum.
-    engine_->wait_updated(static_cast<ParamId>(param));
-    gradient.sum.resize(values.count());
-    for (std::size_t i = 0; i < values.count(); ++i) {
-      const TypedSpan<const std::byte>& lent = gradient.values;
-      gradient.sum[i] =
-          lent.bytes.empty() ? 0.0F : gradient.scale * value_at(lent.dtype, lent.bytes.data(), i);
-    }
-    gradient.values = as_typed(std::span<const float>(gradient.sum));
-    gradient.scale = 1;
-  }
-  for (std::size_t i = 0; i < values.count(); ++i)
-    gradient.sum[i] += scale * value_at(values.dtype, values.bytes.data(), i);
-}
-
-void EmbeddedEngine::discard_gradients() {
-  const std::lock_guard lock(mutex_);
-  forget_gradients();
-}
-
-double EmbeddedEngine::gradient_norm() {
-  return lending([&] { return norm_of_gradients(); });
-}
-
-double EmbeddedEngine::norm_of_gradients() {
-  struct Run {
-    std::size_t param;
-    TypedSpan<const std::byte> values;
-    double squared = 0;
-  };
-  std::vector<Run> runs;
-  for (std::size_t p = 0; p < gradients_.size(); ++p) {
-    const TypedSpan<const std::byte>& all = gradients_[p].values;
-    for (std::size_t begin = 0; begin < all.count(); begin += kNormTiles * kTileElements) {
-      const std::size_t count = std::min(kNormTiles * kTileElements, all.count() - begin);
-      runs.push_back({.param = p, .values = all.subspan(begin, count)});
-    }
-  }
-  const std::function<Task<>(std::size_t)> add = [&](std::size_t i) -> Task<> {
-    const std::function<void()> job = [&run = runs[i]] { run.squared = squares(run.values); };
-    co_await runtime_.workers->run(runtime_.reactor, "sum norm", job);
-  };
-  runtime_.reactor.block_on(
-      for_each_index(runtime_.reactor, runs.size(), 2 * runtime_.workers->threads(), add));
-  double squared = 0;
-  for (const Run& run : runs) {
-    const auto scale = static_cast<double>(gradients_[run.param].scale);
-    squared += run.squared * scale * scale;
-  }
-  return std::sqrt(squared);
 }
 
 void EmbeddedEngine::expect_gradients() {
@@ -318,7 +219,7 @@ StepResult EmbeddedEngine::make_step(const EmbeddedStep& step) {
   std::vector<TypedSpan<const std::byte>> gradients;
   for (std::size_t p = 0; p < param_count(); ++p) {
     gradients.push_back(gradients_[p].values);
-    if (!gradients.back().bytes.empty()) ++steps_[p];
+    if (gradients_[p].present()) ++steps_[p];
   }
   const std::vector<std::uint64_t> stored_before = std::exchange(stored_steps_, steps_);
   StepResult result;

@@ -164,6 +164,8 @@ class EmbeddedEngine {
                                           ///< gradient
     float scale = 1;
     std::vector<float> sum{};  ///< in the engine's own memory, which is kept from step to step
+    bool on_nvme = false;      ///< summed there by the engine (grads=nvme)
+    bool present() const noexcept { return on_nvme || !values.bytes.empty(); }
   };
 
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EmbeddedConfig config,
@@ -185,8 +187,13 @@ class EmbeddedEngine {
     }
   }
   void forget_gradients() {
-    for (Gradient& gradient : gradients_) gradient.values = {};
+    for (Gradient& gradient : gradients_) {
+      gradient.values = {};
+      gradient.on_nvme = false;
+    }
   }
+  void replace_gradient(const LentGradient& its);
+  double add_squares_on_nvme(std::size_t param, double squared);
   void sum_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
   double norm_of_gradients();
   StepResult make_step(const EmbeddedStep& step);
@@ -202,6 +209,7 @@ class EmbeddedEngine {
   ModelSpec model_;
   std::vector<std::uint32_t> groups_;  ///< per parameter
   std::size_t group_count_ = 0;
+  bool sums_on_nvme_ = false;
   std::vector<std::uint64_t> steps_;  ///< per parameter
   /// Counts of steps as the newest step left them, for its blob, which may come after set_steps().
   std::vector<std::uint64_t> stored_steps_;

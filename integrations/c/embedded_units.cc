@@ -93,7 +93,8 @@ bool EmbeddedEngine::read_gradient(std::size_t param, std::span<float> values) {
   return lending([&] {
     require_count("read_gradient", param, values.size());
     const Gradient& its = gradients_[param];
-    if (its.values.bytes.empty()) return false;
+    if (its.on_nvme) engine_->read_sum(static_cast<ParamId>(param), 0, values);
+    if (its.on_nvme || its.values.bytes.empty()) return its.on_nvme;
     for (std::size_t i = 0; i < values.size(); ++i)
       values[i] = its.scale * value_at(its.values.dtype, its.values.bytes.data(), i);
     return true;

@@ -273,7 +273,8 @@ ZIGGURAT_API ziggurat_status ziggurat_lend_gradients(ziggurat_engine engine, uin
                                                      const ziggurat_dtype* dtypes,
                                                      const float* scales);
 /// Adds to the gradient of `param`, for steps of several backwards: in fp32, in the engine's own
-/// memory. What was lent before and `gradient` are the caller's again when this returns.
+/// memory, or in a file if "placement" has "grads=nvme". What was lent before and `gradient` are
+/// the caller's again when this returns.
 ZIGGURAT_API ziggurat_status ziggurat_add_gradient(ziggurat_engine engine, uint64_t param,
                                                    const ziggurat_memory* gradient, float scale);
 /// Discards all gradients of the step to come.

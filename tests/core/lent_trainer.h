@@ -35,6 +35,7 @@ struct LentStep {
   std::set<UnitId> left_out{};
   std::set<UnitId> written{};
   bool update_at_once = false;
+  std::set<UnitId> summed{};  ///< their gradients are added on NVMe, a half at a time
 };
 
 class LentTrainer {
@@ -84,7 +85,13 @@ class LentTrainer {
     write(its.written);
     make_gradients(generation, its.left_out);
     const std::vector<GroupStep> groups = groups_of(its);
-    const std::vector<TypedSpan<const std::byte>> gradients = lent_gradients();
+    std::vector<TypedSpan<const std::byte>> gradients = lent_gradients();
+    for (std::size_t i = 0; i < own_.size(); ++i) {
+      if (!its.summed.contains(own_[i]) || its.left_out.contains(own_[i])) continue;
+      const auto param = static_cast<ParamId>(i);
+      for (int half = 0; half < 2; ++half) engine.add_gradient(param, gradients[i], 0.5F);
+      gradients[i] = {};
+    }
     StepOptions options{.blob = {}};
     options.groups = groups;
     options.update_at_once = its.update_at_once;

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <limits>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "base/bytes.h"
@@ -86,6 +85,8 @@ void LentEngineImpl::validate() {
                       to_string(config.placement)));
   require(!config.store.empty() || config.placement.optimizer == Tier::kHost,
           "`store` is missing: give a directory, because optimizer state is not on the host");
+  require(!config.store.empty() || config.placement.grads != Tier::kNvme,
+          "`store` is missing: give a directory, because sums of gradients are on NVMe");
   require(lent_.size() == model.units.size(),
           fmt::format("{} parameters are lent, but the model has {} units: lend one for each",
                       lent_.size(), model.units.size()));
@@ -160,7 +161,10 @@ void LentEngineImpl::plan_device() {
 
 Hand::Homes LentEngineImpl::make_homes(Context& context, const std::vector<StripePlace>& places) {
   Homes homes;
-  auto grads = std::make_unique<LentGradHome>(context, lent_.size());
+  std::unique_ptr<GradSums> sums;
+  if (state_.config().placement.grads == Tier::kNvme)
+    sums = std::make_unique<GradSums>(context, places, lent_.size());
+  auto grads = std::make_unique<LentGradHome>(context, lent_.size(), std::move(sums));
   grads_ = grads.get();
   homes.grads = std::move(grads);
   if (streamed_) {
@@ -222,81 +226,6 @@ void LentEngineImpl::lend_params(ParamId param, TypedSpan<std::byte> values) {
       self.params_->lend(of, lent);
     }
   }(*this, unit, param, values));
-}
-
-StreamedParams& LentEngineImpl::streamed(const char* call) const {
-  if (streamed_) return *streamed_;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("{}(): all parameters are in the caller's memory, and there are no units", call));
-}
-
-// Waits without its turn, because another thread's release() may give back what it waits for.
-void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
-  StreamedParams* its = nullptr;
-  {
-    const Turn turn(turn_);
-    its = &streamed("acquire");
-    its->require_unit("acquire", unit);
-    stream.wait(Event());  // throws, before anything changes, if the stream may not wait
-    state_.begin_call();
-    its->acquiring(unit);
-  }
-  bool acquired = false;
-  try {
-    const CountedTime waited(state_.runtime().metrics, Counter::kWaitParamsNs);
-    const std::vector<Event> landed = run(its->acquire(unit, std::this_thread::get_id()));
-    acquired = true;
-    for (const Event& event : landed) {
-      if (dynamic_cast<Host*>(&stream) == nullptr) {
-        stream.wait(event);
-      } else {
-        run(event.wait());
-      }
-    }
-  } catch (...) {
-    if (acquired) state_.runtime().reactor.post([its, unit] { its->release(unit, {}); });
-    its->released(unit);
-    throw;
-  }
-}
-
-void LentEngineImpl::release(StreamedUnit unit, StreamRef& stream) {
-  const Turn turn(turn_);
-  StreamedParams& its = streamed("release");
-  its.require_acquired("release", unit);
-  const Event read = stream.record();
-  // In this order: as long as somebody may release, those who wait for memory are not refused.
-  state_.runtime().reactor.post([&its, unit, read] { its.release(unit, read); });
-  its.released(unit);
-}
-
-void LentEngineImpl::expect_units(std::span<const StreamedUnit> units) {
-  const Turn turn(turn_);
-  StreamedParams& its = streamed("expect_units");
-  for (const StreamedUnit unit : units) its.require_unit("expect_units", unit);
-  std::vector<StreamedUnit> order(units.begin(), units.end());
-  state_.runtime().reactor.post([&its, order = std::move(order)] { its.expect(order); });
-}
-
-TypedDeviceSpan<std::byte> LentEngineImpl::place(ParamId param) const {
-  const Turn turn(turn_);
-  require_param("place", param);
-  const StreamedParams& its = streamed("place");
-  its.require_acquired_param("place", param);
-  return its.place(param);
-}
-
-void LentEngineImpl::store_param(ParamId param, StreamRef& stream) {
-  const Turn turn(turn_);
-  require_param("store_param", param);
-  StreamedParams& its = streamed("store_param");
-  its.require_acquired_param("store_param", param);
-  const Event written = stream.record();
-  run([](TrainingState& state, StreamedParams& params, ParamId of, Event event) -> Task<> {
-    state.check();
-    co_await params.store(of, event);
-  }(state_, its, param, written));
 }
 
 void LentEngineImpl::check() {
@@ -370,8 +299,9 @@ std::optional<Error> LentEngineImpl::refusal_of(
     if (const std::optional<Error> refusal = streamed_->refusal_of_step()) return refusal;
   }
   const ChunkTable& table = state_.table();
-  const bool some_left_out =
-      std::ranges::any_of(gradients, [](const auto& gradient) { return gradient.bytes.empty(); });
+  bool some_left_out = false;
+  for (ParamId p = 0; p < gradients.size(); ++p)
+    some_left_out = some_left_out || !has_gradient(gradients, p);
   const bool counted = table.rounding() && state_.config().param_steps;
   const bool drawn = drawn_by(table.state().format, state_.rounding()).param;
   if (!some_left_out || !drawn || counted || holds_param(table.state().format)) return std::nullopt;
@@ -421,12 +351,17 @@ Task<StepResult> LentEngineImpl::finish_step(std::span<const TypedSpan<const std
   co_await state_.checkpoint_ended();
   if (streamed_) co_await streamed_->settle();  // a copy to the device reads the home
   const ChunkTable& table = state_.table();
-  for (ParamId p = 0; p < gradients.size(); ++p) grads_->lend(p, gradients[p]);
+  std::vector<bool> present;
+  for (ParamId p = 0; p < gradients.size(); ++p) {
+    present.push_back(has_gradient(gradients, p));
+    grads_->lend(p, gradients[p]);
+  }
+  if (GradSums* const sums = grads_->sums()) sums->take();
   state_.sweep().gradient_started(0, state_.generation() + 1, nullptr);
   for (ChunkId id = 0; id < table.chunks().size(); ++id) grads_->arrived(id).set();
   const auto grad_scale = static_cast<float>(1.0 / state_.gradient_divisor(options));
   const StepScalars steps = state_.scalars(options, grad_scale);
-  take_counts(gradients, options.blob);
+  take_counts(present, options.blob);
   state_.end_step(steps, options.blob, options.blob_follows, checkpoint);
   if (options.update_at_once) co_await updated_from_memory();
   co_return StepResult{.generation = state_.generation(),
@@ -435,13 +370,13 @@ Task<StepResult> LentEngineImpl::finish_step(std::span<const TypedSpan<const std
 
 /// Takes the counts of steps from the step's blob. If a parameter's count has changed and no
 /// gradient of this step rounds it, it is made again from its masters.
-void LentEngineImpl::take_counts(std::span<const TypedSpan<const std::byte>> gradients,
+void LentEngineImpl::take_counts(const std::vector<bool>& present,
                                  std::span<const std::byte> blob) {
   const std::vector<std::uint64_t> before = state_.take_counts(blob);
   if (!drawn_by(state_.table().state().format, state_.rounding()).param) return;
   const ParamSteps steps = state_.steps_in(state_.generation());
   for (ParamId p = 0; p < before.size(); ++p) {
-    if (!gradients[p].bytes.empty() || steps.of(p) == before[p]) continue;
+    if (present[p] || steps.of(p) == before[p]) continue;
     for (const TrainingState::LentRun& its : state_.lent_runs(p))
       state_.writes().round_again(its.chunk, its.run);
   }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/engine/lent/streamed_params.h"
@@ -23,6 +24,10 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   void open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
             const LoadOptions& options);
 
+  void add_gradient(ParamId param, TypedSpan<const std::byte> values, float scale,
+                    bool instead_of_zeros) override;
+  void discard_sum(ParamId param) override;
+  void read_sum(ParamId param, std::uint64_t first, std::span<float> values) override;
   StepResult step(std::span<const TypedSpan<const std::byte>> gradients,
                   const StepOptions& options) override;
   void refuse_step(const Error& why) override;
@@ -63,6 +68,9 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
     state_.gates().at_home(unit, generation);
   }
 
+  GradSums& sums(const char* call) const;
+  std::vector<std::pair<ChunkId, ParamRun>> runs_of(ParamId param) const;
+  bool has_gradient(std::span<const TypedSpan<const std::byte>> gradients, ParamId param) const;
   StreamedParams& streamed(const char* call) const;
   void require_streams(const ModelSpec& model) const;
   void require_param(const char* call, ParamId param) const;
@@ -74,8 +82,7 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   Task<bool> agree(const StepOptions& options, const std::optional<Error>& refusal);
   Task<StepResult> finish_step(std::span<const TypedSpan<const std::byte>> gradients,
                                const StepOptions& options);
-  void take_counts(std::span<const TypedSpan<const std::byte>> gradients,
-                   std::span<const std::byte> blob);
+  void take_counts(const std::vector<bool>& present, std::span<const std::byte> blob);
   Task<> updated_from_memory();
 
   std::span<const TypedSpan<std::byte>> lent_;  // per parameter; set while the engine is opened

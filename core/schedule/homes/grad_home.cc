@@ -141,22 +141,23 @@ Task<Lease> UnitGradHome::copied(ChunkId id, DeviceSpan<const std::byte> source,
 }
 
 bool LentGradHome::absent(ChunkId id) const {
-  const ChunkTable& table = context_.table;
-  const UnitId unit = table.chunk(id).unit;
-  if (!table.is_packed(unit))
-    return lent_[*table.model().units[unit].params.front().lent].bytes.empty();
   return std::ranges::all_of(context_.table.param_runs(id),
                              [&](const ParamRun& run) { return absent(run); });
 }
 
 Task<TypedSpan<const std::byte>> LentGradHome::fetch(ChunkId id, std::span<std::byte> item) {
   const std::vector<ParamRun> runs = context_.table.param_runs(id);
-  if (!context_.table.is_packed(context_.table.chunk(id).unit))
+  const bool some_summed =
+      std::ranges::any_of(runs, [&](const ParamRun& run) { return summed(run); });
+  const bool packed = context_.table.is_packed(context_.table.chunk(id).unit);
+  if (!packed && !some_summed)
     co_return lent_[runs.front().lent].subspan(runs.front().first, runs.front().count);
   const TypedSpan<std::byte> all{DType::kFloat32, item};
+  if (some_summed) co_await sums_->fetch(id, all.as<float>());
+  if (!packed) co_return all.subspan(0, runs.front().count);
   const std::function<void()> job = [&] {
     for (const ParamRun& run : runs) {
-      if (absent(run)) continue;
+      if (absent(run) || summed(run)) continue;
       const TypedSpan<const std::byte> lent = lent_[run.lent].subspan(run.first, run.count);
       const std::span<float> to = all.as<float>().subspan(run.begin, run.count);
       for (std::size_t i = 0; i < to.size(); ++i)

@@ -8,10 +8,12 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/typed_span.h"
 #include "core/schedule/context.h"
+#include "core/schedule/homes/grad_sums.h"
 #include "tiers/swap_file.h"
 
 namespace ziggurat {
@@ -79,24 +81,33 @@ class UnitGradHome : public GradHome {
 };
 
 /// Gradients in the trainer's memory, which it lends for a step: without padding, in any type. They
-/// are used where they are; those of a packed unit are brought together in fp32.
+/// are used where they are; those of a packed unit are brought together in fp32. Parameters may
+/// have a sum on NVMe instead.
 class LentGradHome final : public GradHome {
  public:
-  LentGradHome(Context& context, std::size_t params) : GradHome(context), lent_(params) {}
+  /// `sums` may be null.
+  LentGradHome(Context& context, std::size_t params, std::unique_ptr<GradSums> sums = nullptr)
+      : GradHome(context), lent_(params), sums_(std::move(sums)) {}
+  GradSums* sums() const noexcept { return sums_.get(); }
   /// Takes a parameter's gradient. The engine may use the memory until the parameter is updated.
   void lend(ParamId param, TypedSpan<const std::byte> gradient) noexcept {
     lent_[param] = gradient;
   }
 
   std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
-    return context_.table.is_packed(chunk.unit) ? chunk.count * sizeof(float) : 0;
+    return sums_ || context_.table.is_packed(chunk.unit) ? chunk.count * sizeof(float) : 0;
   }
   bool absent(ChunkId chunk) const override;
-  bool absent(const ParamRun& run) const noexcept override { return lent_[run.lent].bytes.empty(); }
+  bool absent(const ParamRun& run) const noexcept override {
+    return lent_[run.lent].bytes.empty() && !summed(run);
+  }
   Task<TypedSpan<const std::byte>> fetch(ChunkId chunk, std::span<std::byte> item) override;
 
  private:
+  bool summed(const ParamRun& run) const noexcept { return sums_ && sums_->taken(run.lent); }
+
   std::vector<TypedSpan<const std::byte>> lent_;  // by ParamSpec::lent
+  std::unique_ptr<GradSums> sums_;
 };
 
 }  // namespace ziggurat

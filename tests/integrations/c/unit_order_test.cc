@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <numeric>
 #include <random>
 #include <string>
@@ -87,6 +88,7 @@ class Model {
     if (kind < 760) return write_in_place();
     if (kind < 800) return expect();
     if (kind < 850) return read_gradient();
+    if (kind < 860) return norm();
     gradient();
   }
   std::array<std::uint64_t, 10> statuses{};
@@ -143,6 +145,7 @@ class Model {
     close();
     pins_ = {};
     gradients_ = {};
+    lent_gradients_ = {};
     open();
   }
 
@@ -239,6 +242,17 @@ class Model {
       gradients_ = {};
       return;
     }
+    const bool lent = random_() % 4 == 0;
+    if (lent) {
+      lent_gradients_[0].push_back(values);
+      const ziggurat_memory stays = memory_of(lent_gradients_[0].back());
+      for (const ziggurat_engine engine : {engine_, twin_})
+        expect_status("lend_gradient", ziggurat_lend_gradient(engine, p, &stays, scale),
+                      ZIGGURAT_OK);
+      gradients_[p] = values;
+      for (float& value : gradients_[p]) value *= scale;
+      return;
+    }
     const ziggurat_memory memory = memory_of(values);
     for (const ziggurat_engine engine : {engine_, twin_})
       expect_status("add_gradient", ziggurat_add_gradient(engine, p, &memory, scale), ZIGGURAT_OK);
@@ -254,6 +268,13 @@ class Model {
     ASSERT_EQ(has, gradients_[p].empty() ? 0 : 1);
     if (has == 0) return;
     ASSERT_EQ(values, gradients_[p]);
+  }
+  void norm() {
+    double own = 0;
+    double twins = 0;
+    expect_status("gradient_norm", ziggurat_gradient_norm(engine_, &own), ZIGGURAT_OK);
+    expect_status("gradient_norm", ziggurat_gradient_norm(twin_, &twins), ZIGGURAT_OK);
+    ASSERT_EQ(own, twins);
   }
   void step() {
     ziggurat_group group = ZIGGURAT_INIT(ziggurat_group);
@@ -271,6 +292,9 @@ class Model {
     if (refused) return;
     expect_status("step", ziggurat_step(twin_, &options, &result), ZIGGURAT_OK);
     gradients_ = {};
+    // Both steps have begun, so the ones before have ended, and with them the use of what was lent.
+    lent_gradients_[1].clear();
+    std::swap(lent_gradients_[0], lent_gradients_[1]);
   }
   void durable() {
     for (const ziggurat_engine engine : {engine_, twin_})
@@ -286,6 +310,8 @@ class Model {
   std::vector<std::vector<float>> lent_;  // the twin's parameters
   std::vector<std::vector<float>> own_;   // those that are lent to the engine too
   std::array<std::vector<float>, kCount> gradients_;
+  std::array<std::deque<std::vector<float>>, 2> lent_gradients_;  // for the step to come, and its
+                                                                  // predecessor
   std::array<int, kUnits> pins_{};
 };
 
@@ -294,14 +320,16 @@ class UnitOrder : public testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(
     Places, UnitOrder,
     testing::Values(Kind{"Nvme", "params=nvme,optimizer=nvme", "4MiB", false},
+                    Kind{"AllNvme", "all=nvme", "4MiB", false},
                     Kind{"Host", "params=host,optimizer=host", "4MiB", false},
                     Kind{"Device", "params=device,optimizer=nvme", "4MiB", false},
-                    Kind{"NvmeOneAtATime", "params=nvme,optimizer=host", "208KiB", true}),
+                    Kind{"NvmeOneAtATime", "params=nvme,grads=nvme,optimizer=host", "208KiB",
+                         true}),
     [](const auto& one) { return std::string(one.param.name); });
 
 TEST_P(UnitOrder, HasTheStatusAndTheValuesThatAreRight) {
   Model model(GetParam(), from_environment("ZIGGURAT_SEED", 1));
-  const std::uint64_t calls = from_environment("ZIGGURAT_CALLS", 20'000) / 4;
+  const std::uint64_t calls = from_environment("ZIGGURAT_CALLS", 20'000) / 5;
   for (std::uint64_t i = 0; i < calls && !testing::Test::HasFatalFailure(); ++i) {
     SCOPED_TRACE(testing::Message() << "call " << i);
     model.call();

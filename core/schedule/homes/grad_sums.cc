@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/homes/grad_sums.cc: reads, adds and writes.
+#include "core/schedule/homes/grad_sums.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/checksum.h"
+#include "base/numerics/typed_value.h"
+#include "base/runtime/for_each.h"
+
+namespace ziggurat {
+namespace {
+
+/// How many chunks of a parameter are added to at once.
+constexpr std::size_t kChunksAtOnce = 4;
+
+}  // namespace
+
+GradSums::GradSums(Context& context, std::vector<StripePlace> places, std::size_t params)
+    : context_(context), coming_(params), taken_(params) {
+  std::vector<std::uint64_t> sizes;
+  for (const Chunk& chunk : context.table.chunks()) sizes.push_back(chunk.count * sizeof(float));
+  file_ = SwapFile::create(context.reactor, std::move(places), std::move(sizes));
+}
+
+void GradSums::take() {
+  taken_ = coming_;
+  coming_.assign(coming_.size(), false);
+}
+
+Task<Lease> GradSums::lease(ChunkId id) {
+  const LeaseRequest request{.purpose = Purpose::kGradients,
+                             .size_bytes = context_.table.chunk(id).count * sizeof(float),
+                             .need = {.generation = 0, .position = 0},  // the trainer waits
+                             .holder = "gradient sum",
+                             .numa_node = context_.node_of(id)};
+  co_return co_await context_.pool.acquire(request);
+}
+
+Task<> GradSums::add(ParamId param, std::span<const std::pair<ChunkId, ParamRun>> runs,
+                     TypedSpan<const std::byte> values, float scale, bool instead_of_zeros) {
+  const std::function<Task<>(std::size_t)> add = [&](std::size_t i) {
+    const auto& [chunk, run] = runs[i];
+    return add_run(param, chunk, run, values.subspan(run.first, run.count), scale,
+                   instead_of_zeros);
+  };
+  co_await for_each_index(context_.reactor, runs.size(), kChunksAtOnce, add);
+  coming_[param] = true;
+}
+
+Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<const std::byte> values,
+                         float scale, bool instead_of_zeros) {
+  const Lease memory = co_await lease(id);
+  const std::span<float> sums(reinterpret_cast<float*>(memory.bytes().data()),
+                              context_.table.chunk(id).count);
+  const std::vector<ParamRun> all = context_.table.param_runs(id);
+  const bool others = std::ranges::any_of(
+      all, [&](const ParamRun& other) { return other.lent != param && coming_[other.lent]; });
+  const bool begun = coming_[param];
+  if (begun || others) {
+    co_await fetch(id, sums);
+  } else {
+    std::ranges::fill(sums, 0.0F);
+  }
+  std::uint64_t hash = 0;
+  const std::function<void()> job = [&] {
+    const std::span<float> own = sums.subspan(run.begin, run.count);
+    if (!begun) std::ranges::fill(own, 0.0F);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      const float summand = scale * value_at(values.dtype, values.bytes.data(), i);
+      own[i] = !begun && instead_of_zeros ? summand : own[i] + summand;
+    }
+    hash = hash64(memory.bytes(), id);
+  };
+  {
+    const LentMemory::Use its(context_.lent);
+    co_await context_.run_near(id, "add gradient", job);
+  }
+  co_await file_->write(id, memory.bytes(), hash, IoPriority::kDemand);
+}
+
+Task<> GradSums::fetch(ChunkId id, std::span<float> sums) {
+  const std::span<std::byte> bytes = std::as_writable_bytes(sums);
+  co_await file_->read(id, bytes, IoPriority::kDemand);
+  std::uint64_t hash = 0;
+  const std::function<void()> job = [&] { hash = hash64(bytes, id); };
+  co_await context_.run_near(id, "verify gradient", job);
+  if (hash != file_->expected_hash(id)) throw file_->corrupt_item(id);
+}
+
+Task<> GradSums::read(std::span<const std::pair<ChunkId, ParamRun>> runs, std::uint64_t first,
+                      std::span<float> values) {
+  for (const auto& [id, run] : runs) {
+    const std::uint64_t begin = std::max(first, run.first);
+    const std::uint64_t end = std::min(first + values.size(), run.first + run.count);
+    if (begin >= end) continue;
+    const Lease memory = co_await lease(id);
+    const std::span<float> sums(reinterpret_cast<float*>(memory.bytes().data()),
+                                context_.table.chunk(id).count);
+    co_await fetch(id, sums);
+    const std::span<float> part = sums.subspan(run.begin + (begin - run.first), end - begin);
+    std::ranges::copy(part, values.begin() + static_cast<std::ptrdiff_t>(begin - first));
+  }
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/homes/grad_sums.h: sums of gradients over micro-batches in a file on NVMe, for a
+// trainer that lends its parameters and has no memory for 4 bytes a parameter. Each chunk is read,
+// added to and written. Reactor's thread only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/typed_span.h"
+#include "core/schedule/context.h"
+#include "tiers/swap_file.h"
+
+namespace ziggurat {
+
+class GradSums {
+ public:
+  /// `params` is the number of parameters that are lent.
+  GradSums(Context& context, std::vector<StripePlace> places, std::size_t params);
+
+  /// Adds `scale` times `values` to the sum of a parameter for the step to come, in fp32. Its first
+  /// summand is added to zeros, or with `instead_of_zeros` takes their place. The sweep must not
+  /// be using the parameter's last sum.
+  Task<> add(ParamId param, std::span<const std::pair<ChunkId, ParamRun>> runs,
+             TypedSpan<const std::byte> values, float scale, bool instead_of_zeros);
+  /// Reads elements from `first` on of a sum for the step to come.
+  Task<> read(std::span<const std::pair<ChunkId, ParamRun>> runs, std::uint64_t first,
+              std::span<float> values);
+  bool has(ParamId param) const noexcept { return coming_[param]; }
+  void discard(ParamId param) noexcept { coming_[param] = false; }
+
+  /// Makes the sums for the step to come those of the step that is being made.
+  void take();
+  /// Whether a parameter has a sum in the step that is being made.
+  bool taken(ParamId param) const noexcept { return taken_[param]; }
+  /// Reads a chunk, with padding. Elements of parameters without a sum are of no meaning.
+  Task<> fetch(ChunkId chunk, std::span<float> sums);
+
+ private:
+  Task<Lease> lease(ChunkId chunk);
+  Task<> add_run(ParamId param, ChunkId chunk, ParamRun run, TypedSpan<const std::byte> values,
+                 float scale, bool instead_of_zeros);
+
+  Context& context_;
+  std::unique_ptr<SwapFile> file_;  // an item for each chunk
+  std::vector<bool> coming_, taken_;
+};
+
+}  // namespace ziggurat

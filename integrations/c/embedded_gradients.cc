@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/embedded_gradients.cc: gradients of the step to come: lent, summed in memory or on
+// NVMe, and their norm.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "base/numerics/typed_value.h"
+#include "base/runtime/for_each.h"
+#include "integrations/c/embedded_engine.h"
+#include "optimizer/gradient.h"
+#include "tiers/tile_size.h"
+
+namespace ziggurat {
+namespace {
+
+/// Number of tiles whose squares one job adds.
+constexpr std::size_t kNormTiles = 32;
+
+/// Returns the sum of squares of one run of elements, added tile by tile.
+double squares(TypedSpan<const std::byte> values) {
+  std::vector<float> widened(kTileElements);
+  double sum = 0;
+  for (std::size_t begin = 0; begin < values.count(); begin += kTileElements) {
+    const std::size_t count = std::min<std::size_t>(kTileElements, values.count() - begin);
+    const std::span<float> tile = std::span(widened).first(count);
+    for (std::size_t i = 0; i < count; ++i)
+      tile[i] = value_at(values.dtype, values.bytes.data(), begin + i);
+    sum += round_gradient(tile, as_typed(tile));
+  }
+  return sum;
+}
+
+}  // namespace
+
+void EmbeddedEngine::lend_gradient(std::size_t param, TypedSpan<const std::byte> values,
+                                   float scale) {
+  lending([&] {
+    require_count("lend_gradient", param, values.count());
+    replace_gradient({.param = param, .values = values, .scale = scale});
+  });
+}
+
+void EmbeddedEngine::lend_gradients(std::span<const LentGradient> gradients) {
+  lending([&] {
+    for (const LentGradient& its : gradients)
+      require_count("lend_gradients", its.param, its.values.count());
+    for (const LentGradient& its : gradients) replace_gradient(its);
+  });
+}
+
+void EmbeddedEngine::replace_gradient(const LentGradient& its) {
+  Gradient& gradient = gradients_[its.param];
+  if (gradient.on_nvme) engine_->discard_sum(static_cast<ParamId>(its.param));
+  gradient.on_nvme = false;
+  gradient.values = its.values;
+  gradient.scale = its.scale;
+}
+
+void EmbeddedEngine::add_gradient(std::size_t param, TypedSpan<const std::byte> values,
+                                  float scale) {
+  lending([&] { sum_gradient(param, values, scale); });
+}
+
+void EmbeddedEngine::sum_gradient(std::size_t param, TypedSpan<const std::byte> values,
+                                  float scale) {
+  require_count("add_gradient", param, values.count());
+  Gradient& gradient = gradients_[param];
+  if (sums_on_nvme_) {
+    const auto id = static_cast<ParamId>(param);
+    if (!gradient.values.bytes.empty())
+      engine_->add_gradient(id, gradient.values, gradient.scale, /*instead_of_zeros=*/true);
+    // From here on the sum is what the parameter has, also if the rest fails.
+    gradient.on_nvme = gradient.present();
+    gradient.values = {};
+    gradient.scale = 1;
+    engine_->add_gradient(id, values, scale);
+    gradient.on_nvme = true;
+    return;
+  }
+  const bool own = !gradient.sum.empty() &&
+                   gradient.values.bytes.data() == std::as_bytes(std::span(gradient.sum)).data();
+  if (!own) {
+    // Wait, because the previous step may still read the sum.
+    engine_->wait_updated(static_cast<ParamId>(param));
+    gradient.sum.resize(values.count());
+    for (std::size_t i = 0; i < values.count(); ++i) {
+      const TypedSpan<const std::byte>& lent = gradient.values;
+      gradient.sum[i] =
+          lent.bytes.empty() ? 0.0F : gradient.scale * value_at(lent.dtype, lent.bytes.data(), i);
+    }
+    gradient.values = as_typed(std::span<const float>(gradient.sum));
+    gradient.scale = 1;
+  }
+  for (std::size_t i = 0; i < values.count(); ++i)
+    gradient.sum[i] += scale * value_at(values.dtype, values.bytes.data(), i);
+}
+
+void EmbeddedEngine::discard_gradients() {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t p = 0; p < gradients_.size() && !engine_->has_ended(); ++p)
+    if (gradients_[p].on_nvme) engine_->discard_sum(static_cast<ParamId>(p));
+  forget_gradients();
+}
+
+double EmbeddedEngine::gradient_norm() {
+  return lending([&] { return norm_of_gradients(); });
+}
+
+double EmbeddedEngine::norm_of_gradients() {
+  struct Run {
+    std::size_t param;
+    TypedSpan<const std::byte> values;
+    double squared = 0;
+  };
+  std::vector<Run> runs;
+  for (std::size_t p = 0; p < gradients_.size(); ++p) {
+    const TypedSpan<const std::byte>& all = gradients_[p].values;
+    for (std::size_t begin = 0; begin < all.count(); begin += kNormTiles * kTileElements) {
+      const std::size_t count = std::min(kNormTiles * kTileElements, all.count() - begin);
+      runs.push_back({.param = p, .values = all.subspan(begin, count)});
+    }
+  }
+  const std::function<Task<>(std::size_t)> add = [&](std::size_t i) -> Task<> {
+    const std::function<void()> job = [&run = runs[i]] { run.squared = squares(run.values); };
+    co_await runtime_.workers->run(runtime_.reactor, "sum norm", job);
+  };
+  runtime_.reactor.block_on(
+      for_each_index(runtime_.reactor, runs.size(), 2 * runtime_.workers->threads(), add));
+  double squared = 0;
+  auto run = runs.begin();
+  for (std::size_t p = 0; p < gradients_.size(); ++p) {
+    const auto scale = static_cast<double>(gradients_[p].scale);
+    if (gradients_[p].on_nvme) squared = add_squares_on_nvme(p, squared);
+    for (; run != runs.end() && run->param == p; ++run) squared += run->squared * scale * scale;
+  }
+  return std::sqrt(squared);
+}
+
+/// Adds the squares of a sum on NVMe to `squared`, run by run, as those of one in memory are.
+double EmbeddedEngine::add_squares_on_nvme(std::size_t param, double squared) {
+  std::vector<float> values(kNormTiles * kTileElements);
+  const std::size_t count = count_of(param);
+  for (std::size_t begin = 0; begin < count; begin += values.size()) {
+    const std::span<float> part = std::span(values).first(std::min(values.size(), count - begin));
+    engine_->read_sum(static_cast<ParamId>(param), begin, part);
+    squared += squares(as_typed(std::span<const float>(part)));
+  }
+  return squared;
+}
+
+}  // namespace ziggurat
