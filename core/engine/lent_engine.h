@@ -122,6 +122,9 @@ class LentEngine : public StateEngine {
   /// Brings units ahead of their use, as far as there is room: the trainer will use them next. This
   /// is never needed. Unknown units are an error.
   virtual void expect_units(std::span<const StreamedUnit> units) = 0;
+  /// Fails those threads that wait in acquire(), and those that will, with kCancelled: the engine
+  /// is about to be destroyed.
+  virtual void end_waits() = 0;
   /// Returns where a streamed parameter is on the device while its unit is acquired, without
   /// padding, aligned to its elements.
   virtual TypedDeviceSpan<std::byte> place(ParamId param) const = 0;

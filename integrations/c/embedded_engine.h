@@ -103,6 +103,7 @@ class EmbeddedEngine {
   void acquire(StreamedUnit unit);
   void release(StreamedUnit unit);
   void expect_units(std::span<const StreamedUnit> units);
+  void end_waits() { engine_->end_waits(); }
   /// Returns where a streamed parameter is while its unit is acquired.
   TypedSpan<std::byte> place(std::size_t param);
   /// Read and write a streamed parameter in its own type, and acquire its unit meanwhile.

@@ -142,7 +142,7 @@ ziggurat_status ziggurat_stored_params(ziggurat_runtime runtime, const char* set
 }
 
 ziggurat_status ziggurat_engine_close(ziggurat_engine engine) {
-  return guarded([&] { engines().take(engine); });
+  return guarded([&] { engines().take(engine)->engine->end_waits(); });
 }
 
 ziggurat_status ziggurat_lend_gradient(ziggurat_engine engine, uint64_t param,

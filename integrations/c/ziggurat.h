@@ -223,7 +223,8 @@ ZIGGURAT_API ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime,
 ZIGGURAT_API ziggurat_status ziggurat_stored_params(ziggurat_runtime runtime, const char* settings,
                                                     char* text, uint64_t capacity_bytes,
                                                     uint64_t* needed_bytes);
-/// Closes an engine. State that is not durable is lost: call ziggurat_make_durable() before.
+/// Closes an engine. State that is not durable is lost: call ziggurat_make_durable() before. A
+/// thread that waits in ziggurat_acquire() gets ZIGGURAT_CANCELLED.
 ZIGGURAT_API ziggurat_status ziggurat_engine_close(ziggurat_engine engine);
 
 /// Opens an exchange, with which ranks exchange host memory among themselves, in addition to what

@@ -34,6 +34,7 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   void acquire(StreamedUnit unit, StreamRef& stream) override;
   void release(StreamedUnit unit, StreamRef& stream) override;
   void expect_units(std::span<const StreamedUnit> units) override;
+  void end_waits() override;
   TypedDeviceSpan<std::byte> place(ParamId param) const override;
   void store_param(ParamId param, StreamRef& stream) override;
   void lend_params(ParamId param, TypedSpan<std::byte> values) override;

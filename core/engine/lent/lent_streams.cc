@@ -128,6 +128,10 @@ void LentEngineImpl::expect_units(std::span<const StreamedUnit> units) {
   state_.runtime().reactor.post([&its, order = std::move(order)] { its.expect(order); });
 }
 
+void LentEngineImpl::end_waits() {
+  if (streamed_) streamed_->end_waits();
+}
+
 TypedDeviceSpan<std::byte> LentEngineImpl::place(ParamId param) const {
   const Turn turn(turn_);
   require_param("place", param);

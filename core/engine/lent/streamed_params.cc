@@ -88,6 +88,20 @@ void StreamedParams::build(Context& context) {
                                   .prefetch_units_max = kUnitsAhead * most_parts},
                                  nullptr);
   residency_->wait_while([this] { return may_be_released(); });
+  describe();
+}
+
+void StreamedParams::describe() const {
+  std::uint64_t all_bytes = 0;
+  std::uint64_t largest_bytes = 0;
+  for (UnitId u = 0; u < state_.table().unit_count(); ++u)
+    if (state_.table().has_home(u)) all_bytes += state_.table().unit_param_bytes(u);
+  for (const Unit& unit : units_) largest_bytes = std::max(largest_bytes, device_bytes(unit));
+  state_.notes().push_back(fmt::format(
+      "{} of parameters in {} units are streamed from {}; {} are for those that are acquired, and "
+      "the largest unit takes {}",
+      format_bytes(all_bytes), units_.size(), to_string(state_.config().placement.params),
+      format_bytes(state_.device().account().capacity_bytes()), format_bytes(largest_bytes)));
 }
 
 void StreamedParams::acquiring(StreamedUnit unit) {
@@ -107,11 +121,20 @@ void StreamedParams::released(StreamedUnit unit) {
 /// Whether some thread has acquired a unit and does not itself wait for another.
 bool StreamedParams::may_be_released() const {
   const std::lock_guard lock(mutex_);
+  if (ending_) return false;
   const auto waits = [&](std::thread::id thread) {
     return std::ranges::find(waiting_, thread) != waiting_.end();
   };
   return std::ranges::any_of(
       units_, [&](const Unit& unit) { return !std::ranges::all_of(unit.holders, waits); });
+}
+
+void StreamedParams::end_waits() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  state_.runtime().reactor.post([] {});  // it looks again whether anybody may release
 }
 
 bool StreamedParams::is_held(StreamedUnit unit) const {
@@ -170,6 +193,10 @@ Task<std::vector<Event>> StreamedParams::acquire(StreamedUnit unit, std::thread:
     // Here and not on the trainer's thread: until then others would take it for one that waits.
     const std::lock_guard lock(mutex_);
     waiting_.erase(std::ranges::find(waiting_, thread));
+    if (error && ending_) {
+      throw Error(ErrorCode::kCancelled,
+                  fmt::format("acquire(unit {}): the engine was closed meanwhile", unit));
+    }
   }
   if (error) std::rethrow_exception(error);
   co_return landed;

@@ -46,6 +46,8 @@ class StreamedParams {
   void require_acquired(const char* call, StreamedUnit unit) const;
   /// Throws unless the parameter is in a unit that is acquired. Returns the unit.
   StreamedUnit require_acquired_param(const char* call, ParamId param) const;
+  /// Fails those who wait in acquire(), and those who will, because nobody releases any more.
+  void end_waits();
   /// Returns why no step can be made: a unit is acquired.
   std::optional<Error> refusal_of_step() const;
 
@@ -73,6 +75,7 @@ class StreamedParams {
     std::vector<Part> parts;
     std::vector<std::thread::id> holders;  ///< a thread for each acquire, also one that waits
   };
+  void describe() const;
   bool may_be_released() const;
   bool is_held(StreamedUnit unit) const;
   Task<> bring(Unit& unit, std::vector<Event>& landed);
@@ -82,9 +85,10 @@ class StreamedParams {
   const Part& part_of(ParamId param) const;
 
   TrainingState& state_;
-  mutable std::mutex mutex_;  // guards holders and waiting_
+  mutable std::mutex mutex_;  // guards holders, waiting_ and ending_
   std::vector<Unit> units_;
   std::vector<std::thread::id> waiting_;  // threads that wait in acquire()
+  bool ending_ = false;                   // end_waits() was called
   UnitParamHome* home_ = nullptr;         // the state's
   std::unique_ptr<Residency> residency_;
 };

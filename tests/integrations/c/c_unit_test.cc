@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/integrations/c/c_unit_test.cc: parameters that the engine keeps, behind the C interface:
 // the bits of parameters that are lent, in every type, saved and loaded too; and what is refused.
+#include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "tests/integrations/c/embedder.h"
@@ -26,6 +28,12 @@ class CUnits : public Embedder {
       const ziggurat_memory memory = memory_of(values_[p]);
       ASSERT_DONE(ziggurat_write_param(engine_, p, &memory));
     }
+  }
+  template <class Call>
+  std::string text_of(Call call) const {
+    std::string text(8192, '\0');
+    EXPECT_EQ(call(engine_, text.data(), text.size(), nullptr), ZIGGURAT_OK);
+    return text.c_str();
   }
   TypedArray read(std::size_t param) const {
     TypedArray values(values_[param].dtype, kCounts[param]);
@@ -99,6 +107,46 @@ TEST_F(CUnits, RefuseWhatDoesNotFit) {
   EXPECT_REFUSED(ziggurat_read_gradient(engine_, 0, &memory, &has), "give fp32 memory");
 }
 
+TEST_F(CUnits, AreSavedAndLoaded) {
+  stream(DType::kFloat32);
+  ASSERT_DONE(open(settings(kOnNvme)));
+  EXPECT_THAT(text_of(ziggurat_describe),
+              ::testing::HasSubstr("in 2 units are streamed from nvme"));
+  write_both();
+  lend_both(1);
+  ASSERT_DONE(step());
+  std::array<TypedArray, kParams> saved{read(0), read(1)};
+  const std::string folder = directory_.path() + "/saved";
+  ziggurat_save_options saving = ZIGGURAT_INIT(ziggurat_save_options);
+  saving.engine_count = 1;
+  saving.engines = &engine_;
+  const std::string content =
+      R"({"folder": ")" + folder +
+      R"(", "step": 1, "keep_last": 0, "keep_every": 0, "model": "m", "dtype": "fp32",
+          "placement": "nvme", "resume": {}, "values": [],
+          "params": [{"name": "first", "shape": [3, 5, 7], "trained": true},
+                     {"name": "second", "shape": [200, 200], "trained": true}],
+          "engines": [[{"param": 0, "first": 0}, {"param": 1, "first": 0}]]})";
+  ziggurat_save save = 0;
+  ASSERT_DONE(ziggurat_save_begin(runtime_, &saving, content.c_str(), &save));
+  lend_both(2);
+  ASSERT_DONE(step());  // of which the checkpoint has nothing
+  ASSERT_DONE(ziggurat_save_wait(save, nullptr, 0, nullptr));
+  ASSERT_DONE(ziggurat_save_close(save));
+  EXPECT_NE(read(1).bytes, saved[1].bytes);
+  close();
+  ziggurat_checkpoint checkpoint = 0;
+  ASSERT_DONE(ziggurat_checkpoint_open(runtime_, folder.c_str(), &checkpoint));
+  const std::string other = R"({"store": ")" + directory_.path() + "/other\"" + kOnNvme + "}";
+  ASSERT_DONE(ziggurat_engine_load(runtime_, params_.data(), kParams, other.c_str(), checkpoint,
+                                   R"({"parts": [{"name": "first", "shape": [3, 5, 7], "first": 0},
+                    {"name": "second", "shape": [200, 200], "first": 0}], "steps": [1, 1],
+          "weights_only": false})",
+                                   &engine_));
+  for (std::size_t p = 0; p < kParams; ++p) EXPECT_EQ(read(p).bytes, saved[p].bytes);
+  ASSERT_DONE(ziggurat_checkpoint_close(checkpoint));
+}
+
 TEST_F(CUnits, AreNotThoseOfParametersThatAreLent) {
   ASSERT_DONE(open(settings()));
   EXPECT_REFUSED(ziggurat_acquire(engine_, 0, nullptr), "there are no units");
@@ -108,11 +156,38 @@ TEST_F(CUnits, AreNotThoseOfParametersThatAreLent) {
                  "is in the caller's memory: read and write it there");
 }
 
-// The engine is not closed under a thread that waits for its memory.
-TEST_F(CUnits, WaitForAnotherThreadsRelease) {
-  stream(DType::kFloat32);
-  ASSERT_DONE(
-      open(settings(R"(, "placement": "params=host,optimizer=host", "device_memory": "256KiB")")));
+class CUnitThreads : public CUnits {
+ protected:
+  /// There is room for the second parameter, or for the first.
+  void SetUp() override {
+    CUnits::SetUp();
+    stream(DType::kFloat32);
+    ASSERT_DONE(open(
+        settings(R"(, "placement": "params=host,optimizer=host", "device_memory": "240KiB")")));
+  }
+};
+
+TEST_F(CUnitThreads, ThatWaitAreToldThatTheEngineIsClosed) {
+  ASSERT_DONE(ziggurat_acquire(engine_, 1, nullptr));
+  ziggurat_status got = ZIGGURAT_INTERNAL;
+  std::string words;
+  std::atomic<bool> begins = false;
+  std::thread other([&] {
+    begins = true;
+    got = ziggurat_acquire(engine_, 0, nullptr);
+    words = ziggurat_last_error();
+  });
+  while (!begins) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it waits by now, most likely
+  ASSERT_DONE(ziggurat_engine_close(engine_));
+  other.join();
+  engine_ = 0;
+  if (got == ZIGGURAT_INVALID_ARGUMENT) return;  // it came after the end
+  EXPECT_EQ(got, ZIGGURAT_CANCELLED);
+  EXPECT_THAT(words, ::testing::HasSubstr("the engine was closed meanwhile"));
+}
+
+TEST_F(CUnitThreads, WaitForAnotherThreadsRelease) {
   ASSERT_DONE(ziggurat_acquire(engine_, 1, nullptr));
   ziggurat_status got = ZIGGURAT_INTERNAL;
   std::thread other([&] {
