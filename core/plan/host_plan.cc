@@ -188,7 +188,8 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
     if (grads == Tier::kHost) plan.gradient_bytes += lease_bytes(chunk.param_bytes());
   }
 
-  // With records in memory and lent parameters, only packed units need items.
+  // With records in memory only some units of such a trainer need items: packed ones, and those
+  // whose parameters or sums of gradients are on NVMe.
   if (table.is_lent() && placement.optimizer == Tier::kHost)
     plan.items_wanted = std::clamp<std::uint64_t>(with_items, 1, kWorkItemsWanted);
   if (plan.item_bytes > 0) plan.reserves.push_back({Purpose::kOptimizer, plan.item_bytes});

@@ -66,7 +66,8 @@ struct EmbeddedLoad {
   bool continues_line = false;  ///< as LoadOptions::continues_line
 };
 
-/// Thread-safe: calls from several threads are made one after the other.
+/// Thread-safe: calls from several threads are made one after the other, but for those that acquire
+/// a unit: they wait while others go on.
 class EmbeddedEngine {
  public:
   /// Opens an engine. `config` has all settings. `runtime` must outlive the engine. Errors:
@@ -206,6 +207,7 @@ class EmbeddedEngine {
   void read_steps();
 
   mutable std::mutex mutex_;
+  std::mutex copying_;  // taken before mutex_: read_param() and write_param() copy one at a time
   Runtime& runtime_;
   ModelSpec model_;
   std::vector<std::uint32_t> groups_;  ///< per parameter

@@ -71,7 +71,10 @@ StreamedUnit EmbeddedEngine::require_streamed(const char* call, std::size_t para
 void EmbeddedEngine::read_param(std::size_t param, TypedSpan<std::byte> values) {
   const StreamedUnit unit = require_streamed("read_param", param, values);
   acquire(unit);
-  std::ranges::copy(place(param).bytes, values.bytes.begin());
+  {
+    const std::lock_guard lock(copying_);
+    std::ranges::copy(place(param).bytes, values.bytes.begin());
+  }
   release(unit);
 }
 
@@ -80,6 +83,7 @@ void EmbeddedEngine::write_param(std::size_t param, TypedSpan<const std::byte> v
   acquire(unit);
   std::exception_ptr error;
   try {
+    const std::lock_guard lock(copying_);
     std::ranges::copy(values.bytes, place(param).bytes.begin());
     param_written(param);
   } catch (...) {

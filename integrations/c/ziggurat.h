@@ -25,8 +25,9 @@
 // Every call returns a status; ziggurat_last_error() says in words why the last call that failed on
 // this thread has failed. A handle that does not exist, a parameter that the model does not have or
 // a size that does not fit is an error, and changes nothing. Calls may come from any thread; calls
-// of one engine are made one after the other. C99 or later. Structs begin with the size that they
-// had when the caller was compiled: set it with ZIGGURAT_INIT, which also clears the rest.
+// of one engine are made one after the other, but for those that acquire units. C99 or later.
+// Structs begin with the size that they had when the caller was compiled: set it with
+// ZIGGURAT_INIT, which also clears the rest.
 //
 // An engine that has failed (because of a drive or another rank) returns that error from the next
 // call that lends it something, asks it for state or waits for it, and from every later one. When
@@ -305,7 +306,7 @@ ZIGGURAT_API ziggurat_status ziggurat_param_written(ziggurat_engine engine, uint
 /// Acquires a unit: its parameters are in memory, as of the newest step, until as many releases as
 /// acquires. May wait for memory that a release on another thread gives back, and holds up no other
 /// call. `stream` is for builds with a GPU: null. Errors: ZIGGURAT_RESOURCE_EXHAUSTED if memory
-/// cannot come back, because it is this thread that holds it.
+/// cannot come back, because each thread that has acquired a unit waits for another one.
 ZIGGURAT_API ziggurat_status ziggurat_acquire(ziggurat_engine engine, uint32_t unit, void* stream);
 /// Releases a unit. All units are released before ziggurat_step().
 ZIGGURAT_API ziggurat_status ziggurat_release(ziggurat_engine engine, uint32_t unit, void* stream);
@@ -317,7 +318,8 @@ ZIGGURAT_API ziggurat_status ziggurat_expect_units(ziggurat_engine engine, const
 /// and then calls ziggurat_param_written() before the release.
 ZIGGURAT_API ziggurat_status ziggurat_param_memory(ziggurat_engine engine, uint64_t param,
                                                    ziggurat_memory* place);
-/// Reads a streamed parameter, or writes it, in its own type. Acquires its unit meanwhile.
+/// Reads a streamed parameter, or writes it, in its own type. Acquires its unit meanwhile, so that
+/// no other thread can make a step.
 ZIGGURAT_API ziggurat_status ziggurat_read_param(ziggurat_engine engine, uint64_t param,
                                                  const ziggurat_memory* values);
 ZIGGURAT_API ziggurat_status ziggurat_write_param(ziggurat_engine engine, uint64_t param,

@@ -7,7 +7,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <tuple>
 
@@ -318,13 +320,82 @@ TEST_F(OneAtATime, AThreadThatHoldsTheOtherUnitGetsAnError) {
   try {
     engine_->acquire(1, host_);
     FAIL() << "there was room";
-  } catch (const MemoryExhausted& error) {
-    EXPECT_THAT(error.what(), HasSubstr("nothing on the device can be freed"));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("acquire(unit 1)"), HasSubstr("units that are acquired (0)")));
   }
   engine_->release(0, host_);
   engine_->acquire(1, host_);
   engine_->release(1, host_);
   trainer_.step(*engine_);
+}
+
+/// A thread that acquires unit 1, and releases it again when it has it.
+class Waiter {
+ public:
+  explicit Waiter(LentEngine& engine)
+      : thread_([this, &engine] {
+          Host host;
+          begins_ = true;
+          try {
+            engine.acquire(1, host);
+            engine.release(1, host);
+          } catch (const Error& error) {
+            refused_ = error.code();
+          }
+        }) {
+    while (!begins_) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // by now it waits, most likely
+  }
+  std::optional<ErrorCode> ended() {
+    thread_.join();
+    return refused_;
+  }
+
+ private:
+  std::atomic<bool> begins_ = false;
+  std::optional<ErrorCode> refused_;
+  std::thread thread_;
+};
+
+TEST_F(OneAtATime, AUnitThatSomebodyWaitsForIsNotAcquired) {
+  engine_->acquire(0, host_);
+  Waiter waiter(*engine_);
+  EXPECT_THROW(engine_->release(1, host_), Error);
+  EXPECT_THROW(engine_->place(1), Error);
+  EXPECT_THROW(engine_->store_param(1, host_), Error);
+  EXPECT_THROW(trainer_.step(*engine_), Error);
+  engine_->release(0, host_);
+  EXPECT_EQ(waiter.ended(), std::nullopt);
+}
+
+TEST_F(OneAtATime, AWaiterIsRefusedWhenNobodyIsLeftWhoCouldRelease) {
+  engine_->acquire(0, host_);
+  Waiter waiter(*engine_);
+  EXPECT_THROW(engine_->acquire(1, host_), Error);  // both wait
+  engine_->release(0, host_);
+  const std::optional<ErrorCode> refused = waiter.ended();
+  EXPECT_EQ(refused.value_or(ErrorCode::kResourceExhausted), ErrorCode::kResourceExhausted);
+}
+
+TEST_F(OneAtATime, AWaiterIsToldThatTheEngineEnds) {
+  engine_->acquire(0, host_);
+  Waiter waiter(*engine_);
+  engine_->end_waits();
+  EXPECT_EQ(waiter.ended(), ErrorCode::kCancelled);
+  engine_->release(0, host_);
+}
+
+// Both wait for the update, and one of them loads the unit.
+TEST_F(OneAtATime, ThreadsAcquireTheSameUnitRightAfterAStep) {
+  for (int i = 0; i < 20; ++i) {
+    trainer_.step(*engine_);
+    Waiter waiter(*engine_);
+    engine_->acquire(1, host_);
+    engine_->release(1, host_);
+    ASSERT_EQ(waiter.ended(), std::nullopt);
+  }
 }
 
 TEST_F(OneAtATime, AThreadWaitsUntilAnotherReleases) {

@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/numerics/typed_value.h"
 #include "core/engine/state/step_agreement.h"
 #include "core/engine/state/store_rounding.h"
@@ -20,6 +21,14 @@
 
 namespace ziggurat {
 namespace {
+
+/// Whether any parameter is streamed.
+bool streams(const ModelSpec& model) {
+  return std::ranges::any_of(model.units, [](const UnitSpec& unit) {
+    return std::ranges::any_of(unit.params,
+                               [](const ParamSpec& param) { return param.streamed.has_value(); });
+  });
+}
 
 std::unique_ptr<LentEngine> opened(const ModelSpec& model, EngineConfig config, Runtime& runtime,
                                    std::span<const TypedSpan<std::byte>> params, Device* device,
@@ -122,6 +131,20 @@ void LentEngineImpl::validate() {
   require_streams(model);
 }
 
+/// Ends what is being brought, for which no other rank waits.
+LentEngineImpl::~LentEngineImpl() {
+  if (streamed_ && !state_.has_ended()) {
+    state_.runtime().reactor.block_on([](StreamedParams& params) -> Task<> {
+      try {
+        co_await params.quiesce();
+      } catch (const std::exception& error) {
+        log().debug("while an engine is closed: {}", error.what());
+      }
+    }(*streamed_));
+  }
+  close_state();
+}
+
 /// Throws unless units of streamed parameters are numbered without gaps, and there is a device.
 void LentEngineImpl::require_streams(const ModelSpec& model) const {
   std::set<StreamedUnit> units;
@@ -134,7 +157,14 @@ void LentEngineImpl::require_streams(const ModelSpec& model) const {
                             "number units from 0, without gaps",
                             units.size(), *units.rbegin()));
   }
-  ZIGGURAT_CHECK(state_.has_device(), "parameters are streamed, but there is no device");
+  if (!state_.has_device()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "parameters are streamed, but there is no device: give one");
+  }
+  if (state_.config().store.empty() && state_.config().placement.params == Tier::kNvme) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "`store` is missing: give a directory, because parameters are streamed from NVMe");
+  }
 }
 
 void LentEngineImpl::require_param(const char* call, ParamId param) const {
@@ -156,7 +186,7 @@ void LentEngineImpl::require_count(const char* call, ParamId param, std::uint64_
 }
 
 void LentEngineImpl::plan_device() {
-  if (state_.has_device()) streamed_ = std::make_unique<StreamedParams>(state_);
+  if (streams(state_.model())) streamed_ = std::make_unique<StreamedParams>(state_);
 }
 
 Hand::Homes LentEngineImpl::make_homes(Context& context, const std::vector<StripePlace>& places) {

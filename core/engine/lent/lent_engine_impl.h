@@ -19,7 +19,7 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
  public:
   LentEngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
                  Device* device);
-  ~LentEngineImpl() override { close_state(); }
+  ~LentEngineImpl() override;
   /// Does the rest of construction. `source` may be null.
   void open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
             const LoadOptions& options);

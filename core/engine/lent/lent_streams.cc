@@ -88,7 +88,6 @@ void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
     its = &streamed("acquire");
     its->require_unit("acquire", unit);
     stream.wait(Event());  // throws, before anything changes, if the stream may not wait
-    state_.begin_call();
     its->acquiring(unit);
   }
   bool acquired = false;
@@ -100,12 +99,14 @@ void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
       if (dynamic_cast<Host*>(&stream) == nullptr) {
         stream.wait(event);
       } else {
-        run(event.wait());
+        run(state_.ending_the_run(event.wait()));
       }
     }
   } catch (...) {
-    if (acquired) state_.runtime().reactor.post([its, unit] { its->release(unit, {}); });
-    its->released(unit);
+    if (acquired) {
+      state_.runtime().reactor.post([its, unit] { its->release(unit, {}); });
+      its->released(unit);
+    }
     throw;
   }
 }

@@ -4,6 +4,7 @@
 #include "core/engine/lent/streamed_params.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
@@ -87,6 +88,7 @@ void StreamedParams::build(Context& context) {
                                   .max_reuse_distance = kNoLimit,
                                   .prefetch_units_max = kUnitsAhead * most_parts},
                                  nullptr);
+  turns_.emplace(context.cancel);
   residency_->wait_while([this] { return may_be_released(); });
   describe();
 }
@@ -106,24 +108,34 @@ void StreamedParams::describe() const {
 
 void StreamedParams::acquiring(StreamedUnit unit) {
   const std::lock_guard lock(mutex_);
-  units_[unit].holders.push_back(std::this_thread::get_id());
+  ++units_[unit].acquiring;
   waiting_.push_back(std::this_thread::get_id());
 }
 
 /// A trainer may acquire on one thread and release on another.
 void StreamedParams::released(StreamedUnit unit) {
-  const std::lock_guard lock(mutex_);
-  std::vector<std::thread::id>& holders = units_[unit].holders;
-  const auto own = std::ranges::find(holders, std::this_thread::get_id());
-  holders.erase(own != holders.end() ? own : holders.begin());
+  {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::thread::id>& holders = units_[unit].holders;
+    const auto own = std::ranges::find(holders, std::this_thread::get_id());
+    if (own == holders.end()) released_elsewhere_ = true;
+    holders.erase(own != holders.end() ? own : holders.begin());
+  }
+  look_again();
 }
 
-/// Whether some thread has acquired a unit and does not itself wait for another.
+/// Has the reactor ask may_be_released() once more, if somebody waits.
+void StreamedParams::look_again() const {
+  state_.runtime().reactor.post([] {});
+}
+
+/// Whether some thread has acquired a unit and does not itself wait for another. If threads release
+/// what others have acquired, any may.
 bool StreamedParams::may_be_released() const {
   const std::lock_guard lock(mutex_);
   if (ending_) return false;
   const auto waits = [&](std::thread::id thread) {
-    return std::ranges::find(waiting_, thread) != waiting_.end();
+    return !released_elsewhere_ && std::ranges::find(waiting_, thread) != waiting_.end();
   };
   return std::ranges::any_of(
       units_, [&](const Unit& unit) { return !std::ranges::all_of(unit.holders, waits); });
@@ -134,7 +146,7 @@ void StreamedParams::end_waits() {
     const std::lock_guard lock(mutex_);
     ending_ = true;
   }
-  state_.runtime().reactor.post([] {});  // it looks again whether anybody may release
+  look_again();
 }
 
 bool StreamedParams::is_held(StreamedUnit unit) const {
@@ -171,13 +183,16 @@ StreamedUnit StreamedParams::require_acquired_param(const char* call, ParamId pa
 }
 
 std::optional<Error> StreamedParams::refusal_of_step() const {
-  StreamedUnit held = 0;
-  while (held < units_.size() && !is_held(held)) ++held;
-  if (held == units_.size()) return std::nullopt;
-  return Error(ErrorCode::kInvalidArgument,
-               fmt::format("step(): unit {} is acquired, and its parameters would change under its "
-                           "readers: release it before",
-                           held));
+  const std::lock_guard lock(mutex_);
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    if (units_[u].holders.empty() && units_[u].acquiring == 0) continue;
+    return Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("step(): unit {} is acquired{}, and its parameters would change under its "
+                    "readers: release it before",
+                    u, units_[u].holders.empty() ? " by another thread now" : ""));
+  }
+  return std::nullopt;
 }
 
 Task<std::vector<Event>> StreamedParams::acquire(StreamedUnit unit, std::thread::id thread) {
@@ -185,7 +200,7 @@ Task<std::vector<Event>> StreamedParams::acquire(StreamedUnit unit, std::thread:
   std::exception_ptr error;
   try {
     state_.check();
-    co_await bring(units_[unit], landed);
+    co_await bring(unit, landed);
   } catch (...) {
     error = std::current_exception();
   }
@@ -193,6 +208,8 @@ Task<std::vector<Event>> StreamedParams::acquire(StreamedUnit unit, std::thread:
     // Here and not on the trainer's thread: until then others would take it for one that waits.
     const std::lock_guard lock(mutex_);
     waiting_.erase(std::ranges::find(waiting_, thread));
+    --units_[unit].acquiring;
+    if (!error) units_[unit].holders.push_back(thread);
     if (error && ending_) {
       throw Error(ErrorCode::kCancelled,
                   fmt::format("acquire(unit {}): the engine was closed meanwhile", unit));
@@ -202,43 +219,73 @@ Task<std::vector<Event>> StreamedParams::acquire(StreamedUnit unit, std::thread:
   co_return landed;
 }
 
-/// If the parts do not fit among what is there, they do once nothing else is.
-Task<> StreamedParams::bring(Unit& unit, std::vector<Event>& landed) {
-  bool fits = true;
-  try {
-    co_await bring_parts(unit, landed);
-  } catch (const MemoryExhausted&) {
-    fits = false;
-  }
-  if (fits) co_return;
-  co_await residency_->clear();
+/// If the parts find no room, drops all that is not held, so that they lie in a row, and then waits
+/// for what is released. Those who wait hold nothing meanwhile, and take turns.
+Task<> StreamedParams::bring(StreamedUnit unit, std::vector<Event>& landed) {
+  if (co_await try_bring(units_[unit], landed, /*again=*/false)) co_return;
+  co_await turns_->wait(next_turn_++);
   std::exception_ptr error;
   try {
-    co_await bring_parts(unit, landed);
+    for (bool there = false; !there;) {
+      co_await residency_->clear();
+      there = co_await try_bring(units_[unit], landed, /*again=*/true);
+      if (!there) co_await residency_->room_returned();
+    }
+  } catch (const MemoryExhausted&) {
+    error = std::make_exception_ptr(no_room(unit));
   } catch (...) {
     error = std::current_exception();
   }
   residency_->brings_ahead();
+  turns_->next();
   if (error) std::rethrow_exception(error);
 }
 
-/// Pins all parts or none.
-Task<> StreamedParams::bring_parts(Unit& unit, std::vector<Event>& landed) {
+/// Pins all parts, or none and returns false.
+Task<bool> StreamedParams::try_bring(Unit& unit, std::vector<Event>& landed, bool again) {
   landed.clear();
   std::exception_ptr error;
+  bool full = false;
   try {
     for (Part& part : unit.parts) {
-      const Residency::Acquired its = co_await residency_->acquire(part.unit);
+      if (!again) residency_->used(part.unit);
+      const Residency::Acquired its =
+          co_await residency_->acquire(part.unit, Residency::Room::kThereNow);
       landed.push_back(its.landed);
       // Another thread that has acquired the unit may be reading this, and it is the same then.
       if (part.params.bytes.address() != its.params.bytes.address()) part.params = its.params;
     }
+  } catch (const MemoryExhausted&) {
+    full = true;
   } catch (...) {
     error = std::current_exception();
   }
-  if (!error) co_return;
+  if (!error && !full) co_return true;
   for (std::size_t i = 0; i < landed.size(); ++i) residency_->release(unit.parts[i].unit, {});
-  std::rethrow_exception(error);
+  if (error) std::rethrow_exception(error);
+  co_return false;
+}
+
+/// Makes the error for a unit whose memory nobody will give back.
+Error StreamedParams::no_room(StreamedUnit unit) const {
+  std::vector<std::size_t> held;
+  std::uint64_t needed_bytes = device_bytes(units_[unit]);
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      if (u == unit || units_[u].holders.empty()) continue;
+      held.push_back(u);
+      needed_bytes += device_bytes(units_[u]);
+    }
+  }
+  return {
+      ErrorCode::kResourceExhausted,
+      fmt::format("acquire(unit {}): its parameters take {}, and `device_memory` {} has no room "
+                  "for them beside the units that are acquired ({}): release one before, or "
+                  "give {} MiB",
+                  unit, format_bytes(device_bytes(units_[unit])),
+                  format_bytes(state_.device().account().capacity_bytes()), fmt::join(held, ", "),
+                  round_up(needed_bytes, kMiB) / kMiB + 1)};
 }
 
 void StreamedParams::release(StreamedUnit unit, const Event& read) {
@@ -262,6 +309,8 @@ Task<> StreamedParams::settle() {
   for (const Unit& unit : units_)
     for (const Part& part : unit.parts) residency_->params_may_change(part.unit);
   co_await residency_->quiesce();
+  for (const Unit& unit : units_)
+    for (const Part& part : unit.parts) co_await residency_->readers_done(part.unit);
 }
 
 const StreamedParams::Part& StreamedParams::part_of(ParamId param) const {

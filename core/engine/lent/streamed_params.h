@@ -19,6 +19,7 @@
 #include "core/engine/lent_engine.h"
 #include "core/engine/state/training_state.h"
 #include "core/schedule/params/residency.h"
+#include "core/schedule/turns.h"
 
 namespace ziggurat {
 
@@ -35,12 +36,15 @@ class StreamedParams {
   /// Makes what brings them.
   void build(Context& context);
   void close() { residency_.reset(); }
+  /// Waits until nothing is being brought.
+  Task<> quiesce() {
+    if (residency_) co_await residency_->quiesce();
+  }
 
   // Calls of the trainer, one at a time. They throw kInvalidArgument and change nothing if the call
   // may not be made now.
   void require_unit(const char* call, StreamedUnit unit) const;
-  /// Note that this thread begins to acquire a unit, and that a thread has released it, or has not
-  /// got it.
+  /// Note that this thread begins to acquire a unit, and that it has released one.
   void acquiring(StreamedUnit unit);
   void released(StreamedUnit unit);
   void require_acquired(const char* call, StreamedUnit unit) const;
@@ -48,7 +52,7 @@ class StreamedParams {
   StreamedUnit require_acquired_param(const char* call, ParamId param) const;
   /// Fails those who wait in acquire(), and those who will, because nobody releases any more.
   void end_waits();
-  /// Returns why no step can be made: a unit is acquired.
+  /// Returns why no step can be made: a unit is acquired, or somebody is about to have it.
   std::optional<Error> refusal_of_step() const;
 
   // On the reactor.
@@ -73,23 +77,29 @@ class StreamedParams {
   };
   struct Unit {
     std::vector<Part> parts;
-    std::vector<std::thread::id> holders;  ///< a thread for each acquire, also one that waits
+    std::vector<std::thread::id> holders;  ///< a thread for each acquire that has ended
+    std::size_t acquiring = 0;             ///< how many have not
   };
+  void look_again() const;
   void describe() const;
   bool may_be_released() const;
   bool is_held(StreamedUnit unit) const;
-  Task<> bring(Unit& unit, std::vector<Event>& landed);
-  Task<> bring_parts(Unit& unit, std::vector<Event>& landed);
+  Task<> bring(StreamedUnit unit, std::vector<Event>& landed);
+  Task<bool> try_bring(Unit& unit, std::vector<Event>& landed, bool again);
+  Error no_room(StreamedUnit unit) const;
   void require_device_room() const;
   std::uint64_t device_bytes(const Unit& unit) const;
   const Part& part_of(ParamId param) const;
 
   TrainingState& state_;
-  mutable std::mutex mutex_;  // guards holders, waiting_ and ending_
+  mutable std::mutex mutex_;  // guards holders, counts and flags
   std::vector<Unit> units_;
   std::vector<std::thread::id> waiting_;  // threads that wait in acquire()
   bool ending_ = false;                   // end_waits() was called
-  UnitParamHome* home_ = nullptr;         // the state's
+  bool released_elsewhere_ = false;       // a thread released what another had acquired
+  std::optional<Turns> turns_;            // of those that find no room
+  std::uint64_t next_turn_ = 0;
+  UnitParamHome* home_ = nullptr;  // the state's
   std::unique_ptr<Residency> residency_;
 };
 

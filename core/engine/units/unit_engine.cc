@@ -137,7 +137,8 @@ TypedDeviceSpan<const std::byte> UnitEngine::acquire(UnitId unit, StreamRef& str
   calls_->require_acquire(unit, state_.generation());
   refuse_unfit(stream);
   state_.begin_call();
-  const Residency::Acquired acquired = run(state_.ending_the_run(residency_->acquire(unit)));
+  const Residency::Acquired acquired =
+      run(state_.ending_the_run(residency_->acquire(unit, Residency::Room::kWaitedFor)));
   try {
     const CountedTime waited(state_.runtime().metrics, Counter::kWaitParamsNs);
     wait_on(stream, acquired.landed);

@@ -15,7 +15,7 @@ class AtHome final : public Residency {
   AtHome(Context& context, UnitParamHome& home)
       : Residency(context, home), units_(context.table.unit_count()) {}
 
-  Task<Acquired> acquire(UnitId unit) override {
+  Task<Acquired> acquire(UnitId unit, Room) override {
     context_.cancel.check();
     co_await context_.gates.wait(unit);
     ++units_[unit].pins;

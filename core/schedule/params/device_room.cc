@@ -37,23 +37,27 @@ MemoryExhausted DeviceRoom::exhausted(std::uint64_t size_bytes, const std::strin
 
 Task<DeviceBuffer> DeviceRoom::allocate(std::uint64_t size_bytes, Purpose purpose, Free free) {
   for (;;) {
-    returned_.reset();
     DeviceBuffer buffer = try_allocate(size_bytes, purpose, free);
     if (buffer) co_return buffer;
     if (size_bytes > context_.device->account().capacity_bytes()) {
       throw exhausted(size_bytes, fmt::format("{} of {} cannot fit even if all else is dropped",
                                               format_bytes(size_bytes), to_string(purpose)));
     }
-    ++waiters_;
-    std::exception_ptr error;
-    try {
-      co_await returned_.wait();
-    } catch (...) {
-      error = std::current_exception();
-    }
-    --waiters_;
-    if (error) std::rethrow_exception(error);
+    co_await wait();
   }
+}
+
+Task<> DeviceRoom::wait() {
+  returned_.reset();
+  ++waiters_;
+  std::exception_ptr error;
+  try {
+    co_await returned_.wait();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  --waiters_;
+  if (error) std::rethrow_exception(error);
 }
 
 DeviceBuffer DeviceRoom::try_allocate(std::uint64_t size_bytes, Purpose purpose, const Free& free) {

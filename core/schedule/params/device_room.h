@@ -28,6 +28,8 @@ class DeviceRoom {
   Task<DeviceBuffer> allocate(std::uint64_t size_bytes, Purpose purpose, Free free);
   /// Does not wait: returns an empty buffer if there is too little.
   DeviceBuffer try_allocate(std::uint64_t size_bytes, Purpose purpose, const Free& free);
+  /// Waits until memory may have come back since this call. Errors: as allocate()'s.
+  Task<> wait();
   /// Notes that memory came back, or may be freed now: calls that wait in allocate() try again.
   void returned() { returned_.set(); }
   /// Lets calls that wait go on waiting at a lock-up while `may_come_back` says that memory may

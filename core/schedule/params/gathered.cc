@@ -25,7 +25,7 @@ class Gathered final : public Brought {
         gather_(std::move(gather)),
         flights_(context.table.unit_count()) {}
 
-  Task<Acquired> acquire(UnitId unit) override;
+  Task<Acquired> acquire(UnitId unit, Room) override;
   Task<> readers_done(UnitId) override { co_return; }  // nobody reads at home
   Task<> quiesce() override { return gather_->idle(); }
   std::uint64_t take_order() noexcept override { return gather_->take_order(); }
@@ -42,7 +42,7 @@ class Gathered final : public Brought {
   std::vector<std::shared_ptr<UnitGather::Flight>> flights_;  // per unit
 };
 
-Task<Residency::Acquired> Gathered::acquire(UnitId unit) {
+Task<Residency::Acquired> Gathered::acquire(UnitId unit, Room) {
   context_.cancel.check();
   ZIGGURAT_CHECK(unit < slots_.size(), "unit {} of {}", unit, slots_.size());
   order_.used(unit);

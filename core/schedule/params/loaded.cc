@@ -22,7 +22,7 @@ class Loaded final : public Brought {
     for (Copy& copy : copies_) copy.settled.set();
   }
 
-  Task<Acquired> acquire(UnitId unit) override;
+  Task<Acquired> acquire(UnitId unit, Room room) override;
   Task<> readers_done(UnitId unit) override {
     const Event landed = copies_[unit].landed;  // the last copy to the device reads the home
     co_await landed.wait();
@@ -39,35 +39,37 @@ class Loaded final : public Brought {
 
   bool make_room() override { return drop_farthest(0); }
   bool bring_ahead(UnitId unit) override {
-    context_.spawn(load(unit, /*on_demand=*/false));
+    context_.spawn(load(unit, /*on_demand=*/false, Room::kThereNow));
     return true;
   }
   void free(UnitId unit) override { copies_[unit].buffer = {}; }
   void used_until(UnitId unit, const Event& read) override {
     if (copies_[unit].buffer) copies_[unit].buffer.used_until(read);
   }
-  Task<> load(UnitId unit, bool on_demand);
+  void used(UnitId unit) override { order_.used(unit); }
+  Task<> load(UnitId unit, bool on_demand, Room room);
   Task<> land(UnitId unit, UnitParamHome::Loading loading);
 
   std::vector<Copy> copies_;
 };
 
-Task<Residency::Acquired> Loaded::acquire(UnitId unit) {
+Task<Residency::Acquired> Loaded::acquire(UnitId unit, Room room) {
   context_.cancel.check();
   ZIGGURAT_CHECK(unit < slots_.size(), "unit {} of {}", unit, slots_.size());
   Slot& slot = slots_[unit];
   Copy& copy = copies_[unit];
-  order_.used(unit);
+  if (room == Room::kWaitedFor) order_.used(unit);
   const bool present = is_there(unit) && copy.landed.happened();
   context_.metrics.add(present ? Counter::kPrefetchHits : Counter::kPrefetchMisses, 1);
   while (!is_there(unit)) {
     co_await context_.gates.wait(unit);
+    if (is_there(unit)) break;  // another waited too, and has loaded it
     const CountedTime waited(context_.metrics, Counter::kWaitParamsNs);
     if (slot.state == State::kComing) {
       home_.hurry(unit);
       co_await copy.settled.wait();
     } else {
-      co_await load(unit, /*on_demand=*/true);
+      co_await load(unit, /*on_demand=*/true, room);
     }
   }
   ++slot.pins;
@@ -77,7 +79,7 @@ Task<Residency::Acquired> Loaded::acquire(UnitId unit) {
 }
 
 /// Loads a unit; returns when the copy is queued. Then land() waits for the copy.
-Task<> Loaded::load(UnitId unit, bool on_demand) {
+Task<> Loaded::load(UnitId unit, bool on_demand, Room room) {
   Slot& slot = slots_[unit];
   Copy& copy = copies_[unit];
   ZIGGURAT_CHECK(slot.pins == 0, "unit {} is stale while in use", unit);
@@ -90,8 +92,11 @@ Task<> Loaded::load(UnitId unit, bool on_demand) {
     co_await context_.gates.gate(unit).wait();
     const std::uint64_t size_bytes = context_.table.unit_param_bytes(unit);
     DeviceBuffer buffer;
-    if (on_demand) {
+    if (on_demand && room == Room::kWaitedFor) {
       buffer = co_await allocate(size_bytes, Purpose::kParams);
+    } else if (on_demand) {
+      buffer = room_.try_allocate(size_bytes, Purpose::kParams, [this] { return make_room(); });
+      if (!buffer) throw room_.exhausted(size_bytes, "the rest is in use");
     } else {
       const std::uint64_t next = order_.next_use(unit);
       buffer =

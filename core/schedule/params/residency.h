@@ -49,9 +49,16 @@ class Residency {
     TypedDeviceSpan<const std::byte> params;
     Event landed;  ///< happens when the parameters are on the device; readers wait for it
   };
+  /// Whether acquire() waits for memory of the device, or throws MemoryExhausted if there is none
+  /// that is free or may be freed.
+  enum class Room : std::uint8_t { kWaitedFor, kThereNow };
   /// Waits until the last copy of `unit` at the current generation to the device is queued. Pins
   /// the unit.
-  virtual Task<Acquired> acquire(UnitId unit) = 0;
+  virtual Task<Acquired> acquire(UnitId unit, Room room) = 0;
+  /// Learns that the trainer uses `unit` now.
+  virtual void used(UnitId) {}
+  /// Waits until memory of the device may have come back. Errors: MemoryExhausted if none can.
+  Task<> room_returned() { return room_.wait(); }
   /// Unpins the unit; its reader has finished when `read` happens.
   virtual void release(UnitId unit, const Event& read) = 0;
   /// Waits until nobody reads `unit`'s parameters at home any more, so that they may be
