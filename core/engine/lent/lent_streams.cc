@@ -104,8 +104,8 @@ void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
     }
   } catch (...) {
     if (acquired) {
-      state_.runtime().reactor.post([its, unit] { its->release(unit, {}); });
       its->released(unit);
+      state_.runtime().reactor.post([its, unit] { its->release(unit, {}); });
     }
     throw;
   }
@@ -116,9 +116,8 @@ void LentEngineImpl::release(StreamedUnit unit, StreamRef& stream) {
   StreamedParams& its = streamed("release");
   its.require_acquired("release", unit);
   const Event read = stream.record();
-  // In this order: as long as somebody may release, those who wait for memory are not refused.
-  state_.runtime().reactor.post([&its, unit, read] { its.release(unit, read); });
   its.released(unit);
+  state_.runtime().reactor.post([&its, unit, read] { its.release(unit, read); });
 }
 
 void LentEngineImpl::expect_units(std::span<const StreamedUnit> units) {

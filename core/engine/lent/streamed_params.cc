@@ -44,6 +44,11 @@ std::uint64_t StreamedParams::device_bytes(const Unit& unit) const {
   return total;
 }
 
+std::uint64_t StreamedParams::free_device_bytes() const {
+  const Account account = state_.device().account();
+  return account.capacity_bytes() - account.used_bytes();
+}
+
 /// Throws unless the device holds the largest unit, or all of them if they live there.
 void StreamedParams::require_device_room() const {
   const bool at_home = state_.config().placement.params == Tier::kDevice;
@@ -54,8 +59,7 @@ void StreamedParams::require_device_room() const {
     if (device_bytes(units_[u]) > device_bytes(units_[largest])) largest = u;
   }
   const std::uint64_t needed_bytes = at_home ? all_bytes : device_bytes(units_[largest]);
-  const Account account = state_.device().account();
-  const std::uint64_t free_bytes = account.capacity_bytes() - account.used_bytes();
+  const std::uint64_t free_bytes = free_device_bytes();
   if (needed_bytes <= free_bytes) return;
   const std::string what = at_home ? "all streamed parameters, which live there,"
                                    : fmt::format("the parameters of unit {}", largest);
@@ -114,19 +118,12 @@ void StreamedParams::acquiring(StreamedUnit unit) {
 
 /// A trainer may acquire on one thread and release on another.
 void StreamedParams::released(StreamedUnit unit) {
-  {
-    const std::lock_guard lock(mutex_);
-    std::vector<std::thread::id>& holders = units_[unit].holders;
-    const auto own = std::ranges::find(holders, std::this_thread::get_id());
-    if (own == holders.end()) released_elsewhere_ = true;
-    holders.erase(own != holders.end() ? own : holders.begin());
-  }
-  look_again();
-}
-
-/// Has the reactor ask may_be_released() once more, if somebody waits.
-void StreamedParams::look_again() const {
-  state_.runtime().reactor.post([] {});
+  const std::lock_guard lock(mutex_);
+  std::vector<std::thread::id>& holders = units_[unit].holders;
+  const auto own = std::ranges::find(holders, std::this_thread::get_id());
+  if (own == holders.end()) released_elsewhere_ = true;
+  holders.erase(own != holders.end() ? own : holders.begin());
+  ++releases_coming_;
 }
 
 /// Whether some thread has acquired a unit and does not itself wait for another. If threads release
@@ -134,6 +131,7 @@ void StreamedParams::look_again() const {
 bool StreamedParams::may_be_released() const {
   const std::lock_guard lock(mutex_);
   if (ending_) return false;
+  if (releases_coming_ > 0) return true;
   const auto waits = [&](std::thread::id thread) {
     return !released_elsewhere_ && std::ranges::find(waiting_, thread) != waiting_.end();
   };
@@ -146,7 +144,7 @@ void StreamedParams::end_waits() {
     const std::lock_guard lock(mutex_);
     ending_ = true;
   }
-  look_again();
+  state_.runtime().reactor.post([] {});  // it asks may_be_released() once more, if somebody waits
 }
 
 bool StreamedParams::is_held(StreamedUnit unit) const {
@@ -227,9 +225,16 @@ Task<> StreamedParams::bring(StreamedUnit unit, std::vector<Event>& landed) {
   std::exception_ptr error;
   try {
     for (bool there = false; !there;) {
+      const std::uint64_t before = releases_;
       co_await residency_->clear();
+      if (device_bytes(units_[unit]) > free_device_bytes()) {
+        co_await residency_->room_returned();
+        continue;
+      }
       there = co_await try_bring(units_[unit], landed, /*again=*/true);
-      if (!there) co_await residency_->room_returned();
+      // There is enough, but not in a row. What was taken for some parts comes back too, and helps
+      // nobody.
+      while (!there && releases_ == before) co_await residency_->room_returned();
     }
   } catch (const MemoryExhausted&) {
     error = std::make_exception_ptr(no_room(unit));
@@ -289,6 +294,11 @@ Error StreamedParams::no_room(StreamedUnit unit) const {
 }
 
 void StreamedParams::release(StreamedUnit unit, const Event& read) {
+  {
+    const std::lock_guard lock(mutex_);
+    --releases_coming_;
+  }
+  ++releases_;
   for (const Part& part : units_[unit].parts) residency_->release(part.unit, read);
 }
 

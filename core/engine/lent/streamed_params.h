@@ -44,7 +44,8 @@ class StreamedParams {
   // Calls of the trainer, one at a time. They throw kInvalidArgument and change nothing if the call
   // may not be made now.
   void require_unit(const char* call, StreamedUnit unit) const;
-  /// Note that this thread begins to acquire a unit, and that it has released one.
+  /// Note that this thread begins to acquire a unit, and that it has released one: release()
+  /// follows.
   void acquiring(StreamedUnit unit);
   void released(StreamedUnit unit);
   void require_acquired(const char* call, StreamedUnit unit) const;
@@ -80,7 +81,6 @@ class StreamedParams {
     std::vector<std::thread::id> holders;  ///< a thread for each acquire that has ended
     std::size_t acquiring = 0;             ///< how many have not
   };
-  void look_again() const;
   void describe() const;
   bool may_be_released() const;
   bool is_held(StreamedUnit unit) const;
@@ -89,6 +89,7 @@ class StreamedParams {
   Error no_room(StreamedUnit unit) const;
   void require_device_room() const;
   std::uint64_t device_bytes(const Unit& unit) const;
+  std::uint64_t free_device_bytes() const;
   const Part& part_of(ParamId param) const;
 
   TrainingState& state_;
@@ -99,7 +100,9 @@ class StreamedParams {
   bool released_elsewhere_ = false;       // a thread released what another had acquired
   std::optional<Turns> turns_;            // of those that find no room
   std::uint64_t next_turn_ = 0;
-  UnitParamHome* home_ = nullptr;  // the state's
+  std::uint64_t releases_coming_ = 0;  // released() was called, and not yet release()
+  std::uint64_t releases_ = 0;         // calls of release(); reactor's thread only
+  UnitParamHome* home_ = nullptr;      // the state's
   std::unique_ptr<Residency> residency_;
 };
 
