@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <span>
 #include <vector>
@@ -15,14 +14,9 @@
 #include "base/error.h"
 #include "tests/core/engine_harness.h"
 #include "tests/cuda_double/cuda_double.h"
+#include "tests/support/environment_number.h"
 
 namespace ziggurat::testing {
-
-/// The number that environment variable `variable` holds, or `otherwise`: how much a test tries.
-inline std::uint64_t number_of(const char* variable, std::uint64_t otherwise) {
-  const char* const wanted = std::getenv(variable);
-  return wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : otherwise;
-}
 
 /// A call of the trainer's own that failed: no error of the engine's.
 struct TrainerError : Error {

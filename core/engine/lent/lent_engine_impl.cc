@@ -407,8 +407,7 @@ void LentEngineImpl::take_counts(const std::vector<bool>& present,
   const ParamSteps steps = state_.steps_in(state_.generation());
   for (ParamId p = 0; p < before.size(); ++p) {
     if (present[p] || steps.of(p) == before[p]) continue;
-    for (const TrainingState::LentRun& its : state_.lent_runs(p))
-      state_.writes().round_again(its.chunk, its.run);
+    for (const ChunkRun& its : state_.lent_runs(p)) state_.writes().round_again(its.chunk, its.run);
   }
 }
 

@@ -70,7 +70,6 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   }
 
   GradSums& sums(const char* call) const;
-  std::vector<std::pair<ChunkId, ParamRun>> runs_of(ParamId param) const;
   bool has_gradient(std::span<const TypedSpan<const std::byte>> gradients, ParamId param) const;
   StreamedParams& streamed(const char* call) const;
   void require_streams(const ModelSpec& model) const;

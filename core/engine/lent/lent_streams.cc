@@ -18,13 +18,6 @@ GradSums& LentEngineImpl::sums(const char* call) const {
       fmt::format("{}(): gradients are not summed on NVMe: choose `placement=grads=nvme`", call));
 }
 
-std::vector<std::pair<ChunkId, ParamRun>> LentEngineImpl::runs_of(ParamId param) const {
-  std::vector<std::pair<ChunkId, ParamRun>> runs;
-  for (const TrainingState::LentRun& its : state_.lent_runs(param))
-    runs.emplace_back(its.chunk, its.run);
-  return runs;
-}
-
 bool LentEngineImpl::has_gradient(std::span<const TypedSpan<const std::byte>> gradients,
                                   ParamId param) const {
   const GradSums* const its = grads_->sums();
@@ -42,7 +35,7 @@ void LentEngineImpl::add_gradient(ParamId param, TypedSpan<const std::byte> valu
     self.state_.begin_call();
     // The step before may still read its sum.
     co_await self.state_.gates().wait(self.state_.lent_place(of).unit);
-    const std::vector<std::pair<ChunkId, ParamRun>> runs = self.runs_of(of);
+    const std::vector<ChunkRun> runs = self.state_.lent_runs(of);
     co_await all.add(of, runs, summand, factor, first);
   }(*this, its, param, values, scale, instead_of_zeros));
 }
@@ -68,7 +61,7 @@ void LentEngineImpl::read_sum(ParamId param, std::uint64_t first, std::span<floa
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("read_sum('{}'): there is no sum of these elements", whose));
     }
-    const std::vector<std::pair<ChunkId, ParamRun>> runs = self.runs_of(of);
+    const std::vector<ChunkRun> runs = self.state_.lent_runs(of);
     co_await all.read(runs, begin, to);
   }(*this, its, param, name, first, values));
 }

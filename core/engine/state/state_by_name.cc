@@ -31,7 +31,7 @@ std::size_t TrainingState::state_index(const char* call, std::string_view piece,
 
 Task<> TrainingState::read_state(ParamId param, std::size_t index, std::span<float> values) {
   cancel_.check();
-  for (const LentRun& its : lent_runs(param))
+  for (const ChunkRun& its : lent_runs(param))
     co_await read_run(its.chunk, index, its.run, values.subspan(its.run.first, its.run.count));
 }
 
@@ -93,7 +93,7 @@ Task<> TrainingState::read_run(ChunkId id, std::size_t index, ParamRun run,
 Task<> TrainingState::write_state(ParamId param, std::size_t index, std::span<const float> values) {
   cancel_.check();
   at_rest_ = false;
-  for (const LentRun& its : lent_runs(param)) {
+  for (const ChunkRun& its : lent_runs(param)) {
     // State that was written before the newest step belongs to that step's record. This waits for
     // that record, so that the new values go into the next one.
     co_await sweep_->record_written(its.chunk, generation_);

@@ -25,11 +25,11 @@ void TrainingState::pack(const std::optional<std::string>& layout) {
   }
 }
 
-std::vector<TrainingState::LentRun> TrainingState::lent_runs(ParamId param) const {
+std::vector<ChunkRun> TrainingState::lent_runs(ParamId param) const {
   const LentPlace& place = lent_places_[param];
   const std::uint64_t end = place.begin + place.count;
   const UnitChunks& chunks = table_->unit(place.unit);
-  std::vector<LentRun> runs;
+  std::vector<ChunkRun> runs;
   for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
     const Chunk& chunk = table_->chunk(id);
     const std::uint64_t first = std::max(chunk.begin, place.begin);

@@ -57,7 +57,7 @@ Task<> TrainingState::read_state_of(int rank, std::uint64_t piece, std::size_t s
 Task<> TrainingState::serve_state(std::uint64_t piece, std::uint64_t state,
                                   const StateService::Give& give) {
   cancel_.check();
-  for (const LentRun& its : lent_runs(static_cast<ParamId>(piece))) {
+  for (const ChunkRun& its : lent_runs(static_cast<ParamId>(piece))) {
     std::vector<float> values(its.run.count);
     co_await read_run(its.chunk, state, its.run, values);
     co_await give(values);

@@ -262,11 +262,7 @@ class TrainingState {
     return model_.units[place.unit].params[place.param];
   }
   /// The runs of a parameter's elements, chunk by chunk.
-  struct LentRun {
-    ChunkId chunk;
-    ParamRun run;
-  };
-  std::vector<LentRun> lent_runs(ParamId param) const;
+  std::vector<ChunkRun> lent_runs(ParamId param) const;
   /// Returns those of a chunk, if its unit is packed.
   std::vector<ParamRun> packed_runs(ChunkId id) const {
     return table_->is_packed(table_->chunk(id).unit) ? table_->param_runs(id)

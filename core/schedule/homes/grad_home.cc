@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/checksum.h"
 #include "base/numerics/typed_value.h"
+#include "core/schedule/homes/checked_items.h"
 
 namespace ziggurat {
 namespace {
@@ -83,18 +83,11 @@ class NvmeGradHome final : public UnitGradHome {
   }
   Task<> accept(ChunkId id, DeviceSpan<const std::byte> gradient, Need need) override {
     const Lease lease = co_await copied(id, gradient, need);
-    std::uint64_t hash = 0;
-    const std::span<const std::byte> bytes = lease.bytes();
-    const std::function<void()> job = [&] { hash = hash64(bytes, id); };
-    co_await context_.run_near(id, "hash gradient", job);
-    co_await file_->write(id, bytes, hash, IoPriority::kWriteBack);
+    co_await write_hashed(context_, *file_, id, lease.bytes(), IoPriority::kWriteBack,
+                          context_.node_of(id));
   }
   Task<TypedSpan<const std::byte>> fetch(ChunkId id, std::span<std::byte> item) override {
-    co_await file_->read(id, item, IoPriority::kPrefetch);
-    std::uint64_t hash = 0;
-    const std::function<void()> job = [&] { hash = hash64(item, id); };
-    co_await context_.run_near(id, "verify gradient", job);
-    if (hash != file_->expected_hash(id)) throw file_->corrupt_item(id);
+    co_await read_verified(context_, *file_, id, item, IoPriority::kPrefetch, context_.node_of(id));
     co_return TypedSpan<const std::byte>{context_.table.chunk_dtype(id), item};
   }
 

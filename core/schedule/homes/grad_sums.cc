@@ -8,6 +8,7 @@
 #include "base/checksum.h"
 #include "base/numerics/typed_value.h"
 #include "base/runtime/for_each.h"
+#include "core/schedule/homes/checked_items.h"
 
 namespace ziggurat {
 namespace {
@@ -38,7 +39,7 @@ Task<Lease> GradSums::lease(ChunkId id) {
   co_return co_await context_.pool.acquire(request);
 }
 
-Task<> GradSums::add(ParamId param, std::span<const std::pair<ChunkId, ParamRun>> runs,
+Task<> GradSums::add(ParamId param, std::span<const ChunkRun> runs,
                      TypedSpan<const std::byte> values, float scale, bool instead_of_zeros) {
   const std::function<Task<>(std::size_t)> add = [&](std::size_t i) {
     const auto& [chunk, run] = runs[i];
@@ -81,15 +82,11 @@ Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<cons
 }
 
 Task<> GradSums::fetch(ChunkId id, std::span<float> sums) {
-  const std::span<std::byte> bytes = std::as_writable_bytes(sums);
-  co_await file_->read(id, bytes, IoPriority::kDemand);
-  std::uint64_t hash = 0;
-  const std::function<void()> job = [&] { hash = hash64(bytes, id); };
-  co_await context_.run_near(id, "verify gradient", job);
-  if (hash != file_->expected_hash(id)) throw file_->corrupt_item(id);
+  co_await read_verified(context_, *file_, id, std::as_writable_bytes(sums), IoPriority::kDemand,
+                         context_.node_of(id));
 }
 
-Task<> GradSums::read(std::span<const std::pair<ChunkId, ParamRun>> runs, std::uint64_t first,
+Task<> GradSums::read(std::span<const ChunkRun> runs, std::uint64_t first,
                       std::span<float> values) {
   for (const auto& [id, run] : runs) {
     const std::uint64_t begin = std::max(first, run.first);

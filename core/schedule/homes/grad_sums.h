@@ -15,6 +15,12 @@
 
 namespace ziggurat {
 
+/// A run of a parameter's elements, and the chunk that has it.
+struct ChunkRun {
+  ChunkId chunk;
+  ParamRun run;
+};
+
 class GradSums {
  public:
   /// `params` is the number of parameters that are lent.
@@ -23,11 +29,10 @@ class GradSums {
   /// Adds `scale` times `values` to the sum of a parameter for the step to come, in fp32. Its first
   /// summand is added to zeros, or with `instead_of_zeros` takes their place. The sweep must not
   /// be using the parameter's last sum.
-  Task<> add(ParamId param, std::span<const std::pair<ChunkId, ParamRun>> runs,
-             TypedSpan<const std::byte> values, float scale, bool instead_of_zeros);
+  Task<> add(ParamId param, std::span<const ChunkRun> runs, TypedSpan<const std::byte> values,
+             float scale, bool instead_of_zeros);
   /// Reads elements from `first` on of a sum for the step to come.
-  Task<> read(std::span<const std::pair<ChunkId, ParamRun>> runs, std::uint64_t first,
-              std::span<float> values);
+  Task<> read(std::span<const ChunkRun> runs, std::uint64_t first, std::span<float> values);
   bool has(ParamId param) const noexcept { return coming_[param]; }
   void discard(ParamId param) noexcept { coming_[param] = false; }
 

@@ -3,7 +3,7 @@
 // stages 1 and 2 for each chunk of every rank.
 #include <algorithm>
 
-#include "base/checksum.h"
+#include "core/schedule/homes/checked_items.h"
 #include "core/schedule/homes/param_home.h"
 
 namespace ziggurat {
@@ -64,8 +64,12 @@ class NvmeParamHome final : public UnitParamHome {
   bool gathered() const noexcept;
   Task<> read_items(UnitId unit, const std::vector<Item>& items, std::span<std::byte> memory,
                     std::uint64_t begin, IoPriority priority);
-  Task<> read_item(std::size_t item, std::span<std::byte> memory, IoPriority priority);
-  Task<> write_item(std::size_t item, std::span<const std::byte> bytes);
+  Task<> read_item(std::size_t item, std::span<std::byte> memory, IoPriority priority) {
+    return read_verified(context_, *file_, item, memory, priority);
+  }
+  Task<> write_item(std::size_t item, std::span<const std::byte> bytes) {
+    return write_hashed(context_, *file_, item, bytes, IoPriority::kWriteBack);
+  }
 
   std::unique_ptr<SwapFile> file_;
   // Per unit: memory into which a read is under way.
@@ -102,13 +106,6 @@ std::size_t NvmeParamHome::item_of(ChunkId id) const noexcept {
   const auto ranks = static_cast<std::size_t>(table.sharding().world_size);
   const auto rank = static_cast<std::size_t>(table.sharding().rank);
   return unit.first_chunk * ranks + unit.chunk_count * rank + (id - unit.first_chunk);
-}
-
-Task<> NvmeParamHome::write_item(std::size_t item, std::span<const std::byte> bytes) {
-  std::uint64_t hash = 0;
-  const std::function<void()> job = [&] { hash = hash64(bytes, item); };
-  co_await context_.workers.run(context_.reactor, "hash params", job);
-  co_await file_->write(item, bytes, hash, IoPriority::kWriteBack);
 }
 
 Task<UnitParamHome::Fetched> NvmeParamHome::fetch(UnitId unit, Need need, IoPriority priority) {
@@ -175,15 +172,6 @@ Task<> NvmeParamHome::read_items(UnitId unit, const std::vector<Item>& items,
                   priority));
   }
   co_await reads.wait_idle();
-}
-
-Task<> NvmeParamHome::read_item(std::size_t item, std::span<std::byte> memory,
-                                IoPriority priority) {
-  co_await file_->read(item, memory, priority);
-  std::uint64_t hash = 0;
-  const std::function<void()> job = [&] { hash = hash64(memory, item); };
-  co_await context_.workers.run(context_.reactor, "verify params", job);
-  if (hash != file_->expected_hash(item)) throw file_->corrupt_item(item);
 }
 
 }  // namespace

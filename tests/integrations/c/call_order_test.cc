@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstdlib>
 #include <limits>
 #include <map>
 #include <memory>
@@ -17,14 +16,12 @@
 #include <vector>
 
 #include "integrations/c/ziggurat.h"
+#include "tests/support/environment_number.h"
 #include "tests/support/scratch_directory.h"
 
 namespace {
 
-std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
-  const char* const text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
+using ziggurat::testing::number_of;
 
 /// Handles that are open, or once were, shared by all threads.
 class Known {
@@ -292,8 +289,8 @@ INSTANTIATE_TEST_SUITE_P(Threads, CallOrder, testing::Values(1, 3),
                          [](const auto& one) { return "Of" + std::to_string(one.param); });
 
 TEST_P(CallOrder, IsNeverMoreThanAnError) {
-  const std::uint64_t calls = from_environment("ZIGGURAT_CALLS", 12'000) / GetParam();
-  const std::uint64_t seed = from_environment("ZIGGURAT_SEED", 1);
+  const std::uint64_t calls = number_of("ZIGGURAT_CALLS", 12'000) / GetParam();
+  const std::uint64_t seed = number_of("ZIGGURAT_SEED", 1);
   World world(seed);
   ziggurat_runtime runtime = 0;
   ASSERT_EQ(ziggurat_runtime_create(R"({"threads": 2})", &runtime), ZIGGURAT_OK);

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <numeric>
@@ -17,14 +16,12 @@
 #include <vector>
 
 #include "integrations/c/ziggurat.h"
+#include "tests/support/environment_number.h"
 #include "tests/support/scratch_directory.h"
 
 namespace {
 
-std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
-  const char* const text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
+using ziggurat::testing::number_of;
 
 struct Spec {
   const char* name;
@@ -328,8 +325,8 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& one) { return std::string(one.param.name); });
 
 TEST_P(UnitOrder, HasTheStatusAndTheValuesThatAreRight) {
-  Model model(GetParam(), from_environment("ZIGGURAT_SEED", 1));
-  const std::uint64_t calls = from_environment("ZIGGURAT_CALLS", 20'000) / 5;
+  Model model(GetParam(), number_of("ZIGGURAT_SEED", 1));
+  const std::uint64_t calls = number_of("ZIGGURAT_CALLS", 20'000) / 5;
   for (std::uint64_t i = 0; i < calls && !testing::Test::HasFatalFailure(); ++i) {
     SCOPED_TRACE(testing::Message() << "call " << i);
     model.call();
