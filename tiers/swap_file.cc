@@ -20,7 +20,8 @@ constexpr std::uint64_t kItemAlignment =
 SwapFile::SwapFile(std::vector<std::uint64_t> item_bytes, std::vector<std::uint32_t> stripes)
     : item_bytes_(std::move(item_bytes)),
       stripes_(std::move(stripes)),
-      hashes_(item_bytes_.size()) {}
+      hashes_(item_bytes_.size()),
+      written_(item_bytes_.size()) {}
 
 std::unique_ptr<SwapFile> SwapFile::create(Reactor& reactor, std::vector<StripePlace> places,
                                            std::vector<std::uint64_t> item_bytes) {
@@ -50,6 +51,7 @@ Task<> SwapFile::write(std::size_t item, std::span<const std::byte> bytes, std::
       item < item_bytes_.size() && bytes.size() <= round_up(item_bytes_[item], kItemAlignment),
       "item {}: {} bytes", item, bytes.size());
   hashes_[item] = hash;
+  written_[item] = true;
   co_await file(item).write(offsets_[item], bytes, priority);
 }
 

@@ -32,6 +32,8 @@ class SwapFile {
   /// Returns the hash given with the last write of `item`, which the caller compares (seed: the
   /// item's number).
   std::uint64_t expected_hash(std::size_t item) const;
+  /// Whether the item was ever written. Until then there is nothing to read.
+  bool is_written(std::size_t item) const noexcept { return written_[item]; }
   Error corrupt_item(std::size_t item) const;
 
  private:
@@ -42,6 +44,7 @@ class SwapFile {
   std::vector<std::uint32_t> stripes_;
   std::vector<std::uint64_t> offsets_;
   std::vector<std::uint64_t> hashes_;
+  std::vector<bool> written_;
 };
 
 }  // namespace ziggurat

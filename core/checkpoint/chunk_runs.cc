@@ -45,7 +45,8 @@ void ChunkRuns::add_unit(UnitId unit, const UnitSpec& whole) {
   scales_.emplace_back(arrays_.size(), -1);
   for (const ParamSpec& param : whole.params) {
     std::vector<int>& of = params_.back().emplace_back(arrays_.size(), -1);
-    const std::size_t held = param.constant ? kConstantArrays : arrays_.size();
+    std::size_t held = param.constant ? kConstantArrays : arrays_.size();
+    if (!param.stored()) held = 0;
     for (std::size_t a = 0; a < held; ++a) {
       if (arrays_[a].is_scale()) continue;
       of[a] = static_cast<int>(tensors_.size());
@@ -74,6 +75,7 @@ void ChunkRuns::add_unit(UnitId unit, const UnitSpec& whole) {
 std::vector<StateUnit> ChunkRuns::units() const {
   std::vector<StateUnit> units;
   for (const UnitSpec& unit : table_.model().units) {
+    if (!unit.stored()) continue;
     units.push_back({.name = unit.name, .params = {}});
     for (const ParamSpec& param : unit.params) units.back().params.push_back(param.name);
   }

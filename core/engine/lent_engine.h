@@ -23,6 +23,11 @@
 // acquire() may wait for memory that another thread's release() gives back. Units that are used in
 // the same order in each step are brought ahead.
 //
+// A streamed parameter may be frozen (ParamSpec::frozen): it is never trained, and the store has
+// nothing of it, neither values nor state. The trainer gives its values to each engine anew, with
+// open() or store_param(). Frozen parameters come after all others. An engine whose parameters are
+// all frozen needs no store, and makes no step.
+//
 // With several ranks (Runtime::ranks), each rank opens an engine for its own pieces of the
 // parameters. The trainers decide which pieces these are and what shapes they have, and exchange
 // gradients and parameters themselves. The engines keep the ranks at one generation. Each rank has
@@ -64,8 +69,9 @@ class LentEngine : public StateEngine {
   /// streamed parameters; it must have been made on runtime.reactor and outlive the engine. A
   /// ParamId is the number of a parameter in this order. If EngineConfig::host_budget_bytes is 0,
   /// the engine takes as much as a run uses well. The masters of a new store are made from them,
-  /// and the masters of an existing store are written to them. Without a store the records are in
-  /// memory, and nothing is durable.
+  /// and the masters of an existing store are written to them. Records on NVMe are made in the
+  /// first step, and the store begins with it: before that step is durable, there is no store.
+  /// Without a store the records are in memory, and nothing is durable.
   ///
   /// EngineConfig::run_identity and the settings must be equal on all ranks. `model` may differ,
   /// and so may the strategy in `config`, which divides nothing here. Errors: Engine::open()'s;

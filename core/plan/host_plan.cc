@@ -55,7 +55,7 @@ class Items {
     const bool packed = table_.is_packed(chunk.unit);
     const bool summed = table_.is_lent() && placement_.grads == Tier::kNvme;
     if (packed && lent) size_bytes += chunk.param_bytes();
-    if (packed || summed) size_bytes += chunk.count * sizeof(float);
+    if ((packed || summed) && !chunk.constant) size_bytes += chunk.count * sizeof(float);
     return size_bytes;
   }
 

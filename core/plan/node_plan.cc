@@ -72,7 +72,7 @@ NodePlan plan_nodes(const ChunkTable& table, const HostPlan& plan, const NodeReq
   for (ChunkId id = 0; id < table.chunks().size(); ++id) {
     const std::uint64_t record_bytes = table.chunk(id).record_bytes();
     const int drive =
-        request.placement.optimizer == Tier::kNvme && !request.chunk_drive_nodes.empty()
+        request.placement.optimizer == Tier::kNvme && id < request.chunk_drive_nodes.size()
             ? request.chunk_drive_nodes[id]
             : -1;
     auto home = std::ranges::find(nodes, drive, &Used::numa_node);

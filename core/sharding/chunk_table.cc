@@ -93,7 +93,10 @@ ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, St
                 fmt::format("model '{}' has no units: give it at least one", model.name));
   }
   for (const UnitSpec& unit : model.units) {
+    ZIGGURAT_CHECK(!unit.stored() || stored_count_ == chunks_.size(),
+                   "unit '{}' is stored, and comes after one that is not", unit.name);
     add_unit(unit, chunk_tiles_max);
+    if (unit.stored()) stored_count_ = chunks_.size();
     shared_runs_.push_back(sharding.tensor.ranks > 1 ? ziggurat::shared_runs(unit)
                                                      : std::vector<ElementRun>{});
   }
@@ -180,7 +183,7 @@ void ChunkTable::add_chunk(const UnitSpec& unit, std::uint64_t begin, std::uint6
   chunks_.push_back({.unit = static_cast<UnitId>(units_.size() - 1),
                      .begin = begin * kTileElements,
                      .count = count,
-                     .record_size_bytes = format.record_bytes(end - begin),
+                     .record_size_bytes = unit.stored() ? format.record_bytes(end - begin) : 0,
                      .param_size_bytes = count * size_bytes(unit.dtype.value_or(model_.dtype)),
                      .constant = constant});
   if (constant) return;
@@ -242,15 +245,15 @@ std::uint64_t ChunkTable::total_record_bytes() const noexcept {
 
 std::vector<bool> ChunkTable::constant_chunks() const {
   std::vector<bool> constant;
-  if (updated_count_ == chunks_.size()) return constant;
-  for (const Chunk& chunk : chunks_) constant.push_back(chunk.constant);
+  if (updated_count_ == stored_count_) return constant;
+  for (const Chunk& chunk : stored_chunks()) constant.push_back(chunk.constant);
   return constant;
 }
 
 std::vector<std::uint64_t> ChunkTable::record_bytes() const {
   std::vector<std::uint64_t> bytes;
-  bytes.reserve(chunks_.size());
-  for (const Chunk& chunk : chunks_) bytes.push_back(chunk.record_bytes());
+  bytes.reserve(stored_count_);
+  for (const Chunk& chunk : stored_chunks()) bytes.push_back(chunk.record_bytes());
   return bytes;
 }
 

@@ -17,6 +17,9 @@
 // once and nothing else of them. A chunk ends where constant tiles begin or end, so that a whole
 // chunk is constant or is not. A tile with both kinds of parameters is not constant. A chunk ends
 // at such a place of any slice in all slices, so that they are still cut alike.
+//
+// Units that are not stored (ParamSpec::stored) come last. Their chunks are constant and have no
+// record, and neither the layout nor the store knows of them.
 #pragma once
 
 #include <algorithm>
@@ -135,6 +138,10 @@ class ChunkTable {
     return std::span(chunks_).subspan(of.first_chunk, of.chunk_count / slices());
   }
   std::span<const Chunk> chunks() const noexcept { return chunks_; }
+  /// The chunks that have records, which come first.
+  std::span<const Chunk> stored_chunks() const noexcept {
+    return std::span(chunks_).first(stored_count_);
+  }
   const Chunk& chunk(ChunkId id) const noexcept { return chunks_[id]; }
   /// Number of tiles of the whole model, in the slices of all ranks.
   std::uint64_t tile_count() const noexcept { return tile_count_; }
@@ -144,8 +151,9 @@ class ChunkTable {
   std::uint64_t largest_record_bytes() const noexcept;
   std::uint64_t largest_param_bytes() const noexcept;  ///< of a chunk
   std::uint64_t total_record_bytes() const noexcept;
+  /// Return of each stored chunk how large its record is, and whether it is constant; the latter
+  /// empty if no chunk is.
   std::vector<std::uint64_t> record_bytes() const;
-  /// Says of each chunk whether it is constant; empty if no chunk is.
   std::vector<bool> constant_chunks() const;
   const StateKind& state() const noexcept { return state_; }
   /// Roundings that the layout records; stochastic rounding is then keyed by parameters. Empty if
@@ -238,6 +246,7 @@ class ChunkTable {
   std::vector<std::vector<ElementRun>> shared_runs_;
   std::vector<std::vector<bool>> constant_cuts_;  ///< per unit: what constant_everywhere() returns;
                                                   ///< empty if no tile is constant
+  std::size_t stored_count_ = 0;
   std::size_t updated_count_ = 0;
   std::uint64_t tile_count_ = 0;
   std::uint64_t tile_count_alone_ = 0;

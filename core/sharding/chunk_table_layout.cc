@@ -41,6 +41,7 @@ std::string_view param_text(DType dtype) {
 nlohmann::json to_json(const ModelSpec& model, TensorPart part) {
   nlohmann::json units = nlohmann::json::array();
   for (const UnitSpec& unit : model.units) {
+    if (!unit.stored()) continue;
     nlohmann::json params = nlohmann::json::array();
     for (const ParamSpec& param : unit.params) {
       params.push_back({{"name", param.name}, {"shape", param.shape}, {"decay", param.decay}});
@@ -186,6 +187,7 @@ ModelSpec with_constants(ModelSpec model, const std::string& layout) {
   const std::set<std::string> names(constant.begin(), constant.end());
   for (UnitSpec& unit : model.units) {
     for (ParamSpec& param : unit.params) {
+      if (!param.stored()) continue;
       param.constant = names.contains(param.name);
       if (!param.constant || param.frozen) continue;
       throw Error(
@@ -395,7 +397,9 @@ ModelSpec packed_as(const ModelSpec& lent, const std::string& layout) {
   const auto same = [](const UnitSpec& own, const UnitSpec& other) {
     return own.params.front().name == other.params.front().name;
   };
-  if (!std::ranges::equal(lent.units, order, same)) return lent;
+  const auto first_alone = std::ranges::find_if_not(lent.units, &UnitSpec::stored);
+  const std::span<const UnitSpec> stored_units(lent.units.begin(), first_alone);
+  if (!std::ranges::equal(stored_units, order, same)) return lent;
   std::map<std::string, const UnitSpec*> by_name;
   for (const UnitSpec& unit : lent.units) by_name[unit.params.front().name] = &unit;
   ModelSpec model{.name = lent.name, .units = {}, .dtype = lent.dtype};
@@ -414,6 +418,7 @@ ModelSpec packed_as(const ModelSpec& lent, const std::string& layout) {
       its.params.push_back(own.params.front());
     }
   }
+  add_packed(model, {first_alone, lent.units.end()}, std::nullopt);
   return model;
 }
 

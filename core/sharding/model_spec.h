@@ -25,7 +25,9 @@ struct ParamSpec {
   /// Says whose settings a step uses. The trainer's own numbers name StepOptions::groups; if
   /// EngineConfig::param_groups has any groups, assign_groups() sets the number instead.
   std::uint32_t group = 0;
-  bool frozen = false;  ///< its group in EngineConfig::param_groups is frozen
+  /// Its group in EngineConfig::param_groups is frozen. A trainer that lends sets this for a
+  /// streamed parameter that it never trains.
+  bool frozen = false;
   /// True if the parameter was frozen when the store was made: the store keeps it once, without
   /// optimizer state.
   bool constant = false;
@@ -43,6 +45,9 @@ struct ParamSpec {
   /// with which the trainer acquires it.
   std::optional<std::uint32_t> streamed = std::nullopt;
 
+  /// Whether the store has the parameter. A frozen one of a trainer that lends is at home alone:
+  /// the trainer, who has it from somewhere, gives it to each engine anew.
+  bool stored() const noexcept { return !lent || !frozen; }
   std::uint64_t count() const {
     return std::accumulate(
         shape.begin(), shape.end(), std::uint64_t{1},
@@ -69,6 +74,8 @@ struct UnitSpec {
   }
   bool frozen() const { return std::ranges::all_of(params, &ParamSpec::frozen); }
   bool constant() const { return std::ranges::all_of(params, &ParamSpec::constant); }
+  /// Parameters of a unit are stored, or none is.
+  bool stored() const { return std::ranges::all_of(params, &ParamSpec::stored); }
 };
 
 struct ModelSpec {

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,8 +16,15 @@ namespace ziggurat {
 
 ModelSpec packed_model(const ModelSpec& lent, StateFormat format) {
   ModelSpec model{.name = lent.name, .units = {}, .dtype = lent.dtype};
-  // Parameters of one type share a unit if all are lent, or if the trainer acquires all together.
-  using Key = std::pair<std::optional<std::uint32_t>, DType>;
+  add_packed(model, lent.units, format);
+  return model;
+}
+
+void add_packed(ModelSpec& model, std::span<const UnitSpec> lent,
+                std::optional<StateFormat> format) {
+  // Parameters of one type share a unit if all are lent, or if the trainer acquires all together;
+  // and if all are stored, or none is.
+  using Key = std::tuple<bool, std::optional<std::uint32_t>, DType>;
   std::map<Key, UnitId> open;  // the unit of each key to which the next parameter is added
   std::map<Key, std::uint64_t> counts;
   const auto named = [&](UnitId id) {
@@ -24,10 +32,11 @@ ModelSpec packed_model(const ModelSpec& lent, StateFormat format) {
     if (unit.params.size() > 1)
       unit.name = fmt::format("{} and {} more", unit.name, unit.params.size() - 1);
   };
-  for (const UnitSpec& unit : lent.units) {
-    const Key key{unit.params.front().streamed, unit.dtype.value_or(lent.dtype)};
+  for (const UnitSpec& unit : lent) {
+    const Key key{unit.stored(), unit.params.front().streamed, unit.dtype.value_or(model.dtype)};
     const std::uint64_t count = unit.count();
-    if (count >= kPackedBelow || format == StateFormat::k8Bit) {
+    const bool in_blocks = unit.stored() && format == StateFormat::k8Bit;
+    if (count >= kPackedBelow || in_blocks) {
       model.units.push_back(unit);
       continue;
     }
@@ -45,7 +54,6 @@ ModelSpec packed_model(const ModelSpec& lent, StateFormat format) {
     model.units.push_back(unit);
   }
   for (const auto& [key, id] : open) named(id);
-  return model;
 }
 
 ModelSpec unpacked_model(const ModelSpec& packed) {

@@ -8,6 +8,8 @@
 // are per run of elements (DecayRun).
 #pragma once
 
+#include <optional>
+#include <span>
 #include <string>
 
 #include "core/sharding/model_spec.h"
@@ -24,6 +26,10 @@ inline constexpr std::uint64_t kPackElementsMax = std::uint64_t{1} << 16;
 /// in units; of streamed ones only those that the trainer acquires together. Parameters in 8 bits
 /// are not packed, because each has blocks of codes of its own.
 ModelSpec packed_model(const ModelSpec& lent, StateFormat format);
+/// Adds units of a parameter each to `model`, packed in the same way. Those that are not stored
+/// need no format: nothing of them is in 8 bits.
+void add_packed(ModelSpec& model, std::span<const UnitSpec> lent,
+                std::optional<StateFormat> format);
 /// Returns the model of a layout with a unit for each parameter, in the trainer's order. Errors:
 /// kDataLoss for numbers of parameters that no trainer gives.
 ModelSpec unpacked_model(const ModelSpec& packed);

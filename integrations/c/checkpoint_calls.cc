@@ -210,7 +210,8 @@ ziggurat_status ziggurat_engine_load(ziggurat_runtime runtime, const ziggurat_pa
       throw wrong("the checkpoint was opened on another runtime: open it on this one");
     const std::vector<ziggurat::EmbeddedParam> all = ziggurat::params_of(params, count);
     std::vector<std::uint64_t> counts;
-    for (const ziggurat::EmbeddedParam& param : all) counts.push_back(param.count());
+    for (const ziggurat::EmbeddedParam& param : all)
+      if (!param.frozen) counts.push_back(param.count());
     ziggurat::EmbeddedParts parts = ziggurat::EmbeddedParts::parse(required(load, "load"), counts);
     const ziggurat::EmbeddedLoad its{.source = from->checkpoint->reader(),
                                      .parts = std::move(parts.parts),

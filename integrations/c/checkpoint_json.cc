@@ -139,10 +139,11 @@ EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine
                       parts.size(), engines.size(), untrained.size(), memory.size()));
     for (std::size_t e = 0; e < engines.size(); ++e) {
       Engine& engine = save.engines.emplace_back(Engine{.engine = engines[e], .parts = {}});
-      if (parts[e].size() != engines[e]->param_count())
-        throw wrong(fmt::format(
-            "content: {} parts were given for an engine of {} parameters: give one for each",
-            parts[e].size(), engines[e]->param_count()));
+      if (parts[e].size() != engines[e]->trained_count())
+        throw wrong(
+            fmt::format("content: {} parts were given for an engine of {} trained "
+                        "parameters: give one for each",
+                        parts[e].size(), engines[e]->trained_count()));
       for (std::size_t p = 0; p < parts[e].size(); ++p) {
         engine.parts.push_back(saved_part(parts[e][p], save.params, engines[e]->count_of(p)));
         const Part& part = engine.parts.back();

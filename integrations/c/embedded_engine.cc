@@ -53,6 +53,7 @@ ModelSpec model_of(const std::vector<EmbeddedParam>& params) {
                    .shape = param.shape,
                    .group = static_cast<std::uint32_t>(model.units.size())};
     if (param.streamed()) spec.streamed = param.unit;
+    spec.frozen = param.frozen;
     if (!param.streamed() && param.values.count() != spec.count()) {
       throw wrong(fmt::format("parameter '{}' has {} elements by its shape, but {} in memory",
                               param.name, spec.count(), param.values.count()));
@@ -98,7 +99,8 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
                                EmbeddedConfig config, const EmbeddedLoad* load)
     : runtime_(runtime),
       model_(model_of(params)),
-      steps_(params.size()),
+      trained_(static_cast<std::size_t>(std::ranges::count(params, false, &EmbeddedParam::frozen))),
+      steps_(trained_),
       written_(params.size()),
       gradients_(params.size()) {
   std::vector<TypedSpan<std::byte>> lent;
@@ -109,7 +111,7 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
   }
   config.blob_bytes_max =
       sizeof(StepsHeader) + steps_.size() * sizeof(steps_[0]) + kTrainerBlobBytes;
-  config.param_steps = [count = params.size()](std::span<const std::byte> blob) {
+  config.param_steps = [count = trained_](std::span<const std::byte> blob) {
     return steps_in(blob, count);
   };
   make_device(params, config);
@@ -156,6 +158,15 @@ void EmbeddedEngine::require_count(const char* call, std::size_t param, std::siz
                           call, param, unit.name, count, unit.count()));
 }
 
+void EmbeddedEngine::require_trained(const char* call, std::size_t param) const {
+  require_count(call, param, count_or_none(param));
+  if (param < trained_) return;
+  throw wrong(
+      fmt::format("{}(parameter {} '{}'): the parameter is frozen, so it has no gradient "
+                  "and no state",
+                  call, param, name_of(param)));
+}
+
 void EmbeddedEngine::expect_gradients() {
   lending([&] { engine_->expect_gradients(); });
 }
@@ -174,7 +185,7 @@ void EmbeddedEngine::param_written(std::size_t param) {
       Host host;
       engine_->store_param(static_cast<ParamId>(param), host);
     }
-    written_[param] = true;
+    written_[param] = param < trained_;
   });
 }
 
@@ -189,7 +200,7 @@ std::vector<GroupStep> EmbeddedEngine::param_steps(const EmbeddedStep& step) con
   for (std::size_t p = 0; p < param_count(); ++p) {
     const EmbeddedGroup& group = step.groups[groups_[p]];
     GroupStep own = group.step;
-    own.steps = steps_[p] + 1;
+    if (p < trained_) own.steps = steps_[p] + 1;
     own.learning_rate /= 1.0F + static_cast<float>(own.steps - 1) * group.lr_decay;
     own.grad_scale = own.grad_scale * step.grad_scale * gradients_[p].scale;
     own.params_written = written_[p];
@@ -219,7 +230,7 @@ StepResult EmbeddedEngine::make_step(const EmbeddedStep& step) {
   std::vector<TypedSpan<const std::byte>> gradients;
   for (std::size_t p = 0; p < param_count(); ++p) {
     gradients.push_back(gradients_[p].values);
-    if (gradients_[p].present()) ++steps_[p];
+    if (p < trained_ && gradients_[p].present()) ++steps_[p];
   }
   const std::vector<std::uint64_t> stored_before = std::exchange(stored_steps_, steps_);
   StepResult result;
@@ -266,6 +277,7 @@ std::vector<std::string> EmbeddedEngine::state_names() const {
 
 void EmbeddedEngine::read_state(std::size_t param, std::string_view name, std::span<float> values) {
   lending([&] {
+    require_trained("read_state", param);
     require_count("read_state", param, values.size());
     engine_->read_state(static_cast<ParamId>(param), name, values);
   });
@@ -274,6 +286,7 @@ void EmbeddedEngine::read_state(std::size_t param, std::string_view name, std::s
 void EmbeddedEngine::write_state(std::size_t param, std::string_view name,
                                  std::span<const float> values) {
   lending([&] {
+    require_trained("write_state", param);
     require_count("write_state", param, values.size());
     engine_->write_state(static_cast<ParamId>(param), name, values);
     if (name == "master") written_[param] = false;
@@ -292,7 +305,7 @@ void EmbeddedEngine::read_state_of(int rank, std::string_view param, std::string
 
 void EmbeddedEngine::set_steps(std::size_t param, std::uint64_t steps) {
   lending([&] {
-    require_count("set_steps", param, count_or_none(param));
+    require_trained("set_steps", param);
     steps_[param] = steps;
   });
 }
@@ -308,7 +321,7 @@ EmbeddedEngine::State EmbeddedEngine::state() const {
 std::uint64_t EmbeddedEngine::steps_of(std::size_t param) const {
   const std::lock_guard lock(mutex_);
   require_count("steps_of", param, count_or_none(param));
-  return steps_[param];
+  return param < trained_ ? steps_[param] : 0;
 }
 
 std::vector<std::byte> EmbeddedEngine::resumed_blob() const {

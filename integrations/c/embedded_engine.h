@@ -32,6 +32,7 @@ struct EmbeddedParam {
   /// The parameter, lent to the engine. Without memory it is streamed, and only the type counts.
   TypedSpan<std::byte> values{};
   std::uint32_t unit = 0;  ///< with which it is acquired, if it is streamed
+  bool frozen = false;     ///< never trained; after all that are
   bool streamed() const noexcept { return values.bytes.empty(); }
   std::uint64_t count() const { return ParamSpec{.name = {}, .shape = shape}.count(); }
 };
@@ -79,6 +80,9 @@ class EmbeddedEngine {
                  const EmbeddedLoad& load);
 
   std::size_t param_count() const noexcept { return model_.units.size(); }
+  /// How many parameters are not frozen. These come first, and only these have gradients, state,
+  /// and places in checkpoints.
+  std::size_t trained_count() const noexcept { return trained_; }
   /// Lends the gradient of `param` for the step to come, in place of an earlier one. It is
   /// multiplied by `scale`. The memory is the caller's again after wait(param) of that step.
   void lend_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
@@ -200,6 +204,7 @@ class EmbeddedEngine {
   double norm_of_gradients();
   StepResult make_step(const EmbeddedStep& step);
   void require_count(const char* call, std::size_t param, std::size_t count) const;
+  void require_trained(const char* call, std::size_t param) const;
   StreamedUnit require_streamed(const char* call, std::size_t param,
                                 TypedSpan<const std::byte> values) const;
   std::vector<GroupStep> param_steps(const EmbeddedStep& step) const;
@@ -213,7 +218,8 @@ class EmbeddedEngine {
   std::vector<std::uint32_t> groups_;  ///< per parameter
   std::size_t group_count_ = 0;
   bool sums_on_nvme_ = false;
-  std::vector<std::uint64_t> steps_;  ///< per parameter
+  std::size_t trained_ = 0;           ///< the first parameters are trained, all others frozen
+  std::vector<std::uint64_t> steps_;  ///< per trained parameter
   /// Counts of steps as the newest step left them, for its blob, which may come after set_steps().
   std::vector<std::uint64_t> stored_steps_;
   std::vector<bool> written_;        ///< per parameter: written since the last step

@@ -37,6 +37,7 @@ double squares(TypedSpan<const std::byte> values) {
 void EmbeddedEngine::lend_gradient(std::size_t param, TypedSpan<const std::byte> values,
                                    float scale) {
   lending([&] {
+    require_trained("lend_gradient", param);
     require_count("lend_gradient", param, values.count());
     replace_gradient({.param = param, .values = values, .scale = scale});
   });
@@ -44,8 +45,10 @@ void EmbeddedEngine::lend_gradient(std::size_t param, TypedSpan<const std::byte>
 
 void EmbeddedEngine::lend_gradients(std::span<const LentGradient> gradients) {
   lending([&] {
-    for (const LentGradient& its : gradients)
+    for (const LentGradient& its : gradients) {
+      require_trained("lend_gradients", its.param);
       require_count("lend_gradients", its.param, its.values.count());
+    }
     for (const LentGradient& its : gradients) replace_gradient(its);
   });
 }
@@ -65,6 +68,7 @@ void EmbeddedEngine::add_gradient(std::size_t param, TypedSpan<const std::byte> 
 
 void EmbeddedEngine::sum_gradient(std::size_t param, TypedSpan<const std::byte> values,
                                   float scale) {
+  require_trained("add_gradient", param);
   require_count("add_gradient", param, values.count());
   Gradient& gradient = gradients_[param];
   if (sums_on_nvme_) {

@@ -17,14 +17,14 @@ namespace ziggurat {
 std::unique_ptr<LentEngine> EmbeddedEngine::opened_from(
     const EngineConfig& config, const EmbeddedLoad& load,
     std::span<const TypedSpan<std::byte>> lent) {
-  if (load.parts.size() != param_count() || load.steps.size() != param_count()) {
+  if (load.parts.size() != trained_ || load.steps.size() != trained_) {
     throw wrong(
-        fmt::format("{} parts and {} counts of steps were given for {} parameters: give one of "
-                    "each for every parameter",
-                    load.parts.size(), load.steps.size(), param_count()));
+        fmt::format("{} parts and {} counts of steps were given for {} trained parameters: give "
+                    "one of each for every one",
+                    load.parts.size(), load.steps.size(), trained_));
   }
   std::vector<PieceSource::Param> params;
-  for (std::size_t p = 0; p < param_count(); ++p) {
+  for (std::size_t p = 0; p < trained_; ++p) {
     const ParamSpec& spec = model_.units[p].params[0];
     const TensorPiece& part = load.parts[p];
     if (!part.name.empty() && part.count() != spec.count()) {

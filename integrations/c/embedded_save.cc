@@ -128,7 +128,7 @@ CopyOptions EmbeddedSaving::copy_options(const EmbeddedEngine& engine) const {
   if (beside_ == Beside::kNothing) return {.widen_codes = widens_};
   const auto elements = [](const EmbeddedEngine& of) {
     std::uint64_t all = 0;
-    for (std::size_t p = 0; p < of.param_count(); ++p) all += of.count_of(p);
+    for (std::size_t p = 0; p < of.trained_count(); ++p) all += of.count_of(p);
     return static_cast<double>(all);
   };
   double all = 0;

@@ -27,6 +27,10 @@ EmbeddedParam param_of(const ziggurat_param& given) {
   }
   param.group = given.group;
   param.unit = given.unit;
+  if ((given.flags & ~std::uint32_t{ZIGGURAT_FROZEN}) != 0)
+    throw wrong(fmt::format("param.flags of '{}' is {:#x}: only ZIGGURAT_FROZEN is known",
+                            param.name, given.flags));
+  param.frozen = (given.flags & ZIGGURAT_FROZEN) != 0;
   if (given.values.address == nullptr) {
     param.values.dtype = dtype_of(copied(&given.values, "param.values").dtype, "param.values");
   } else {

@@ -99,6 +99,11 @@ typedef struct ziggurat_memory {
   uint64_t size_bytes;
 } ziggurat_memory;
 
+/// Bit of ziggurat_param.flags: the parameter is streamed and never trained. The store has nothing
+/// of it, so write it after each open with ziggurat_write_param(); until then it is zero. It takes
+/// no gradient and has no state. Frozen parameters come after all others in the table.
+#define ZIGGURAT_FROZEN 1u
+
 typedef struct ziggurat_param {
   uint32_t struct_size;
   uint32_t group;          ///< index in ziggurat_step_options.groups
@@ -107,8 +112,11 @@ typedef struct ziggurat_param {
   uint32_t dimensions;     ///< 0: one element
   uint32_t unit;           ///< without an address: the unit with which it is acquired, from 0 on
   ziggurat_memory values;  ///< the parameter, lent to the engine until it is closed; a new store's
-                           ///< masters are made from it. With a null address only its dtype counts:
-                           ///< then the parameter is streamed, see ziggurat_acquire()
+                           ///< masters are made from it, at the first step if state is on NVMe.
+                           ///< With a null address only its dtype counts: then the parameter is
+                           ///< streamed, see ziggurat_acquire()
+  uint32_t flags;          ///< of ZIGGURAT_FROZEN
+  uint32_t reserved;
 } ziggurat_param;
 
 /// Bits of ziggurat_group.flags.
@@ -410,10 +418,10 @@ typedef struct ziggurat_save_options {
 ///                          `ziggurat ckpt verify` asks for
 ///   "params"               a list: {"name", "shape", "trained"} of every whole parameter of the
 ///                          model, and "dtype" of one that is not trained, which may be any values
-///   "engines"              for each engine a list, which says of each of its parameters what it is
-///                          in "params": {"param": INDEX, "first": ELEMENT} for elements that
-///                          follow one another, {"param": INDEX, "offsets": [..], "box": [..]} for
-///                          a box, or null if another rank saves it
+///   "engines"              for each engine a list, which says of each of its parameters that are
+///                          not frozen what it is in "params": {"param": INDEX, "first": ELEMENT}
+///                          for elements that follow one another, {"param": INDEX, "offsets": [..],
+///                          "box": [..]} for a box, or null if another rank saves it
 ///   "values"               a list, which says the same of each of options.values
 ///   "widened"              saves moments of 8 bits as the fp32 values that they stand for, as
 ///   those
@@ -480,11 +488,11 @@ ZIGGURAT_API ziggurat_status ziggurat_checkpoint_read(ziggurat_checkpoint checkp
 /// Does what ziggurat_engine_open() does for a new store, with the checkpoint's state. If the
 /// formats differ, the state is converted, a chunk at a time. The parameters are written, as if a
 /// store were resumed: each gets its master, rounded to its type. `load` is a JSON object. "parts"
-/// has for each parameter null or its place in the checkpoint: {"name", "shape"} of the whole, and
-/// "first", or "offsets" and "box", as above. "steps" has the number of steps that each has made.
-/// "weights_only" loads masters alone, at step 0. A parameter whose master the checkpoint lacks
-/// keeps its values, and its master is made from them. Moments that the checkpoint lacks have their
-/// initial values.
+/// has for each parameter that is not frozen null or its place in the checkpoint: {"name", "shape"}
+/// of the whole, and "first", or "offsets" and "box", as above. "steps" has the number of steps
+/// that each has made. "weights_only" loads masters alone, at step 0. A parameter whose master the
+/// checkpoint lacks keeps its values, and its master is made from them. Moments that the checkpoint
+/// lacks have their initial values.
 ZIGGURAT_API ziggurat_status ziggurat_engine_load(ziggurat_runtime runtime,
                                                   const ziggurat_param* params, uint64_t count,
                                                   const char* settings,

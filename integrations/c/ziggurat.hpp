@@ -113,6 +113,7 @@ struct Param {
   ziggurat_memory values;  ///< lent until the engine is closed; with a null address it is streamed
   std::uint32_t group = 0;
   std::uint32_t unit = 0;  ///< with which it is acquired, if it is streamed
+  std::uint32_t flags = 0;
 };
 
 /// An open engine. Closing it loses what is not durable: call make_durable() before.
@@ -127,6 +128,7 @@ class Engine {
       one.shape = param.shape.data();
       one.dimensions = static_cast<std::uint32_t>(param.shape.size());
       one.unit = param.unit;
+      one.flags = param.flags;
       one.values = param.values;
       all.push_back(one);
     }

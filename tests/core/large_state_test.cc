@@ -303,8 +303,8 @@ class Machine {
       HostDevice::create(runtime_->reactor, kDeviceBytes, nullptr, &runtime_->metrics);
 };
 
-#ifdef __SANITIZE_ADDRESS__
-constexpr std::uint64_t kFreedBytes = 256 * kMiB;  // what AddressSanitizer keeps of freed memory
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::uint64_t kFreedBytes = 256 * kMiB;  // what sanitizers keep of freed memory
 #else
 constexpr std::uint64_t kFreedBytes = 0;
 #endif

@@ -129,6 +129,12 @@ TEST_P(LentTraffic, LeavesOutTheMasterThatTheParameterIs) {
   };
   const bool is_master = begins_with_param(GetParam().format, GetParam().dtype);
   const std::uint64_t before = read();
+  trainer.step(*engine);  // makes the records, so there is nothing to read
+  engine->make_durable();
+  EXPECT_EQ(read(), before);
+  const std::uint64_t written = engine->metrics().value(Counter::kStateWriteBytes);
+  EXPECT_GE(written, record_bytes);
+  EXPECT_LT(written, record_bytes + 64 * kTileBytes);
   constexpr std::uint64_t kSteps = 3;
   for (std::uint64_t i = 0; i < kSteps; ++i) trainer.step(*engine);
   engine->wait_all_updated();

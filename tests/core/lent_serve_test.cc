@@ -301,12 +301,12 @@ TEST_F(LentServeEnd, OfARanksProcessIsSaidToWhoAsks) {
 // Nobody has a call under way in between: nothing waits for longer than it is given.
 TEST(LentServeIdle, RanksAreReadAfterALongerTimeThanCallsAreGiven) {
   World world(kTwo, Where::kNvme);
-  world.timeout = 200ms;
+  world.timeout = 1s;
   std::barrier<> read(2);
   expect_none(world.run([&](World::Rank rank) {
     rank.trainer.step(rank.engine);
     rank.engine.make_durable();
-    std::this_thread::sleep_for(1s);
+    std::this_thread::sleep_for(2s);
     if (rank.number == 0) {
       EXPECT_EQ(state_of(rank.engine, 1).size(), 12U);
     }

@@ -92,7 +92,8 @@ void LentEngineImpl::validate() {
           fmt::format("`placement={}` cannot be used with lent parameters: keep optimizer state on "
                       "host or nvme",
                       to_string(config.placement)));
-  require(!config.store.empty() || config.placement.optimizer == Tier::kHost,
+  const bool trains = !std::ranges::all_of(model.units, &UnitSpec::frozen);
+  require(!config.store.empty() || config.placement.optimizer == Tier::kHost || !trains,
           "`store` is missing: give a directory, because optimizer state is not on the host");
   require(!config.store.empty() || config.placement.grads != Tier::kNvme,
           "`store` is missing: give a directory, because sums of gradients are on NVMe");
@@ -117,6 +118,7 @@ void LentEngineImpl::validate() {
         names.insert(unit.params[0].name).second,
         fmt::format("two parameters have the name '{}': give each its own", unit.params[0].name));
     unit.params[0].lent = static_cast<ParamId>(u);
+    require_frozen_last(model, u);
     if (!firsts.empty()) unit.params[0].first_element = firsts[u];
     const DType dtype = unit.dtype.value_or(model.dtype);
     const TypedSpan<std::byte>& lent = lent_[u];
@@ -143,6 +145,22 @@ LentEngineImpl::~LentEngineImpl() {
     }(*streamed_));
   }
   close_state();
+}
+
+/// Notes that a frozen parameter is constant. Throws unless it may be frozen, or if a trained one
+/// comes after a frozen one.
+void LentEngineImpl::require_frozen_last(ModelSpec& model, std::size_t param) {
+  ParamSpec& its = model.units[param].params[0];
+  its.constant = its.frozen;
+  const char* why = nullptr;
+  if (its.frozen && !its.streamed)
+    why =
+        "is frozen, but in the caller's memory, and the engine would have nothing to do with it: "
+        "leave it out";
+  if (!its.frozen && param > 0 && model.units[param - 1].params[0].frozen)
+    why = "is trained, but follows a frozen one: give the frozen parameters after all others";
+  if (why == nullptr) return;
+  throw Error(ErrorCode::kInvalidArgument, fmt::format("parameter '{}' {}", its.name, why));
 }
 
 /// Throws unless units of streamed parameters are numbered without gaps, and there is a device.
@@ -173,6 +191,15 @@ void LentEngineImpl::require_param(const char* call, ParamId param) const {
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("{}(parameter {}): the model has only parameters 0 to {}", call, param,
                           count - 1));
+}
+
+/// Throws if `param` is frozen, because it has neither gradient nor state.
+void LentEngineImpl::require_trained(const char* call, ParamId param) const {
+  require_param(call, param);
+  if (param < state_.stored_count()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}('{}'): the parameter is frozen, so it has no gradient and no state",
+                          call, state_.lent_param(param).name));
 }
 
 /// Throws unless `param` has `count` elements.
@@ -223,13 +250,16 @@ void LentEngineImpl::close() {
 }
 
 /// Makes the masters of a chunk in a new store from the lent parameters.
-void LentEngineImpl::make_masters(ChunkId id, std::span<float> masters) const {
+bool LentEngineImpl::make_masters(ChunkId id, std::span<float> masters) const {
+  bool given = false;
   for (const ParamRun& run : state_.table().param_runs(id)) {
     if (lent_[run.lent].bytes.empty()) continue;  // streamed, and written later
+    given = true;
     const TypedSpan<std::byte> params = lent_[run.lent].subspan(run.first, run.count);
     for (std::size_t i = 0; i < run.count; ++i)
       masters[run.begin + i] = value_at(params.dtype, params.bytes.data(), i);
   }
+  return given;
 }
 
 void LentEngineImpl::lend_params(ParamId param, TypedSpan<std::byte> values) {
@@ -319,18 +349,22 @@ std::optional<Error> LentEngineImpl::refusal_of(
   try {
     state_.require_blob_given("step()");
     for (ParamId p = 0; p < gradients.size(); ++p) {
-      if (!gradients[p].bytes.empty()) require_count("step", p, gradients[p].count());
+      if (gradients[p].bytes.empty()) continue;
+      require_trained("step", p);
+      require_count("step", p, gradients[p].count());
     }
   } catch (const Error& error) {
     return error;
   }
+  if (state_.stored_count() == 0)
+    return Error(ErrorCode::kInvalidArgument, "step(): every parameter is frozen");
   if (const std::optional<Error> refusal = state_.refusal_of(options)) return refusal;
   if (streamed_) {
     if (const std::optional<Error> refusal = streamed_->refusal_of_step()) return refusal;
   }
   const ChunkTable& table = state_.table();
   bool some_left_out = false;
-  for (ParamId p = 0; p < gradients.size(); ++p)
+  for (ParamId p = 0; p < state_.stored_count(); ++p)
     some_left_out = some_left_out || !has_gradient(gradients, p);
   const bool counted = table.rounding() && state_.config().param_steps;
   const bool drawn = drawn_by(table.state().format, state_.rounding()).param;
@@ -429,6 +463,7 @@ std::vector<std::string> LentEngineImpl::state_names() const {
 
 std::size_t LentEngineImpl::require_state(const char* call, ParamId param, std::string_view name,
                                           std::uint64_t count) const {
+  require_trained(call, param);
   require_count(call, param, count);
   return state_.state_index(call, state_.lent_param(param).name, name);
 }

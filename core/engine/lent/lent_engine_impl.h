@@ -64,7 +64,7 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   void begin_generation(std::uint64_t generation) override;
   void close() override;
   Homes make_homes(Context& context, const std::vector<StripePlace>& places) override;
-  void make_masters(ChunkId chunk, std::span<float> masters) const override;
+  bool make_masters(ChunkId chunk, std::span<float> masters) const override;
   void updated(UnitId unit, std::uint64_t generation) override {
     state_.gates().at_home(unit, generation);
   }
@@ -73,7 +73,9 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   bool has_gradient(std::span<const TypedSpan<const std::byte>> gradients, ParamId param) const;
   StreamedParams& streamed(const char* call) const;
   void require_streams(const ModelSpec& model) const;
+  static void require_frozen_last(ModelSpec& model, std::size_t param);
   void require_param(const char* call, ParamId param) const;
+  void require_trained(const char* call, ParamId param) const;
   void require_count(const char* call, ParamId param, std::uint64_t count) const;
   std::size_t require_state(const char* call, ParamId param, std::string_view name,
                             std::uint64_t count) const;

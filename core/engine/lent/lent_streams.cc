@@ -27,6 +27,7 @@ bool LentEngineImpl::has_gradient(std::span<const TypedSpan<const std::byte>> gr
 void LentEngineImpl::add_gradient(ParamId param, TypedSpan<const std::byte> values, float scale,
                                   bool instead_of_zeros) {
   const Turn turn(turn_);
+  require_trained("add_gradient", param);
   require_count("add_gradient", param, values.count());
   GradSums& its = sums("add_gradient");
   run([](LentEngineImpl& self, GradSums& all, ParamId of, TypedSpan<const std::byte> summand,

@@ -38,8 +38,9 @@ class Hand {
   virtual Homes make_homes(Context& context, const std::vector<StripePlace>& places) = 0;
   /// Makes the hand's own parts. The homes are there.
   virtual Task<> build() { co_return; }
-  /// Fills the masters of a chunk of a new state, without its padding. Any thread.
-  virtual void make_masters(ChunkId chunk, std::span<float> masters) const = 0;
+  /// Fills the masters of a chunk of a new state, without its padding. Returns false, and leaves
+  /// zeros, if the trainer has given none yet. Any thread.
+  virtual bool make_masters(ChunkId chunk, std::span<float> masters) const = 0;
   /// The state is whole, and this rank's part of its parameters is at home.
   virtual void opened() {}
 

@@ -25,14 +25,15 @@ PieceCopy::PieceCopy(const Parts& parts, std::uint64_t generation, std::uint64_t
     : parts_(parts), written_(std::move(written)), widens_(options.widen_codes) {
   const auto buffers = std::make_shared<const AlignedBytes>(
       RecordCopier::kLanes * parts.context.table.largest_record_bytes());
-  parts_->copier.begin({.generation = generation,
-                        .stored = stored,
-                        .buffers = buffers->span(),
-                        .keeps_buffers = buffers,
-                        .spare_bytes = options.spare_bytes,
-                        .stall_max_s = options.stall_max_s,
-                        .bandwidth_bytes_per_s = options.bandwidth_bytes_per_s},
-                       [](ChunkId) { return true; });
+  parts_->copier.begin(
+      {.generation = generation,
+       .stored = stored,
+       .buffers = buffers->span(),
+       .keeps_buffers = buffers,
+       .spare_bytes = options.spare_bytes,
+       .stall_max_s = options.stall_max_s,
+       .bandwidth_bytes_per_s = options.bandwidth_bytes_per_s},
+      [stored = parts.context.table.stored_chunks().size()](ChunkId id) { return id < stored; });
 }
 
 Task<> PieceCopy::run(Take take) {

@@ -50,6 +50,8 @@ Task<TrainingState::NewestRecord> TrainingState::newest_record(ChunkId id) {
   its.memory = co_await item_of(id);
   its.bytes = its.memory.work.record;
   if (records_->holds(id, generation)) co_return std::move(its);
+  Task<bool> making = sweep_->make_unmade(id, its.memory.work);
+  if (co_await std::move(making)) co_return std::move(its);
   ZIGGURAT_CHECK(!records_->stays(id), "chunk {}: the record that stays is of another generation",
                  id);
   co_await read_record(*context_, *storage_->store, id, sweep_->stored_in(id),

@@ -32,7 +32,7 @@ Task<> TrainingState::make_durable() {
   co_await hand_->quiesce();
   co_await gates_->wait_all();
   co_await checkpoint_ended();
-  if (durable_generation() != generation_) {
+  if (storage_->store && (durable_generation() != generation_ || sweep_->nothing_sealed())) {
     require_all_open("make_durable()");
     co_await sweep_->checkpoint(generation_, last_blob_);
     stored_at_ = runtime_.reactor.clock().now();

@@ -13,6 +13,7 @@ void TrainingState::pack(const std::optional<std::string>& layout) {
   model_ =
       layout ? packed_as(model_, *layout) : packed_model(model_, config_.optimizer.state.format);
   lent_places_.clear();
+  stored_params_ = 0;
   for (UnitId u = 0; u < model_.units.size(); ++u) {
     std::uint64_t begin = 0;
     for (std::size_t p = 0; p < model_.units[u].params.size(); ++p) {
@@ -21,6 +22,7 @@ void TrainingState::pack(const std::optional<std::string>& layout) {
       if (lent >= lent_places_.size()) lent_places_.resize(lent + 1);
       lent_places_[lent] = {.unit = u, .param = p, .begin = begin, .count = param.count()};
       begin += param.count();
+      if (param.stored()) ++stored_params_;
     }
   }
 }

@@ -49,7 +49,8 @@ Task<> TrainingState::load_state() {
     const std::function<Task<>(std::size_t)> load = [&](std::size_t id) {
       return load_chunk(static_cast<ChunkId>(id), damaged);
     };
-    co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), load);
+    co_await for_each_index(runtime_.reactor, table_->stored_chunks().size(), chunks_at_once(),
+                            load);
     std::ranges::sort(damaged, {}, &RecordDamage::chunk);
     Task<std::vector<RecordCopies::Repair>> planning = plan_repairs(damaged);
     repairs = co_await std::move(planning);

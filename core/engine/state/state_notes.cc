@@ -43,7 +43,7 @@ void TrainingState::describe() {
 void TrainingState::describe_records() {
   const std::size_t on_device = records_->device_count();
   const std::size_t on_host = records_->host_count();
-  const std::size_t all = table_->chunks().size();
+  const std::size_t all = table_->stored_chunks().size();
   const bool divided = on_device > 0 && on_host > 0;
   if (!divided && (!records_->through_store() || on_device + on_host == 0)) return;
   std::uint64_t read_bytes = 0;

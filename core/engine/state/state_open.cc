@@ -79,6 +79,7 @@ Task<> TrainingState::open_all() {
   } else {
     co_await create_state();
   }
+  co_await fill_homes();
   state_seconds_ = 1e-9 * static_cast<double>((runtime_.reactor.clock().now() - begin).count());
   hand_->opened();
   for (UnitId u = 0; u < table_->unit_count(); ++u) hand_->updated(u, generation_);
@@ -120,8 +121,8 @@ Task<> TrainingState::open_store() {
                             {.round_count_max = kChunkTilesMax * kTileElements,
                              .quantizes = sharding().quantization.gradients()});
   }
-  if (!config_.store.empty()) co_await end_succession();
-  const bool found = !config_.store.empty() && co_await store_found();
+  if (keeps_store()) co_await end_succession();
+  const bool found = keeps_store() && co_await store_found();
   if (found && config_.resume == EngineConfig::Resume::kNew) {
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -142,7 +143,7 @@ Task<> TrainingState::open_store() {
   require_host_budget(plan_, config_.host_budget_bytes);
   config_.host_budget_bytes -= plan_.save_bytes;  // the pool has the rest
   hand_->plan_device();
-  if (resumed_ || config_.store.empty()) co_return;
+  if (resumed_ || !keeps_store()) co_return;
   co_await create_store();
 }
 
@@ -169,6 +170,12 @@ Task<> TrainingState::open_stored() {
   require_slots(state);
   resumed_ = true;
   choose_placement_if_automatic();
+}
+
+/// Whether there is a store. If all parameters of a trainer that lends are frozen, the directories
+/// only have what is placed on NVMe.
+bool TrainingState::keeps_store() const {
+  return !config_.store.empty() && std::ranges::any_of(model_.units, &UnitSpec::stored);
 }
 
 /// Whether a trainer that lends leaves the host budget to the engine.
@@ -347,8 +354,8 @@ Task<> TrainingState::take_record(ChunkId id, const WorkMemory& work) {
 void TrainingState::count_steps() {
   if (!table_->rounding() || !config_.param_steps) return;
   own_steps_ = config_.param_steps(resumed_blob_);
-  ZIGGURAT_CHECK(own_steps_.size() == lent_count(), "{} counts of steps for {} parameters",
-                 own_steps_.size(), lent_count());
+  ZIGGURAT_CHECK(own_steps_.size() == stored_count(), "{} counts of steps for {} parameters",
+                 own_steps_.size(), stored_count());
 }
 
 void TrainingState::make_sweep() {
@@ -356,7 +363,9 @@ void TrainingState::make_sweep() {
   OptimizerSweep::Settings settings{
       .work_items = plan_.items,
       .seal_every = records_->through_store() ? config_.durable_every_steps : 0,
-      .before_seal = config_.before_seal};
+      .before_seal = config_.before_seal,
+      .unmade = unmade_,
+      .initial_accumulator = config_.optimizer.initial_accumulator};
   OptimizerSweep::Parts parts{
       .homes = homes(),
       .staging = *staging_,
@@ -387,17 +396,19 @@ Task<> TrainingState::create_state() {
   begin_load();
   if (loader_) co_await require_same_step(storage_->quorum, loader_->step(), source_->place());
   count_steps();
+  unmade_ = of_pieces() && !loader_ && records_->through_store();
   const std::function<Task<>(std::size_t)> create = [&](std::size_t id) {
     return create_chunk(static_cast<ChunkId>(id));
   };
-  co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), create);
+  co_await for_each_index(runtime_.reactor, table_->stored_chunks().size(), chunks_at_once(),
+                          create);
   loader_.reset();
   begin_line();
   last_blob_ = wrap_blob(generation_, line_record_, resumed_blob_);
   const std::function<void()> before_seal = [this] {
     if (config_.before_seal) config_.before_seal(generation_);
   };
-  if (storage_->store) {
+  if (storage_->store && !unmade_) {
     co_await storage_->store->commit(0, last_blob_, before_seal);
     storage_->store->set_durable_everywhere(0);
   }
@@ -406,8 +417,11 @@ Task<> TrainingState::create_state() {
 
 Task<> TrainingState::create_chunk(ChunkId id) {
   const Chunk& chunk = table_->chunk(id);
+  const bool later = unmade_ && !records_->stays(id);
+  if (later && !table_->has_home(chunk.unit)) co_return;
   const ItemMemory memory = co_await item_of(id);
-  StripedStore* const store = storage_->store.get();
+  StripedStore* const store = unmade_ ? nullptr : storage_->store.get();
+  bool given = true;
   std::uint64_t hash = 0;
   const std::uint64_t seed = store != nullptr ? store->write_seed(id, 0) : 0;
   if (loader_) co_await loader_->load(id, memory.work.record);
@@ -417,7 +431,7 @@ Task<> TrainingState::create_chunk(ChunkId id) {
       return;
     }
     std::vector<float> masters(chunk.count);
-    hand_->make_masters(id, std::span(masters).first(table_->real_count(id)));
+    given = hand_->make_masters(id, std::span(masters).first(table_->real_count(id)));
     if (chunk.constant) {
       std::memcpy(memory.work.record.data(), masters.data(), memory.work.record.size());
     } else {
@@ -427,6 +441,7 @@ Task<> TrainingState::create_chunk(ChunkId id) {
     if (store != nullptr) hash = record_hash(memory.work.record, seed, table_->record_format(id));
   };
   co_await context_->run_near(id, "initialize", job);
+  if (later && !given) co_return;  // zeros
   if (store != nullptr) co_await store->write(id, 0, memory.work.record, hash);
   if (!table_->has_home(chunk.unit) && !loader_) {
     records_->set_holds(id, generation_);  // made from the parameters that are there
@@ -434,6 +449,26 @@ Task<> TrainingState::create_chunk(ChunkId id) {
     co_await take_record(id, memory.work);
   }
   report_progress(id, "writing generation 0");
+}
+
+/// Brings what the trainer has given of those parameters home that no store has.
+Task<> TrainingState::fill_homes() {
+  const std::size_t stored = table_->stored_chunks().size();
+  const std::function<Task<>(std::size_t)> fill = [&](std::size_t i) {
+    return fill_home(static_cast<ChunkId>(stored + i));
+  };
+  co_await for_each_index(runtime_.reactor, table_->chunks().size() - stored, chunks_at_once(),
+                          fill);
+}
+
+Task<> TrainingState::fill_home(ChunkId id) {
+  std::vector<float> masters(table_->chunk(id).count);
+  const std::span<float> real = std::span(masters).first(table_->real_count(id));
+  if (!hand_->make_masters(id, real)) co_return;
+  const ItemMemory memory = co_await item_of(id);
+  const std::vector<ParamRun> packed = packed_runs(id);
+  co_await params_->publish_record(id, {.generation = 0}, std::as_bytes(std::span(masters)),
+                                   memory.work.param, packed);
 }
 
 }  // namespace ziggurat

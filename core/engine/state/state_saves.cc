@@ -145,6 +145,7 @@ Task<std::shared_ptr<StateCopy>> TrainingState::begin_copy(CopyOptions options) 
     throw Error(ErrorCode::kInvalidArgument,
                 "a save of this engine's state is under way: wait for its end first");
   }
+  if (generation_ == 0) co_await sweep_->make_all();
   PieceCopy::Written written;
   for (ChunkId id = 0; id < table_->chunks().size(); ++id) {
     if (!writes_->of(id)) continue;

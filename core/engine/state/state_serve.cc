@@ -15,6 +15,7 @@ std::vector<RankPiece> TrainingState::own_pieces() const {
   std::vector<RankPiece> pieces;
   for (const UnitSpec& unit : model_.units) {
     for (const ParamSpec& param : unit.params) {
+      if (!param.stored()) continue;
       if (*param.lent >= pieces.size()) pieces.resize(*param.lent + std::size_t{1});
       pieces[*param.lent] = {.name = param.name, .count = param.count()};
     }

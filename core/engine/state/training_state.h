@@ -257,6 +257,8 @@ class TrainingState {
   };
   const LentPlace& lent_place(ParamId param) const { return lent_places_[param]; }
   std::size_t lent_count() const noexcept { return lent_places_.size(); }
+  /// How many of them are stored. These come first.
+  std::size_t stored_count() const noexcept { return stored_params_; }
   const ParamSpec& lent_param(ParamId param) const {
     const LentPlace& place = lent_places_[param];
     return model_.units[place.unit].params[place.param];
@@ -293,6 +295,7 @@ class TrainingState {
   Task<> open_store();
   Task<> open_stored();
   Task<> make_table();
+  bool keeps_store() const;
   bool leaves_host_budget() const;
   void choose_host_budget(const ChunkTable& table);
   Task<> create_store();
@@ -302,6 +305,8 @@ class TrainingState {
   Task<> build_floors();
   Task<> create_state();
   Task<> create_chunk(ChunkId id);
+  Task<> fill_homes();
+  Task<> fill_home(ChunkId id);
   std::size_t chunks_at_once() const;
   void make_sweep();
   StateHomes homes() const { return {*params_, *grads_, *records_}; }
@@ -449,6 +454,8 @@ class TrainingState {
   // By ParamSpec::lent, as the trainer's blob counts; or empty.
   std::vector<std::uint64_t> own_steps_;
   std::vector<LentPlace> lent_places_;  // by ParamSpec::lent
+  std::size_t stored_params_ = 0;
+  bool unmade_ = false;  // the first sweep makes the records that do not stay in memory
   std::optional<LastRead> last_read_;
   double state_seconds_ = 0;
   std::vector<std::byte> last_blob_;     // blob of generation_, with the engine's header

@@ -83,9 +83,10 @@ Task<std::unique_ptr<UnitGather>> UnitEngine::make_gather() {
                                          state_.reduction());
 }
 
-void UnitEngine::make_masters(ChunkId chunk, std::span<float> masters) const {
+bool UnitEngine::make_masters(ChunkId chunk, std::span<float> masters) const {
   const Chunk& its = state_.table().chunk(chunk);
   (*initialize_)(its.unit, its.begin, masters);
+  return true;
 }
 
 void UnitEngine::opened() {

@@ -45,7 +45,7 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   void plan_device() override;
   Homes make_homes(Context& context, const std::vector<StripePlace>& places) override;
   Task<> build() override;
-  void make_masters(ChunkId chunk, std::span<float> masters) const override;
+  bool make_masters(ChunkId chunk, std::span<float> masters) const override;
   void opened() override;
   void updated(UnitId unit, std::uint64_t generation) override;
   void begin_generation(std::uint64_t generation) override;

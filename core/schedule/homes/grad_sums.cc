@@ -21,7 +21,8 @@ constexpr std::size_t kChunksAtOnce = 4;
 GradSums::GradSums(Context& context, std::vector<StripePlace> places, std::size_t params)
     : context_(context), coming_(params), taken_(params) {
   std::vector<std::uint64_t> sizes;
-  for (const Chunk& chunk : context.table.chunks()) sizes.push_back(chunk.count * sizeof(float));
+  for (const Chunk& chunk : context.table.chunks())
+    sizes.push_back(chunk.constant ? 0 : chunk.count * sizeof(float));
   file_ = SwapFile::create(context.reactor, std::move(places), std::move(sizes));
 }
 

@@ -64,9 +64,7 @@ class NvmeParamHome final : public UnitParamHome {
   bool gathered() const noexcept;
   Task<> read_items(UnitId unit, const std::vector<Item>& items, std::span<std::byte> memory,
                     std::uint64_t begin, IoPriority priority);
-  Task<> read_item(std::size_t item, std::span<std::byte> memory, IoPriority priority) {
-    return read_verified(context_, *file_, item, memory, priority);
-  }
+  Task<> read_item(std::size_t item, std::span<std::byte> memory, IoPriority priority);
   Task<> write_item(std::size_t item, std::span<const std::byte> bytes) {
     return write_hashed(context_, *file_, item, bytes, IoPriority::kWriteBack);
   }
@@ -75,6 +73,16 @@ class NvmeParamHome final : public UnitParamHome {
   // Per unit: memory into which a read is under way.
   std::vector<std::span<const std::byte>> reading_;
 };
+
+/// Parameters begin with zeros, which are not written.
+Task<> NvmeParamHome::read_item(std::size_t item, std::span<std::byte> memory,
+                                IoPriority priority) {
+  if (file_->is_written(item)) {
+    co_await read_verified(context_, *file_, item, memory, priority);
+  } else {
+    std::ranges::fill(memory, std::byte{0});
+  }
+}
 
 bool NvmeParamHome::gathered() const noexcept {
   const Sharding& sharding = context_.table.sharding();

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/numerics/typed_value.h"
 #include "core/schedule/optimizer/optimizer_pass.h"
 #include "core/schedule/optimizer/optimizer_sweep.h"
 #include "core/schedule/stored_record.h"
@@ -69,7 +70,9 @@ Task<std::uint64_t> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, boo
       whole || on_device ? 0 : not_read_bytes(context_, parts_.homes.params, chunk);
   const std::uint64_t wanted_bytes = chunk.record_bytes() - skipped;
   item.known = records.holds(id, pass.generation - 1);
-  item.param_not_read = !item.known && skipped > 0;
+  item.unmade = !item.known && stored_in_[id] == kUnmade;
+  item.param_not_read = !item.known && !item.unmade && skipped > 0;
+  if (item.unmade) co_return 0;
   if (item.known) {
     if (!records.through_store()) co_return 0;
     context_.metrics.add(Counter::kRecordCacheHits, 1);
@@ -127,6 +130,10 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
     co_await update_on_device(pass, id, item, *steps, hash);
     co_return;
   }
+  if (item.unmade) {
+    co_await make_from_params(id, item.memory);
+    item.known = true;
+  }
   const Effect effect = effect_of(id, *steps);
   const std::shared_ptr<const StateWrites::Arrays> writes =
       parts_.writes != nullptr ? parts_.writes->of(id) : nullptr;
@@ -145,6 +152,31 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   if (writes == nullptr) co_return;
   co_await publish_masters(pass, id, item);
   parts_.writes->forget(id);
+}
+
+/// Makes the record that a parameter begins with, whose masters are the parameters at home.
+Task<> OptimizerSweep::make_from_params(ChunkId id, const WorkMemory& memory) {
+  const std::vector<ParamRun> runs = context_.table.param_runs(id);
+  co_await parts_.homes.params.bring(id, memory.param, runs);
+  const TypedSpan<std::byte> params = parts_.homes.params.destination(id, memory.param);
+  const StateKind kind = context_.table.state();
+  const std::function<void()> job = [&] {
+    std::vector<float> masters(context_.table.chunk(id).count);
+    for (const ParamRun& run : runs) {
+      for (std::uint64_t i = run.begin; i < run.begin + run.count; ++i)
+        masters[i] = value_at(params.dtype, params.bytes.data(), i);
+    }
+    write_record(kind.optimizer, kind.format, masters, memory.record,
+                 settings_.initial_accumulator);
+  };
+  const LentMemory::Use its(context_.lent);
+  co_await context_.run_near(id, "initialize", job);
+}
+
+Task<bool> OptimizerSweep::make_unmade(ChunkId id, const WorkMemory& memory) {
+  if (stored_in_[id] != kUnmade) co_return false;
+  co_await make_from_params(id, memory);
+  co_return true;
 }
 
 OptimizerSweep::Effect OptimizerSweep::effect_of(ChunkId id, const StepScalars& steps) const {

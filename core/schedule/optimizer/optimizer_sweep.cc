@@ -29,9 +29,14 @@ OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
       written_generation_(context.table.chunks().size(), generation),
       stored_in_(context.table.chunks().size(),
                  parts_.store != nullptr ? parts_.store->durable_generation() : 0),
-      next_stored_(parts_.store != nullptr ? parts_.store->durable_generation() + 1 : 0) {
-  for (std::size_t i = 0; i < context.table.chunks().size(); ++i) {
+      next_stored_(parts_.store != nullptr && !settings_.unmade
+                       ? parts_.store->durable_generation() + 1
+                       : 0),
+      nothing_sealed_(settings_.unmade) {
+  for (ChunkId id = 0; id < context.table.chunks().size(); ++id) {
     written_.emplace_back(context.cancel);
+    const bool stored = id < context.table.stored_chunks().size();
+    if (settings_.unmade && stored && !parts_.homes.records.stays(id)) stored_in_[id] = kUnmade;
   }
 }
 

@@ -18,7 +18,11 @@ void Brought::begin_generation(std::uint64_t generation) {
   generation_ = generation;
   order_.begin_step();
   for (UnitId u = 0; u < slots_.size(); ++u) {
-    if (slots_[u].pins == 0) drop(u);
+    if (!context_.table.model().units[u].stored()) {
+      slots_[u].generation = generation;  // frozen: it is what it was
+    } else if (slots_[u].pins == 0) {
+      drop(u);
+    }
     slots_[u].may_change = false;
   }
   prefetch();

@@ -70,6 +70,9 @@ class Memory(ctypes.Structure):
     ]
 
 
+FROZEN = 1  # bit of ParamStruct.flags
+
+
 class ParamStruct(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
@@ -79,6 +82,8 @@ class ParamStruct(ctypes.Structure):
         ("dimensions", ctypes.c_uint32),
         ("unit", ctypes.c_uint32),
         ("values", Memory),
+        ("flags", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
     ]
 
 

@@ -23,6 +23,7 @@ from ziggurat._abi import (
     NESTEROV,
     UPDATE_AT_ONCE,
     DataLoss,
+    FROZEN,
     GroupStruct,
     InvalidArgument,
     Memory,
@@ -78,6 +79,8 @@ class Param:
     address: int | None
     group: int = 0
     unit: int = 0  #: without an address: the unit with which it is acquired, from 0 on
+    #: Never trained, and not in the store: written after each open. After all that are trained.
+    frozen: bool = False
 
     @property
     def count(self) -> int:
@@ -209,6 +212,7 @@ class Engine:
             given.shape = (ctypes.c_int64 * len(param.shape))(*param.shape)
             given.dimensions = len(param.shape)
             given.unit = param.unit
+            given.flags = FROZEN if param.frozen else 0
             code, element_bytes = DTYPES[param.dtype]
             values = given.values  # filled in place: an object for each would only be copied
             values.struct_size = ctypes.sizeof(Memory)

@@ -147,6 +147,72 @@ TEST_F(CUnits, AreSavedAndLoaded) {
   ASSERT_DONE(ziggurat_checkpoint_close(checkpoint));
 }
 
+TEST_F(CUnits, MayHaveFrozenParametersThatNoStoreAndNoCheckpointHas) {
+  stream(DType::kFloat32);
+  params_[1].unit = 0;
+  params_[1].flags = ZIGGURAT_FROZEN;
+  ASSERT_DONE(open(settings(kOnNvme)));
+  write_both();
+  for (std::uint64_t s = 1; s <= 2; ++s) {
+    EXPECT_REFUSED(lend(1, gradient_of(1, s)), "'second'): the parameter is frozen");
+    ASSERT_DONE(lend(0, gradient_of(0, s)));
+    ASSERT_DONE(step());
+  }
+  EXPECT_EQ(read(1).bytes, values_[1].bytes);
+  EXPECT_EQ(steps_of(0), 2U);
+  EXPECT_EQ(steps_of(1), 0U);
+  const TypedArray trained = read(0);
+  std::vector<float> state(kCounts[1]);
+  ziggurat_memory memory = ZIGGURAT_INIT(ziggurat_memory);
+  memory.address = state.data();
+  memory.size_bytes = state.size() * sizeof(float);
+  EXPECT_REFUSED(ziggurat_read_state(engine_, 1, "master", &memory), "the parameter is frozen");
+  EXPECT_REFUSED(ziggurat_add_gradient(engine_, 1, &memory, 1), "the parameter is frozen");
+  const std::string folder = directory_.path() + "/saved";
+  ziggurat_save_options saving = ZIGGURAT_INIT(ziggurat_save_options);
+  saving.engine_count = 1;
+  saving.engines = &engine_;
+  const std::string content =
+      R"({"folder": ")" + folder +
+      R"(", "step": 2, "keep_last": 0, "keep_every": 0, "model": "m", "dtype": "fp32",
+          "placement": "nvme", "resume": {}, "values": [],
+          "params": [{"name": "first", "shape": [3, 5, 7], "trained": true}],
+          "engines": [[{"param": 0, "first": 0}]]})";
+  ASSERT_DONE(ziggurat_save_checkpoint(runtime_, &saving, content.c_str()));
+  ASSERT_DONE(ziggurat_make_durable(engine_));
+  close();
+
+  ASSERT_DONE(open(settings(kOnNvme)));
+  EXPECT_EQ(this->state().resumed, 1);
+  EXPECT_EQ(read(0).bytes, trained.bytes);
+  EXPECT_EQ(read(1).bytes, TypedArray(DType::kFloat32, kCounts[1]).bytes) << "it is in the store";
+  close();
+
+  ziggurat_checkpoint checkpoint = 0;
+  ASSERT_DONE(ziggurat_checkpoint_open(runtime_, folder.c_str(), &checkpoint));
+  const std::string other = R"({"store": ")" + directory_.path() + "/other\"" + kOnNvme + "}";
+  ASSERT_DONE(ziggurat_engine_load(
+      runtime_, params_.data(), params_.size(), other.c_str(), checkpoint,
+      R"({"parts": [{"name": "first", "shape": [3, 5, 7], "first": 0}], "steps": [2],
+          "weights_only": false})",
+      &engine_));
+  EXPECT_EQ(read(0).bytes, trained.bytes);
+  EXPECT_EQ(steps_of(0), 2U);
+  write_both();
+  EXPECT_EQ(read(1).bytes, values_[1].bytes);
+  ASSERT_DONE(ziggurat_checkpoint_close(checkpoint));
+}
+
+TEST_F(CUnits, RefuseFrozenParametersThatAreLentOrComeFirst) {
+  params_[1].flags = ZIGGURAT_FROZEN;
+  EXPECT_REFUSED(open(settings()), "'second' is frozen, but in the caller's memory");
+  stream(DType::kFloat32);
+  std::swap(params_[0].flags, params_[1].flags);
+  EXPECT_REFUSED(open(settings(kOnNvme)), "give the frozen parameters after all others");
+  params_[0].flags = 8;
+  EXPECT_REFUSED(open(settings(kOnNvme)), "only ZIGGURAT_FROZEN is known");
+}
+
 TEST_F(CUnits, AreNotThoseOfParametersThatAreLent) {
   ASSERT_DONE(open(settings()));
   EXPECT_REFUSED(ziggurat_acquire(engine_, 0, nullptr), "there are no units");

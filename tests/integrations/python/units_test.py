@@ -80,6 +80,37 @@ def test_the_bits_of_parameters_that_are_lent(runtime, tmp_path, tier):
     engine.close()
 
 
+@pytest.mark.parametrize("tier", ["nvme", "host"])
+def test_a_frozen_parameter_is_given_to_each_engine_and_needs_no_store(runtime, tmp_path, tier):
+    base, adapter = values_of(20_000, 3), values_of(77, 1)
+    params = [
+        ziggurat.Param("adapter", (77,), "fp32", None),
+        ziggurat.Param("base", (20_000,), "fp32", None, frozen=True),
+    ]
+    settings = {"store": str(tmp_path), "placement": f"params={tier},optimizer=nvme", "device_memory": "1MiB"}
+    for generation in range(2):
+        engine = ziggurat.Engine(runtime, params, settings)
+        assert engine.generation == generation
+        engine.write_param(1, address(base))
+        if generation == 0:
+            engine.write_param(0, address(adapter))
+        engine.add_gradient(0, "fp32", address(adapter), 77)
+        with pytest.raises(ziggurat.InvalidArgument, match="the parameter is frozen"):
+            engine.add_gradient(1, "fp32", address(base), 20_000)
+        engine.step([ziggurat.GroupStep(lr=0.01)])
+        found = array("f", bytes(4 * 20_000))
+        engine.read_param(1, address(found))
+        assert found == base
+        engine.make_durable()
+        engine.close()
+    engine = ziggurat.Engine(runtime, params[1:], {**settings, "store": str(tmp_path / "none")})
+    engine.write_param(0, address(base))
+    with pytest.raises(ziggurat.InvalidArgument, match="every parameter is frozen"):
+        engine.step([ziggurat.GroupStep(lr=0.01)])
+    engine.close()
+    assert not list((tmp_path / "none").iterdir())
+
+
 def test_a_gradient_is_read_as_it_is_so_far(runtime, tmp_path):
     engine = streamed(runtime, tmp_path)
     gradient, sum_so_far = values_of(77, 1), array("f", bytes(4 * 77))
