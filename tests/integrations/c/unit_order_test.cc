@@ -27,19 +27,23 @@ struct Spec {
   const char* name;
   std::int64_t count;
   std::uint32_t unit;  // kNone: lent
+  bool frozen = false;
 };
 constexpr std::uint32_t kNone = 99;
 constexpr std::uint32_t kUnits = 3;
 // Each unit has a part with records of its own, and parts that share one.
-constexpr std::array<Spec, 8> kParams{{{"embedding", 17'000, 0},
+constexpr std::array<Spec, 10> kParams{{{"embedding", 17'000, 0},
                                        {"scale", 3, 0},
                                        {"first", 20'000, 1},
                                        {"bias", 77, 1},
                                        {"norm", 5, 1},
                                        {"second", 16'400, 2},
                                        {"shift", 9, 2},
-                                       {"head", 50, kNone}}};
+                                       {"head", 50, kNone},
+                                       {"base", 18'000, 1, true},
+                                       {"base scale", 4, 2, true}}};
 constexpr std::size_t kCount = kParams.size();
+constexpr std::size_t kTrained = 8;
 
 ziggurat_memory memory_of(std::vector<float>& values) {
   ziggurat_memory its = ZIGGURAT_INIT(ziggurat_memory);
@@ -56,7 +60,8 @@ struct Kind {
   bool one_unit_fits;  // and no second one beside it
 };
 
-/// An engine that streams, an engine that is lent the same, and what is known of both.
+/// An engine that streams, an engine that is lent the same but for what is frozen, and what is known
+/// of both.
 class Model {
  public:
   Model(const Kind& kind, std::uint64_t seed) : kind_(kind), random_(seed) {
@@ -115,7 +120,8 @@ class Model {
       return R"({"store": ")" + directory_.path() + "/" + store + "\"" + more + "}";
     };
     ASSERT_EQ(
-        ziggurat_engine_open(runtime_, params.data(), kCount, settings("lent", "").c_str(), &twin_),
+        ziggurat_engine_open(runtime_, params.data(), kTrained, settings("lent", "").c_str(),
+                             &twin_),
         ZIGGURAT_OK)
         << ziggurat_last_error();
     for (std::size_t p = 0; p < kCount; ++p) {
@@ -124,6 +130,7 @@ class Model {
       } else {
         params[p].values.address = nullptr;
         params[p].unit = kParams[p].unit;
+        params[p].flags = kParams[p].frozen ? ZIGGURAT_FROZEN : 0;
       }
     }
     const std::string more = std::string(R"(, "placement": ")") + kind_.placement +
@@ -143,6 +150,7 @@ class Model {
     pins_ = {};
     gradients_ = {};
     lent_gradients_ = {};
+    for (std::size_t p = kTrained; p < kCount; ++p) std::ranges::fill(lent_[p], 0.0F);
     open();
   }
 
@@ -168,6 +176,7 @@ class Model {
 
   /// What parameter `p` must be now.
   const std::vector<float>& expected(std::size_t p) {
+    if (kParams[p].frozen) return lent_[p];
     EXPECT_EQ(ziggurat_wait(twin_, p), ZIGGURAT_OK) << ziggurat_last_error();
     return lent_[p];
   }
@@ -196,6 +205,7 @@ class Model {
   void write_twin(std::size_t p, const std::vector<float>& values) {
     expected(p);  // no update is under way
     lent_[p] = values;
+    if (kParams[p].frozen) return;
     ASSERT_EQ(ziggurat_param_written(twin_, p), ZIGGURAT_OK) << ziggurat_last_error();
   }
   std::vector<float> other_values(std::size_t p) {
@@ -240,6 +250,13 @@ class Model {
       return;
     }
     const bool lent = random_() % 4 == 0;
+    if (kParams[p].frozen) {
+      const ziggurat_memory memory = memory_of(values);
+      return expect_status("gradient of a frozen parameter",
+                           lent ? ziggurat_lend_gradient(engine_, p, &memory, scale)
+                                : ziggurat_add_gradient(engine_, p, &memory, scale),
+                           ZIGGURAT_INVALID_ARGUMENT);
+    }
     if (lent) {
       lent_gradients_[0].push_back(values);
       const ziggurat_memory stays = memory_of(lent_gradients_[0].back());
@@ -304,7 +321,7 @@ class Model {
   ziggurat_runtime runtime_ = 0;
   ziggurat_engine engine_ = 0;
   ziggurat_engine twin_ = 0;
-  std::vector<std::vector<float>> lent_;  // the twin's parameters
+  std::vector<std::vector<float>> lent_;  // the twin's parameters, and what is frozen
   std::vector<std::vector<float>> own_;   // those that are lent to the engine too
   std::array<std::vector<float>, kCount> gradients_;
   std::array<std::deque<std::vector<float>>, 2> lent_gradients_;  // for the step to come, and its
@@ -320,7 +337,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Kind{"AllNvme", "all=nvme", "4MiB", false},
                     Kind{"Host", "params=host,optimizer=host", "4MiB", false},
                     Kind{"Device", "params=device,optimizer=nvme", "4MiB", false},
-                    Kind{"NvmeOneAtATime", "params=nvme,grads=nvme,optimizer=host", "208KiB",
+                    Kind{"NvmeOneAtATime", "params=nvme,grads=nvme,optimizer=host", "352KiB",
                          true}),
     [](const auto& one) { return std::string(one.param.name); });
 

@@ -115,7 +115,9 @@ def test_the_store_is_free_while_helpers_of_a_killed_run_still_live(tmp_path):
     if child == 0:
         model = torch.nn.Linear(4, 4)
         optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
-        optimizer.open()
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+        optimizer.engine.make_durable()
         helper = os.fork()
         if helper == 0:
             time.sleep(60)
