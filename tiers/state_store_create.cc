@@ -2,8 +2,8 @@
 // tiers/state_store_create.cc: makes a new store under its temporary name: it reserves the space,
 // and writes what every start reads.
 //
-// Records are not written yet: those of generation 0 follow at once, and the first step writes
-// their other slots. To fill the file beforehand would cost as many bytes as three steps write.
+// Records are not written yet: those of generation 0 follow, and those of the next go to the other
+// slots. To fill the file beforehand would cost as many bytes as three steps write.
 #include <fmt/format.h>
 
 #include <algorithm>

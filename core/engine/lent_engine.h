@@ -70,8 +70,9 @@ class LentEngine : public StateEngine {
   /// ParamId is the number of a parameter in this order. If EngineConfig::host_budget_bytes is 0,
   /// the engine takes as much as a run uses well. The masters of a new store are made from them,
   /// and the masters of an existing store are written to them. Records on NVMe are made in the
-  /// first step, and the store begins with it: before that step is durable, there is no store.
-  /// Without a store the records are in memory, and nothing is durable.
+  /// first step, and the store begins with it: before that step is durable, there is no store, or
+  /// still the one that `resume=never` replaces. Without a store the records are in memory, and
+  /// nothing is durable.
   ///
   /// EngineConfig::run_identity and the settings must be equal on all ranks. `model` may differ,
   /// and so may the strategy in `config`, which divides nothing here. Errors: Engine::open()'s;
@@ -186,8 +187,9 @@ class LentEngine : public StateEngine {
   /// Reads the state of a piece that `rank` has, like read_state(), by the piece's name. That
   /// rank's trainer makes no call: it may compute, sleep, or wait in a step. The values are those
   /// of this rank's generation(), and include what that trainer has written since; no rank can make
-  /// another step before this rank takes part in it. Errors: those of read_state(), naming the
-  /// rank; kUnavailable if that rank has closed its engine.
+  /// another step before this rank takes part in it. Before the first step that trainer must not
+  /// write its parameters meanwhile either: its records may not be made yet. Errors: those of
+  /// read_state(), naming the rank; kUnavailable if that rank has closed its engine.
   virtual void read_state_of(int rank, std::string_view piece, std::string_view name,
                              std::span<float> values) = 0;
 };

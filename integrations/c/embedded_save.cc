@@ -133,7 +133,7 @@ CopyOptions EmbeddedSaving::copy_options(const EmbeddedEngine& engine) const {
   };
   double all = 0;
   for (const EmbeddedSave::Engine& its : save_.engines) all += elements(*its.engine);
-  const double share = elements(engine) / all;
+  const double share = all > 0 ? elements(engine) / all : 0;  // all may be frozen
   const auto part_of = [&](std::uint64_t whole) {
     return static_cast<std::uint64_t>(static_cast<double>(whole) * share);
   };

@@ -169,7 +169,7 @@ typedef struct ziggurat_state {
   uint32_t struct_size;
   int32_t resumed;              ///< 1 if open found a store and resumed it
   uint64_t generation;          ///< finished steps
-  uint64_t durable_generation;  ///< the newest one that survives a crash
+  uint64_t durable_generation;  ///< the newest one that survives a crash; 0: perhaps none
   uint64_t blob_bytes;          ///< size of the blob of the generation at which open resumed
 } ziggurat_state;
 
@@ -339,12 +339,12 @@ ZIGGURAT_API ziggurat_status ziggurat_read_gradient(ziggurat_engine engine, uint
                                                     int32_t* has_gradient);
 
 /// Makes a step of all gradients. From now on parameters are written, until ziggurat_wait() for
-/// them returns. Errors: ZIGGURAT_INVALID_ARGUMENT for settings with which no step can be made;
-/// nothing was changed then, and the gradients are still those of the step to come. After any other
-/// error the engine has ended. All ranks make every step, even those that have no gradient. If one
-/// rank refuses a step, none makes it, and the error on every rank names the one that refused.
-/// Callers average and clip by themselves; they also choose the settings of groups, which are not
-/// compared among ranks.
+/// them returns; in a new store's first step those without a gradient are read, too. Errors:
+/// ZIGGURAT_INVALID_ARGUMENT for settings with which no step can be made; nothing was changed then,
+/// and the gradients are still those of the step to come. After any other error the engine has
+/// ended. All ranks make every step, even those that have no gradient. If one rank refuses a step,
+/// none makes it, and the error on every rank names the one that refused. Callers average and clip
+/// by themselves; they also choose the settings of groups, which are not compared among ranks.
 ZIGGURAT_API ziggurat_status ziggurat_step(ziggurat_engine engine,
                                            const ziggurat_step_options* options,
                                            ziggurat_step_result* result);

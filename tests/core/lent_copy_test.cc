@@ -101,13 +101,16 @@ class Taker {
 
 /// A trainer with its engine.
 struct Training {
-  explicit Training(const LentKind& kind, Where where, int slots = 2)
+  enum class Memory { kLeast, kAll };  ///< for records on NVMe: none or all stay in memory
+  explicit Training(const LentKind& kind, Where where, int slots = 2,
+                    Memory memory = Memory::kLeast)
       : model(lent_model(kSizes, kind.dtype)),
         trainer(model, StateKind{.optimizer = OptimizerKind::kAdamW, .format = kind.format},
                 kind.rounding),
         config(config_of(kind, where, directory)) {
     config.slots = slots;
-    if (where == Where::kNvme) config.host_budget_bytes = smallest_budget(model, config);
+    if (where == Where::kNvme && memory == Memory::kLeast)
+      config.host_budget_bytes = smallest_budget(model, config);
     engine = LentEngine::open(model, config, *runtime, trainer.lent());
   }
   /// Steps in which some parameters have no gradient, and state is written before some of them.
@@ -142,35 +145,51 @@ struct Training {
 
 class LentCopy : public ::testing::TestWithParam<std::tuple<LentKind, Where>> {
  protected:
-  Training opened(int slots = 2) const {
+  using Memory = Training::Memory;
+  Training opened(int slots = 2, Memory memory = Memory::kLeast) const {
     const auto& [kind, where] = GetParam();
-    return Training(kind, where, slots);
+    return Training(kind, where, slots, memory);
   }
 };
 
 TEST_P(LentCopy, HasTheStateThatIsReadByName) {
-  Training run = opened();
-  run.steps(3);
-  run.write(0.25F);
-  const Arrays copied = run.copied_now(true);
-  const std::vector<std::string> names = run.engine->state_names();
-  const StateKind kind = run.engine->copied_state(true);
-  const std::vector<StateArray> arrays = state_arrays(kind);
-  for (ParamId p = 0; p < kSizes.size(); ++p) {
-    for (std::size_t a = 0; a < names.size(); ++a) {
-      std::vector<float> values(static_cast<std::size_t>(kSizes[p]));
-      run.engine->read_state(p, names[a], values);
-      if (arrays[a].element != StateElement::kF32) continue;  // read wider than it is kept
-      ASSERT_EQ(std::memcmp(values.data(), copied.at({p, a}).data(), values.size() * 4), 0)
-          << "parameter " << p << ", " << names[a];
+  for (const auto& [steps, memory] :
+       {std::pair(3, Memory::kLeast), std::pair(0, Memory::kLeast), std::pair(0, Memory::kAll)}) {
+    Training run = opened(2, memory);
+    run.steps(steps);
+    run.write(0.25F);
+    const std::vector<std::string> names = run.engine->state_names();
+    std::map<std::pair<ParamId, std::size_t>, std::vector<float>> read;
+    const auto read_all = [&] {
+      for (ParamId p = 0; p < kSizes.size(); ++p) {
+        for (std::size_t a = 0; a < names.size(); ++a) {
+          std::vector<float>& values = read[{p, a}];
+          values.resize(static_cast<std::size_t>(kSizes[p]));
+          run.engine->read_state(p, names[a], values);
+        }
+      }
+    };
+    read_all();
+    const auto before = read;
+    const Arrays copied = run.copied_now(true);
+    read_all();
+    EXPECT_TRUE(read == before) << "a copy changed what is read after " << steps << " steps";
+    const StateKind kind = run.engine->copied_state(true);
+    const std::vector<StateArray> arrays = state_arrays(kind);
+    for (const auto& [its, values] : read) {
+      if (arrays[its.second].element != StateElement::kF32) continue;  // read wider than it is kept
+      ASSERT_EQ(std::memcmp(values.data(), copied.at(its).data(), values.size() * 4), 0)
+          << "parameter " << its.first << ", " << names[its.second] << ", " << steps << " steps";
     }
   }
 }
 
 TEST_P(LentCopy, IsOfItsStepWhileStepsGoOnBesideIt) {
-  for (const int slots : {2, 1}) {
-    Training run = opened(slots);
-    run.steps(2);
+  for (const auto& [slots, steps, memory] :
+       {std::tuple(2, 2, Memory::kLeast), std::tuple(1, 2, Memory::kLeast),
+        std::tuple(2, 0, Memory::kLeast), std::tuple(1, 0, Memory::kAll)}) {
+    Training run = opened(slots, memory);
+    run.steps(steps);
     run.write(0.5F);
     const Arrays expected = run.copied_now();
     // Room for all records: no step waits.
@@ -181,7 +200,7 @@ TEST_P(LentCopy, IsOfItsStepWhileStepsGoOnBesideIt) {
     run.steps(3);
     EXPECT_FALSE(taker.ended());
     taker.release();
-    EXPECT_TRUE(taker.arrays() == expected) << slots << " slots";
+    EXPECT_TRUE(taker.arrays() == expected) << slots << " slots, after " << steps << " steps";
     EXPECT_TRUE(run.copied_now() != expected);
   }
 }

@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/memory_exhausted.h"
 #include "tests/core/lent_kinds.h"
 #include "tiers/host_device.h"
 
@@ -131,12 +132,28 @@ std::vector<TypedArray> all_values(const ModelSpec& model) {
   return all;
 }
 
+/// The least memory in which the engine works: no record stays in it.
+std::uint64_t least_budget(const ModelSpec& model, EngineConfig config) {
+  const ScratchDirectory directory;
+  config.store = {{directory.path()}};
+  config.host_budget_bytes = 4096;
+  try {
+    Opened(model, config, all_values(model));
+  } catch (const MemoryExhausted& error) {
+    return error.shortage().smallest_bytes;
+  }
+  ADD_FAILURE() << "opened in a page";
+  return 0;
+}
+
 class FrozenPlaces : public ::testing::TestWithParam<std::tuple<Where, Tier>> {
  protected:
   EngineConfig config() const {
     EngineConfig config =
         config_of({kFp32, DType::kBFloat16}, std::get<Where>(GetParam()), directory_);
     config.placement.params = std::get<Tier>(GetParam());
+    if (config.placement.optimizer == Tier::kNvme)
+      config.host_budget_bytes = least_budget(mixed_model(), config);
     return config;
   }
   ScratchDirectory directory_;
@@ -159,6 +176,7 @@ TEST_P(FrozenPlaces, StayWhatTheyAreBesideTrainedOnesOfTheirUnit) {
   std::vector<TypedArray> expected;
   {
     EngineConfig alone = config();
+    alone.host_budget_bytes = 64 * kMiB;
     alone.store = {{apart.path()}};
     Opened trained(without_frozen(model), alone, {values.begin(), values.begin() + kTrained});
     for (std::size_t s = 0; s < 3; ++s) trained.step(2 + s);
@@ -193,6 +211,56 @@ TEST_P(FrozenPlaces, StayWhatTheyAreBesideTrainedOnesOfTheirUnit) {
   }
   for (ParamId p = 0; p < model.units.size(); ++p)
     EXPECT_EQ(again.read(p).bytes, expected[p].bytes) << "parameter " << p;
+}
+
+// The masters of a new store are what the parameters are when they are first asked for.
+TEST_P(FrozenPlaces, WhatIsWrittenBeforeTheFirstStepIsTheMastersAllOver) {
+  const ModelSpec model = mixed_model();
+  const std::vector<TypedArray> values = all_values(model);
+  for (const std::uint64_t budget : {config().host_budget_bytes, 64 * kMiB}) {
+    const ScratchDirectory directory;
+    EngineConfig config = this->config();
+    config.store = {{directory.path()}};
+    config.host_budget_bytes = budget;
+    Opened its(model, config, {});
+    for (ParamId p = 0; p < model.units.size(); ++p) its.write(p, values[p]);
+    if (config.placement.optimizer != Tier::kNvme) continue;  // made at open, and taken at a step
+    for (ParamId p = 0; p < kTrained; ++p) {
+      std::vector<float> master(values[p].count());
+      its.engine->read_state(p, "master", master);
+      for (std::size_t i = 0; i < master.size(); ++i)
+        ASSERT_EQ(master[i], values[p].at(i)) << "parameter " << p << ", element " << i;
+    }
+    its.engine->make_durable();  // nothing yet
+    EXPECT_FALSE(std::filesystem::exists(directory.path() + "/rank00000.ziggurat"));
+  }
+}
+
+// A device that is used again has what was there before.
+TEST(FrozenParams, BeginWithZerosOnADeviceThatWasUsed) {
+  const auto runtime = runtime_of(2);
+  const auto device = HostDevice::create(runtime->reactor, 6 * kMiB);
+  {
+    const DeviceBuffer all = device->allocate(4 * kMiB, Purpose::kParams);
+    std::memset(all.data(), 0x77, 4 * kMiB);
+  }
+  const ScratchDirectory directory;
+  const ModelSpec model = mixed_model();
+  EngineConfig config = config_of({kFp32, DType::kBFloat16}, Where::kNvme, directory);
+  config.placement.params = Tier::kDevice;
+  config.param_steps = [](std::span<const std::byte>) {
+    return std::vector<std::uint64_t>(kTrained);
+  };
+  const std::vector<TypedSpan<std::byte>> none(model.units.size());
+  const auto engine = LentEngine::open(model, config, *runtime, none, device.get());
+  Host host;
+  for (StreamedUnit unit = 0; unit < kUnits; ++unit) engine->acquire(unit, host);
+  for (ParamId p = 0; p < model.units.size(); ++p) {
+    const DeviceSpan<std::byte> place = engine->place(p).bytes;
+    const std::span bytes(reinterpret_cast<const std::byte*>(place.address()), place.size());
+    EXPECT_THAT(bytes, ::testing::Each(std::byte{0})) << "parameter " << p;
+  }
+  for (StreamedUnit unit = 0; unit < kUnits; ++unit) engine->release(unit, host);
 }
 
 // What a drive was given: the frozen parameters once, in whole blocks.

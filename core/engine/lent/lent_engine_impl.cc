@@ -280,6 +280,8 @@ void LentEngineImpl::lend_params(ParamId param, TypedSpan<std::byte> values) {
   }
   run([](LentEngineImpl& self, UnitId in, ParamId of, auto lent) -> Task<> {
     co_await self.state_.gates().wait(in);
+    // Another rank may read the state of a parameter that has no record yet.
+    co_await self.state_.context().lent.idle();
     if (self.streamed_home_ != nullptr) {
       self.streamed_home_->lend(of, lent);
     } else {

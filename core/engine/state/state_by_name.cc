@@ -47,11 +47,21 @@ Task<TrainingState::NewestRecord> TrainingState::newest_record(ChunkId id) {
     co_return std::move(its);
   }
   const std::uint64_t generation = generation_;
+  if (sweep_->is_unmade(id)) {
+    // In memory of its own, because several ranks may read it at once; and it is made again,
+    // because the trainer may write the parameters until the first step.
+    const std::uint64_t record_bytes = table_->chunk(id).record_bytes();
+    its.made =
+        std::make_shared<const AlignedBytes>(record_bytes + params_->item_bytes(table_->chunk(id)));
+    const std::span<std::byte> memory = its.made->span();
+    its.bytes = memory.first(record_bytes);
+    co_await sweep_->make_from_params(
+        id, {.record = memory.first(record_bytes), .param = memory.subspan(record_bytes)});
+    co_return std::move(its);
+  }
   its.memory = co_await item_of(id);
   its.bytes = its.memory.work.record;
   if (records_->holds(id, generation)) co_return std::move(its);
-  Task<bool> making = sweep_->make_unmade(id, its.memory.work);
-  if (co_await std::move(making)) co_return std::move(its);
   ZIGGURAT_CHECK(!records_->stays(id), "chunk {}: the record that stays is of another generation",
                  id);
   co_await read_record(*context_, *storage_->store, id, sweep_->stored_in(id),

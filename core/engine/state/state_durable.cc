@@ -32,7 +32,7 @@ Task<> TrainingState::make_durable() {
   co_await hand_->quiesce();
   co_await gates_->wait_all();
   co_await checkpoint_ended();
-  if (storage_->store && (durable_generation() != generation_ || sweep_->nothing_sealed())) {
+  if (durable_generation() != generation_) {
     require_all_open("make_durable()");
     co_await sweep_->checkpoint(generation_, last_blob_);
     stored_at_ = runtime_.reactor.clock().now();
@@ -44,8 +44,10 @@ void TrainingState::require_durable() const {
   require_blob_given("make_durable()");
   if (storage_->store) return;
   throw Error(ErrorCode::kInvalidArgument,
-              "make_durable(): the engine was opened without `store`, so its state cannot be made "
-              "durable");
+              keeps_store() || config_.store.empty()
+                  ? "make_durable(): the engine was opened without `store`, so its state cannot be "
+                    "made durable"
+                  : "make_durable(): every parameter is frozen, so there is nothing to store");
 }
 
 /// Whether a checkpoint is due by this rank's clock. Only rank 0's answer is used.

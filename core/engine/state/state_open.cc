@@ -114,6 +114,7 @@ Task<bool> TrainingState::store_found() {
 static_assert(kBlobRoomBytes == kBlobHeadBytes + kBlobBytesMax);
 
 Task<> TrainingState::open_store() {
+  if (!trains()) config_.placement.optimizer = Tier::kHost;  // there is no state
   open_storage();
   // Compute takes a little of the device's memory, so it is made before the rest is divided.
   if (device_ != nullptr) {
@@ -174,9 +175,10 @@ Task<> TrainingState::open_stored() {
 
 /// Whether there is a store. If all parameters of a trainer that lends are frozen, the directories
 /// only have what is placed on NVMe.
-bool TrainingState::keeps_store() const {
-  return !config_.store.empty() && std::ranges::any_of(model_.units, &UnitSpec::stored);
-}
+bool TrainingState::keeps_store() const { return !config_.store.empty() && trains(); }
+
+/// Whether some parameter is not frozen by a trainer that lends.
+bool TrainingState::trains() const { return std::ranges::any_of(model_.units, &UnitSpec::stored); }
 
 /// Whether a trainer that lends leaves the host budget to the engine.
 bool TrainingState::leaves_host_budget() const {
@@ -417,8 +419,7 @@ Task<> TrainingState::create_state() {
 
 Task<> TrainingState::create_chunk(ChunkId id) {
   const Chunk& chunk = table_->chunk(id);
-  const bool later = unmade_ && !records_->stays(id);
-  if (later && !table_->has_home(chunk.unit)) co_return;
+  if (unmade_ && !table_->has_home(chunk.unit)) co_return;
   const ItemMemory memory = co_await item_of(id);
   StripedStore* const store = unmade_ ? nullptr : storage_->store.get();
   bool given = true;
@@ -441,14 +442,18 @@ Task<> TrainingState::create_chunk(ChunkId id) {
     if (store != nullptr) hash = record_hash(memory.work.record, seed, table_->record_format(id));
   };
   co_await context_->run_near(id, "initialize", job);
-  if (later && !given) co_return;  // zeros
+  if (unmade_ && !given && params_->begins_with_zeros()) co_return;
   if (store != nullptr) co_await store->write(id, 0, memory.work.record, hash);
-  if (!table_->has_home(chunk.unit) && !loader_) {
+  if (unmade_) {
+    const std::vector<ParamRun> packed = packed_runs(id);
+    co_await params_->publish_record(id, steps_in(generation_), memory.work.record,
+                                     memory.work.param, packed);
+  } else if (!table_->has_home(chunk.unit) && !loader_) {
     records_->set_holds(id, generation_);  // made from the parameters that are there
   } else {
     co_await take_record(id, memory.work);
   }
-  report_progress(id, "writing generation 0");
+  if (!unmade_) report_progress(id, "writing generation 0");
 }
 
 /// Brings what the trainer has given of those parameters home that no store has.
@@ -464,7 +469,7 @@ Task<> TrainingState::fill_homes() {
 Task<> TrainingState::fill_home(ChunkId id) {
   std::vector<float> masters(table_->chunk(id).count);
   const std::span<float> real = std::span(masters).first(table_->real_count(id));
-  if (!hand_->make_masters(id, real)) co_return;
+  if (!hand_->make_masters(id, real) && params_->begins_with_zeros()) co_return;
   const ItemMemory memory = co_await item_of(id);
   const std::vector<ParamRun> packed = packed_runs(id);
   co_await params_->publish_record(id, {.generation = 0}, std::as_bytes(std::span(masters)),

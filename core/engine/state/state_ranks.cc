@@ -88,7 +88,8 @@ Task<> TrainingState::agree_on_settings() {
       {of_pieces() ? "`run`" : "the run (data, seed, batch)", text_hash(config_.run_identity)},
       {"the rounding's seed", config_.optimizer.rounding_seed},
       {"whether there is a `store`", config_.store.empty() ? 0U : 1U},
-      {"whether the device is a GPU (stage 3)", in_pieces ? 1U : 0U}};
+      {"whether the device is a GPU (stage 3)", in_pieces ? 1U : 0U},
+      {"whether every parameter is frozen", trains() ? 0U : 1U}};
   if (!of_pieces()) {
     const ChunkTable whole(model_, 1, config_.optimizer.state);
     facts.push_back({"the model", text_hash(whole.layout())});

@@ -54,8 +54,6 @@ void TrainingState::validate() {
                       kStripesMax));
   if (!of_pieces() && !config_.param_groups.empty()) assign_groups(model_, config_.param_groups);
   if (hand_ != nullptr) hand_->validate();
-  if (of_pieces() && std::ranges::none_of(model_.units, &UnitSpec::stored))
-    config_.placement.optimizer = Tier::kHost;  // there is no state
 }
 
 void TrainingState::validate_storeless() const {

@@ -21,6 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "aio/aligned_bytes.h"
 #include "core/checkpoint/blob_header.h"
 #include "core/checkpoint/load_options.h"
 #include "core/checkpoint/state_loader.h"
@@ -296,6 +297,7 @@ class TrainingState {
   Task<> open_stored();
   Task<> make_table();
   bool keeps_store() const;
+  bool trains() const;
   bool leaves_host_budget() const;
   void choose_host_budget(const ChunkTable& table);
   Task<> create_store();
@@ -368,6 +370,7 @@ class TrainingState {
   struct NewestRecord {
     ItemMemory memory{};
     std::shared_ptr<const std::vector<std::byte>> read{};
+    std::shared_ptr<const AlignedBytes> made{};
     std::span<const std::byte> bytes{};
   };
   Task<NewestRecord> newest_record(ChunkId id);

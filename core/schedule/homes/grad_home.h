@@ -95,6 +95,7 @@ class LentGradHome final : public GradHome {
   }
 
   std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
+    if (chunk.constant) return 0;
     return sums_ || context_.table.is_packed(chunk.unit) ? chunk.count * sizeof(float) : 0;
   }
   bool absent(ChunkId chunk) const override;

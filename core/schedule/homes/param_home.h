@@ -63,6 +63,8 @@ class ParamHome {
   /// size that item_bytes() says.
   Task<> publish_record(ChunkId chunk, ParamSteps steps, std::span<const std::byte> record,
                         std::span<std::byte> item, std::span<const ParamRun> runs);
+  /// Whether parameters that nobody has published are zeros.
+  virtual bool begins_with_zeros() const noexcept { return true; }
   /// Whether the unit's parameters stay in host-accessible memory between updates, at
   /// destination().
   virtual bool in_memory(UnitId unit) const noexcept = 0;
@@ -184,6 +186,7 @@ class StreamedParamHome final : public UnitParamHome {
   Task<> publish(ChunkId chunk, TypedSpan<const std::byte> values,
                  std::span<const ParamRun> runs) override;
   bool in_memory(UnitId unit) const noexcept override { return of(unit).in_memory(unit); }
+  bool begins_with_zeros() const noexcept override { return home_->begins_with_zeros(); }
 
   bool used_at_home() const noexcept override { return home_->used_at_home(); }
   DeviceSpan<const std::byte> view(UnitId unit) const noexcept override {

@@ -47,6 +47,7 @@ class DeviceParamHome final : public UnitParamHome {
     co_return;
   }
   bool in_memory(UnitId) const noexcept override { return reachable_; }
+  bool begins_with_zeros() const noexcept override { return false; }
 
   bool used_at_home() const noexcept override {
     return !context_.table.sharding().params_sharded();

@@ -70,7 +70,7 @@ Task<std::uint64_t> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, boo
       whole || on_device ? 0 : not_read_bytes(context_, parts_.homes.params, chunk);
   const std::uint64_t wanted_bytes = chunk.record_bytes() - skipped;
   item.known = records.holds(id, pass.generation - 1);
-  item.unmade = !item.known && stored_in_[id] == kUnmade;
+  item.unmade = !item.known && is_unmade(id);
   item.param_not_read = !item.known && !item.unmade && skipped > 0;
   if (item.unmade) co_return 0;
   if (item.known) {
@@ -154,9 +154,10 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   parts_.writes->forget(id);
 }
 
-/// Makes the record that a parameter begins with, whose masters are the parameters at home.
+/// The masters are the parameters at home.
 Task<> OptimizerSweep::make_from_params(ChunkId id, const WorkMemory& memory) {
   const std::vector<ParamRun> runs = context_.table.param_runs(id);
+  const LentMemory::Use its(context_.lent);
   co_await parts_.homes.params.bring(id, memory.param, runs);
   const TypedSpan<std::byte> params = parts_.homes.params.destination(id, memory.param);
   const StateKind kind = context_.table.state();
@@ -169,14 +170,7 @@ Task<> OptimizerSweep::make_from_params(ChunkId id, const WorkMemory& memory) {
     write_record(kind.optimizer, kind.format, masters, memory.record,
                  settings_.initial_accumulator);
   };
-  const LentMemory::Use its(context_.lent);
   co_await context_.run_near(id, "initialize", job);
-}
-
-Task<bool> OptimizerSweep::make_unmade(ChunkId id, const WorkMemory& memory) {
-  if (stored_in_[id] != kUnmade) co_return false;
-  co_await make_from_params(id, memory);
-  co_return true;
 }
 
 OptimizerSweep::Effect OptimizerSweep::effect_of(ChunkId id, const StepScalars& steps) const {

@@ -37,7 +37,6 @@ Task<> OptimizerSweep::commit(std::uint64_t generation, std::uint64_t stored,
   }
   parts_.store->set_durable_everywhere(stored);
   durable_generation_ = generation;
-  nothing_sealed_ = false;
 }
 
 /// Ends a pass of which every record is made, and written if necessary. If the generation seals,
@@ -69,7 +68,7 @@ Task<> OptimizerSweep::record_written(ChunkId id, std::uint64_t generation) {
 }
 
 Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std::byte> blob) {
-  if (generation == durable_generation_ && !nothing_sealed_) co_return;
+  if (generation == durable_generation_) co_return;
   ZIGGURAT_CHECK(!step_open() || !current_->guesses, "a checkpoint of records that are guessed");
   const std::uint64_t stored = next_stored_;
   const std::function<Task<>(std::size_t)> write_one = [&](std::size_t id) {
@@ -98,19 +97,21 @@ Task<> OptimizerSweep::make_all() {
 }
 
 Task<> OptimizerSweep::write_unmade(ChunkId id, std::uint64_t stored) {
-  if (stored_in_[id] != kUnmade) co_return;
+  if (!is_unmade(id)) co_return;
   const LeaseRequest wanted{.purpose = Purpose::kOptimizer,
                             .size_bytes = WorkMemory::lease_bytes(parts_.homes, context_.table, id),
                             .need = {.generation = durable_generation_, .position = id},
                             .holder = "first record",
                             .numa_node = context_.node_of(id)};
-  const Lease lease = co_await context_.pool.acquire(wanted);
+  Lease lease;  // none for a record with memory of its own
+  if (wanted.size_bytes > 0) lease = co_await context_.pool.acquire(wanted);
   const WorkMemory memory = WorkMemory::of(parts_.homes, context_.table, id, lease.bytes());
   co_await make_from_params(id, memory);
   const std::uint64_t hash =
       co_await hash_record(context_, id, memory.record, parts_.store->write_seed(id, stored));
   co_await parts_.store->write(id, stored, memory.record, hash, IoPriority::kWriteBack);
   stored_in_[id] = stored;
+  parts_.homes.records.set_holds(id, written_generation_[id]);
 }
 
 /// Ends the run if the commit fails and there are other ranks: each of them may have sealed the
@@ -131,10 +132,7 @@ Task<> OptimizerSweep::sealed_or_ended(Task<> committing) {
 Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t generation,
                                         std::uint64_t stored) {
   const RecordHome& records = parts_.homes.records;
-  if (!records.stays(id)) {  // constant, or each step writes it
-    co_await write_unmade(id, stored);
-    co_return;
-  }
+  if (!records.stays(id)) co_return;  // constant, or each step writes it
   ZIGGURAT_CHECK(records.holds(id, generation), "chunk {}: what is in memory is not generation {}",
                  id, generation);
   Lease lease;

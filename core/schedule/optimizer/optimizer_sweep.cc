@@ -31,12 +31,10 @@ OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
                  parts_.store != nullptr ? parts_.store->durable_generation() : 0),
       next_stored_(parts_.store != nullptr && !settings_.unmade
                        ? parts_.store->durable_generation() + 1
-                       : 0),
-      nothing_sealed_(settings_.unmade) {
+                       : 0) {
   for (ChunkId id = 0; id < context.table.chunks().size(); ++id) {
     written_.emplace_back(context.cancel);
-    const bool stored = id < context.table.stored_chunks().size();
-    if (settings_.unmade && stored && !parts_.homes.records.stays(id)) stored_in_[id] = kUnmade;
+    if (settings_.unmade && id < context.table.stored_chunks().size()) stored_in_[id] = kUnmade;
   }
 }
 
@@ -295,7 +293,7 @@ void OptimizerSweep::leave(Pass& pass, Item& item) {
 /// Notes that the record is made; returns true if it was the last one.
 bool OptimizerSweep::record_made(Pass& pass, ChunkId id) {
   parts_.homes.records.set_holds(id, pass.generation);
-  if (writes(pass, id)) stored_in_[id] = pass.stored;
+  if (writes(pass, id) || is_unmade(id)) stored_in_[id] = pass.stored;
   written_generation_[id] = pass.generation;
   written_[id].set();
   return --pass.records_left == 0;

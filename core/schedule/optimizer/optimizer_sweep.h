@@ -67,9 +67,8 @@ class OptimizerSweep {
     /// sealed.
     std::uint64_t seal_every = 1;
     std::function<void(std::uint64_t generation)> before_seal;  ///< called with the engine's count
-    /// Whether the store has no generation yet, and records that do not stay in memory do not
-    /// exist. The first sweep makes them from the parameters, and seals the store's first
-    /// generation.
+    /// Whether the store has no generation yet, and no record exists. The first sweep makes them
+    /// from the parameters, and seals the store's first generation.
     bool unmade = false;
     float initial_accumulator = 0;  ///< with which records are made
   };
@@ -118,14 +117,13 @@ class OptimizerSweep {
   /// Returns the store's generation that has the chunk's newest record, if that record was written
   /// after it was made.
   std::uint64_t stored_in(ChunkId id) const noexcept { return stored_in_[id]; }
-  /// Makes a record that does not exist yet from the parameters, in `memory`. Returns false, and
-  /// does nothing, if it exists.
-  Task<bool> make_unmade(ChunkId id, const WorkMemory& memory);
+  /// Whether the chunk's record does not exist yet.
+  bool is_unmade(ChunkId id) const noexcept { return stored_in_[id] == kUnmade; }
+  /// Makes the record with which a chunk begins from its parameters, in `memory`.
+  Task<> make_from_params(ChunkId id, const WorkMemory& memory);
   /// Makes and writes all records that do not exist yet, into the generation that is sealed next.
   /// No step may be under way.
   Task<> make_all();
-  /// Whether the store has no generation yet.
-  bool nothing_sealed() const noexcept { return nothing_sealed_; }
   /// Writes those records of `generation` that are only in memory, and seals the generation. Must
   /// be called after settled(). A step may be open: no update of a record in memory starts before
   /// the verdict, so these records are still those of the previous generation. Errors: the drive's;
@@ -189,7 +187,6 @@ class OptimizerSweep {
   Effect effect_of(ChunkId id, const StepScalars& steps) const;
   Task<> publish_masters(const Pass& pass, ChunkId id, const Item& item);
   RecordView view_of(ChunkId id, const Item& item) const;
-  Task<> make_from_params(ChunkId id, const WorkMemory& memory);
   Task<> make_step(const Pass& pass, ChunkId id, const Item& item, const StepScalars& steps,
                    const RecordView& view, const Effect& effect, std::uint64_t& hash);
   Task<> update_on_device(const Pass& pass, ChunkId id, const Item& item, const StepScalars& steps,
@@ -223,8 +220,7 @@ class OptimizerSweep {
   std::vector<std::uint64_t> stored_in_;  // per chunk: the store's generation of that record
   std::uint64_t next_stored_;             // the store's generation that is made next
   bool fresh_ = true;                     // nothing of that generation was written
-  bool nothing_sealed_;
-  int guess_track_ = -1;  // track of the trace; -1 until it is needed
+  int guess_track_ = -1;                  // track of the trace; -1 until it is needed
 };
 
 }  // namespace ziggurat

@@ -259,7 +259,7 @@ class Opened:
         )
         # Updates at once on the CPU, where workers that ran beside the next forward would take
         # turns with PyTorch's own threads.
-        self.engine.step(
+        generation = self.engine.step(
             groups[: self._group_count],
             blob_follows=blob_follows,
             update_at_once=not self._staged,
@@ -268,6 +268,10 @@ class Opened:
         self._given.clear()
         self._all_written = not self._staged and self._in_memory
         if self._all_written:  # the parameters are already updated when step() returns
+            self.engine.wait()
+        if generation == 1:
+            # A new store's records are made from all parameters, those without a gradient too, and
+            # nobody waits for these.
             self.engine.wait()
         self._lent = lent
         for param in self._elsewhere:
