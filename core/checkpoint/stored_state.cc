@@ -172,6 +172,13 @@ void StoredState::add_stretches(int rank) {
   }
 }
 
+std::span<const std::byte> StoredState::blob(int rank) const {
+  const auto its = unwrap_blob(reader_->blob(rank));
+  if (its) return its->blob;
+  throw Error(ErrorCode::kDataLoss,
+              fmt::format("{}: the blob of rank {} was not written by this engine", place_, rank));
+}
+
 void StoredState::require_whole(const char* what) const {
   if (!of_pieces_) return;
   throw Error(
