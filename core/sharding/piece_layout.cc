@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/error.h"
 #include "base/strict_json.h"
 #include "core/sharding/stored_records.h"
 
@@ -96,6 +97,15 @@ std::string layout_of_pieces(const std::string& layout, const ModelSpec& model) 
   nlohmann::json json = nlohmann::json::parse(marked);
   json[kPlaces] = std::move(list);
   return json.dump();
+}
+
+void require_place(const ParamSpec& param) {
+  if (!param.whole || param.whole->name.empty()) return;
+  const std::string fault = fault_of(*param.whole, param.count());
+  if (fault.empty()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("`pieces`: parameter '{}' cannot be that part of '{}': {}", param.name,
+                          param.whole->name, fault));
 }
 
 std::optional<std::vector<WholePlace>> places_of(const ModelSpec& model) {

@@ -17,6 +17,8 @@ std::string layout_of_pieces(const std::string& layout, const ModelSpec& model);
 /// Returns the place of each parameter of `model`, the layout's own, in the order of its units;
 /// nothing if the layout does not say them. Errors: kDataLoss for places that no piece can have.
 std::optional<std::vector<WholePlace>> places_in(const std::string& layout, const ModelSpec& model);
+/// Throws kInvalidArgument if `param` says that it lies where it cannot.
+void require_place(const ParamSpec& param);
 /// Returns the places of the parameters of `model`; nothing if any has none.
 std::optional<std::vector<WholePlace>> places_of(const ModelSpec& model);
 

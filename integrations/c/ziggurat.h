@@ -163,6 +163,9 @@ typedef struct ziggurat_state {
   uint64_t generation;          ///< finished steps
   uint64_t durable_generation;  ///< the newest one that survives a crash
   uint64_t blob_bytes;          ///< size of the blob of the generation at which open resumed
+  uint64_t blob_ranks;          ///< if the store was divided anew since that blob was given: how many
+                                ///< ranks it had then, of which rank 0's blob is given to every
+                                ///< rank; otherwise 0
 } ziggurat_state;
 
 /// Return the ABI of the library in use, and its version, such as "0.1.0".
@@ -207,6 +210,15 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///   the
 ///                      number of each slice's first element in the whole, which keys stochastic
 ///                      rounding
+///   "pieces"           a list, which says for each parameter what it is of a whole one: {"name",
+///                      "shape"} of the whole, and "first" for elements that follow one another, or
+///                      "offsets" and "box"; null for what belongs to no whole. A new store keeps it,
+///                      and then it can be divided among other ranks
+///   "resume"           what is done with a store that is there. "auto", which is the default,
+///                      resumes it, and refuses that of other ranks or pieces; "reshard" first
+///                      divides it, in place, for the ranks and "pieces" that are there, if they
+///                      differ: every rank reaches all files of the store; "never" replaces it;
+///                      "new" is an error
 ///   "device_memory"    how much memory streamed parameters take while they are acquired or brought
 ///                      ahead: bytes, or a text such as "4GiB"
 ///   "progress"         true: an opening of over two seconds says on standard error how far it is
