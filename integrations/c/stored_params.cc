@@ -67,7 +67,10 @@ std::string stored_params_json(const std::optional<ModelSpec>& model) {
     for (const ParamSpec& param : unit.params) {
       all.push_back({{"name", param.name},
                      {"shape", param.shape},
-                     {"dtype", to_string(unit.dtype.value_or(model->dtype))}});
+                     {"dtype", to_string(unit.dtype.value_or(model->dtype))},
+                     {"whole", nullptr}});
+      if (param.whole && !param.whole->name.empty())
+        all.back()["whole"] = {{"name", param.whole->name}, {"shape", param.whole->shape}};
     }
   }
   return all.dump();

@@ -229,10 +229,11 @@ ZIGGURAT_API ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime,
                                                   const ziggurat_param* params, uint64_t count,
                                                   const char* settings, ziggurat_engine* engine);
 /// Lists the parameters that this rank has in the store of `settings`, in the order and with the
-/// names that open needs to resume it: a JSON array of {"name", "shape", "dtype"}, or "[]" if there
-/// is no store. Nothing is locked or written. `text` and `needed_bytes` are as in
-/// ziggurat_describe(). Errors: ZIGGURAT_DATA_LOSS for a file that is too damaged to say what it
-/// has.
+/// names that open needs to resume it: a JSON array of {"name", "shape", "dtype", "whole"}, or "[]"
+/// if there is no store. "whole" has "name" and "shape" of the parameter of which it is a part, or
+/// is null if the store does not say it. Nothing is locked or written. `text` and `needed_bytes` are
+/// as in ziggurat_describe(). Errors: ZIGGURAT_DATA_LOSS for a file that is too damaged to say what
+/// it has.
 ZIGGURAT_API ziggurat_status ziggurat_stored_params(ziggurat_runtime runtime, const char* settings,
                                                     char* text, uint64_t capacity_bytes,
                                                     uint64_t* needed_bytes);
