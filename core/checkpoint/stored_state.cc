@@ -184,8 +184,9 @@ void StoredState::require_whole(const char* what) const {
   throw Error(
       ErrorCode::kInvalidArgument,
       fmt::format("{}: {} is refused, and nothing was changed. Only the store's trainer, such as "
-                  "PyTorch, knows which parameters the pieces of its {} belong to: save a "
-                  "checkpoint with the trainer, and load that checkpoint on other ranks",
+                  "PyTorch, chooses the pieces that its {} have: open the store with the trainer "
+                  "on other ranks and `resume=reshard`, or save a checkpoint with the trainer, and "
+                  "load that checkpoint on other ranks",
                   place_, what, ranks_text(reader_->ranks())));
 }
 
