@@ -4,7 +4,6 @@
 #include "core/sharding/piece_layout.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -16,19 +15,7 @@
 namespace ziggurat {
 namespace {
 
-/// Most elements of a tensor, so that products never overflow.
-constexpr std::int64_t kWholeElementsMax = std::int64_t{1} << 50;
 constexpr const char* kPlaces = "pieces";
-
-/// Returns the number of elements of a shape; 0 if no tensor can have it.
-std::uint64_t elements_of(const std::vector<std::int64_t>& shape) {
-  std::int64_t count = 1;
-  for (const std::int64_t dimension : shape) {
-    if (dimension < 1 || dimension > kWholeElementsMax / count) return 0;
-    count *= dimension;
-  }
-  return static_cast<std::uint64_t>(count);
-}
 
 /// `own` is the piece's own name, which the whole tensor mostly has too.
 nlohmann::json place_json(const WholePlace& place, const std::string& own) {
@@ -64,27 +51,6 @@ WholePlace place_from(const JsonField& field, const ParamSpec& param) {
 }
 
 }  // namespace
-
-std::string fault_of(const WholePlace& place, std::uint64_t count) {
-  const std::uint64_t whole = elements_of(place.shape);
-  if (whole == 0) return fmt::format("no tensor has the shape {}", place.shape);
-  if (!place.is_box()) {
-    if (place.first <= whole && count <= whole - place.first) return "";
-    return fmt::format("the piece has {} elements from {} on, but the whole tensor has only {}",
-                       count, place.first, whole);
-  }
-  bool inside = place.offsets.size() == place.shape.size() && place.box.size() == place.shape.size();
-  for (std::size_t d = 0; inside && d < place.shape.size(); ++d) {
-    inside = place.offsets[d] >= 0 && place.offsets[d] < place.shape[d] && place.box[d] >= 1 &&
-             place.box[d] <= place.shape[d] - place.offsets[d];
-  }
-  if (!inside)
-    return fmt::format("the box {} at {} is not inside of a tensor of {}", place.box, place.offsets,
-                       place.shape);
-  if (elements_of(place.box) == count) return "";
-  return fmt::format("the piece has {} elements, but the box {} has {}", count, place.box,
-                     elements_of(place.box));
-}
 
 std::string layout_of_pieces(const std::string& layout, const ModelSpec& model) {
   const std::optional<std::vector<WholePlace>> places = places_of(model);
