@@ -54,7 +54,7 @@ Task<> save(Runtime& runtime, StoredState& from, const std::string& folder, Cons
     co_await save_whole(runtime, from, table, folder, console);
     co_return;
   }
-  JoinedState whole(from, "`ckpt save`");
+  JoinedState whole(from, "`ziggurat ckpt save`");
   const ChunkTable table(whole.model(), kChunkTiles, *whole.content().state);
   co_await save_whole(runtime, whole, table, folder, console);
 }

@@ -217,8 +217,8 @@ class Opening(AmongRanks, StateDicts):
                 raise
             raise InvalidArgument(
                 f"the store {store} has these parameters, but its ranks divide them in another way "
-                'than this run does: give Resume(optimizer, resume="reshard") or '
-                'optimizer.open(resume="reshard") to divide the store anew, or another directory'
+                'than this run does: give Resume or optimizer.open() resume="reshard" to divide the '
+                "store anew, or another directory"
             ) from None
         return [
             (here[in_groups[at]], one.name) for at, one in zip(found, stored, strict=True)

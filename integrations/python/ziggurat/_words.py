@@ -44,7 +44,7 @@ def _place(value: str) -> str:
 def _resume(value: str) -> str | None:
     calls = {
         "auto": "Resume(optimizer) or optimizer.open(resume=True)",
-        "reshard": 'Resume(optimizer, resume="reshard") or optimizer.open(resume="reshard")',
+        "reshard": 'resume="reshard"',
         "never": "an empty directory",
     }
     return calls.get(value)
