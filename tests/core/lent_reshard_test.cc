@@ -139,6 +139,21 @@ TEST_F(LentReshard, IsRefusedWhereTensorsDiffer) {
   EXPECT_EQ(world_.state(), before);
 }
 
+TEST_F(LentReshard, ThatFailsOnOneRankLeavesTheOldStore) {
+  const WholeState before = world_.trained({2, Cut::kRuns}, Resume::kAuto, 2);
+  PieceWorld failing(LentKind{StateFormat::kFp32, DType::kFloat32}, scratch_.path());
+  failing.before_seal = [](int rank) {
+    if (rank == 2) throw Error(ErrorCode::kUnavailable, "rank 2 has no power");
+  };
+  EXPECT_THAT(refusal(failing, {3, Cut::kRuns}, Resume::kReshard), HasSubstr("no power"));
+  EXPECT_EQ(world_.state(), before);
+  expect_none(world_.run({2, Cut::kRuns}, Resume::kAuto, [](const PieceWorld::Rank& rank) {
+    EXPECT_EQ(rank.engine.generation(), 2U);
+  }));
+  EXPECT_FALSE(fs::exists(scratch_.path() + "/resharded"));
+  EXPECT_EQ(world_.trained({3, Cut::kRuns}, Resume::kReshard, 0), before);
+}
+
 TEST(LentReshardOf8Bits, IsRefusedWherePiecesAreCutWithinBlocks) {
   const ScratchDirectory scratch;
   const PieceWorld world({StateFormat::k8Bit, DType::kFloat32}, scratch.path());

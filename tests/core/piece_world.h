@@ -186,7 +186,7 @@ class PieceWorld {
         std::barrier<>& all;
         ~Together() { all.arrive_and_wait(); }
       } const leaving{all_done};
-      engine = LentEngine::open(trainer.model(), config(division, resume, trainer),
+      engine = LentEngine::open(trainer.model(), config(division, resume, rank, trainer),
                                 *runtimes[static_cast<std::size_t>(rank)], trainer.lent());
       body({.number = rank, .trainer = trainer, .engine = *engine});
       engine->make_durable();
@@ -217,9 +217,10 @@ class PieceWorld {
   }
 
   std::function<void(ModelSpec& model)> change;  ///< made to every rank's model
+  std::function<void(int rank)> before_seal;     ///< called before a generation may be durable
 
  private:
-  EngineConfig config(const Division& division, EngineConfig::Resume resume,
+  EngineConfig config(const Division& division, EngineConfig::Resume resume, int rank,
                       const PieceTrainer& trainer) const {
     EngineConfig config = small_config(directory_);
     config.host_budget_bytes = 64 * kMiB;
@@ -230,6 +231,7 @@ class PieceWorld {
     config.optimizer.state.format = kind_.format;
     config.optimizer.state_rounding = config.optimizer.param_rounding = kind_.rounding;
     config.first_elements = trainer.first_elements();
+    if (before_seal) config.before_seal = [this, rank](std::uint64_t) { before_seal(rank); };
     return config;
   }
   LentKind kind_;

@@ -5,14 +5,16 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
 import os
+import random
 import subprocess
 import sys
+import time
 
 try:
     import pytest
     import torch
     import torch.distributed as dist
-    from rank_runs import on_ranks
+    from rank_runs import RankProcesses, on_ranks
     from small_models import small_model
 except ImportError as missing:
     print(f"skipped: {missing}")
@@ -146,6 +148,33 @@ def test_never_replaces_the_store(tmp_path):
         assert state["step"][1] == 1
     for state in on_ranks(3, opened, "own", folder, "fp32", True, 0):
         assert state["step"][1] == 1
+
+
+def divides(_, folder, out, told):
+    """Divides the store anew, and may be killed meanwhile."""
+    _, _, optimizer = made("own", folder)
+    told(0)
+    optimizer.open(resume="reshard")
+    optimizer.close()
+
+
+def test_a_kill_while_the_store_is_divided_leaves_one_of_the_two(tmp_path):
+    generator = random.Random(int(os.environ.get("ZIGGURAT_SEED", "1")))
+    folder = tmp_path / "state"
+    first, *_ = on_ranks(2, opened, "own", folder, "fp32", False, 3)
+    for kill in range(int(os.environ.get("ZIGGURAT_KILLS", "4"))):
+        world = 3 - kill % 2
+        with RankProcesses(world, divides, folder, str(tmp_path / "out")) as ranks:
+            if ranks.wait_for_a_step():
+                time.sleep(0.2 * generator.random())
+                ranks.kill(generator.randrange(world))
+                for _ in ranks.end(within=time.monotonic() + 20):
+                    pass
+        if kill % 2:  # whoever comes next
+            for state in on_ranks(1, opened, "alone", folder, "fp32", "reshard", 0):
+                assert_same(state, first)
+    for state in on_ranks(2, opened, "own", folder, "fp32", "reshard", 0):
+        assert_same(state, first)
 
 
 class Numbers(torch.utils.data.Dataset):
