@@ -180,14 +180,15 @@ class PieceWorld {
     std::barrier<> all_done(division.ranks);
     return run_ranks(division.ranks, [&](int rank) {
       PieceTrainer trainer(kind_, division.cut, rank, division.ranks);
+      const EngineConfig its = config(division, resume, rank, trainer);
       if (change) change(trainer.model());
       std::unique_ptr<LentEngine> engine;
       struct Together {
         std::barrier<>& all;
         ~Together() { all.arrive_and_wait(); }
       } const leaving{all_done};
-      engine = LentEngine::open(trainer.model(), config(division, resume, rank, trainer),
-                                *runtimes[static_cast<std::size_t>(rank)], trainer.lent());
+      engine = LentEngine::open(trainer.model(), its, *runtimes[static_cast<std::size_t>(rank)],
+                                trainer.lent());
       body({.number = rank, .trainer = trainer, .engine = *engine});
       engine->make_durable();
     });
