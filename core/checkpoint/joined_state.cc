@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/joined_state.cc: finds which piece of which rank has an element of a whole tensor.
+// core/checkpoint/joined_state.cc: finds which piece of which rank has an element of a whole
+// tensor.
 #include "core/checkpoint/joined_state.h"
 
 #include <fmt/format.h>
@@ -49,10 +50,10 @@ void add_of_box(const WholePlace& place, const TensorRun& run, std::vector<Tenso
   const TensorBox own{.offsets = place.offsets, .shape = place.box};
   std::uint64_t at = run.at;
   for (const TensorBox& box : boxes_of(place.shape, run.first, run.count)) {
-    for_each_common_run(
-        box, own, [&](std::uint64_t in_box, std::uint64_t in_piece, std::uint64_t count) {
-          found.push_back({.first = in_piece, .count = count, .at = at + in_box});
-        });
+    for_each_common_run(box, own,
+                        [&](std::uint64_t in_box, std::uint64_t in_piece, std::uint64_t count) {
+                          found.push_back({.first = in_piece, .count = count, .at = at + in_box});
+                        });
     at += box.count();
   }
 }
@@ -97,9 +98,8 @@ void JoinedState::add_rank(int rank, const char* what) {
                     "ranks belong: open it with the {} that made it, save a checkpoint with its "
                     "trainer, and load that checkpoint on other ranks",
                     pieces_.place(), what,
-                    content_.layout.ranks == 1
-                        ? std::string("rank")
-                        : fmt::format("{} ranks", content_.layout.ranks)));
+                    content_.layout.ranks == 1 ? std::string("rank")
+                                               : fmt::format("{} ranks", content_.layout.ranks)));
   }
   if (table.state() != *content_.state)
     throw Error(ErrorCode::kDataLoss,
@@ -138,14 +138,16 @@ void JoinedState::add_piece(const Of& of, const ChunkRuns& runs) {
                 fmt::format("{}: the ranks' layouts give '{}' different shapes or types",
                             pieces_.place(), place.name));
   }
-  const auto again = [&](const Piece& other) { return other.place == place && other.count == count; };
+  const auto again = [&](const Piece& other) {
+    return other.place == place && other.count == count;
+  };
   if (std::ranges::any_of(whole.pieces, again)) return;  // a copy of another rank's
   const auto [low, high] = bounds_of(place, count);
   Piece piece{.place = place, .count = count, .low = low, .high = high, .tensors = {}};
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
     const int tensor = runs.tensor(a, of.unit, of.param);
-    piece.tensors.push_back(
-        tensor < 0 ? -1 : tensor + static_cast<int>(pieces_.first_tensor(of.rank)));
+    piece.tensors.push_back(tensor < 0 ? -1
+                                       : tensor + static_cast<int>(pieces_.first_tensor(of.rank)));
   }
   whole.pieces.push_back(std::move(piece));
 }
@@ -202,12 +204,11 @@ void JoinedState::describe(const Whole& whole, std::size_t index) {
     if (!all)
       throw Error(ErrorCode::kDataLoss, fmt::format("{}: a rank lacks '{}' of '{}'",
                                                     pieces_.place(), array.name, whole.name));
-    StateTensor tensor{
-        .name = a == 0 ? whole.name : state_tensor_name(array.name, whole.name),
-        .owner = whole.name,
-        .array = array.name,
-        .type = pieces_.content().tensors[static_cast<std::size_t>(first)].type,
-        .shape = whole.shape};
+    StateTensor tensor{.name = a == 0 ? whole.name : state_tensor_name(array.name, whole.name),
+                       .owner = whole.name,
+                       .array = array.name,
+                       .type = pieces_.content().tensors[static_cast<std::size_t>(first)].type,
+                       .shape = whole.shape};
     if (array.is_scale())
       tensor.shape = {static_cast<std::int64_t>(blocks_in(whole.count, array.block))};
     content_.tensors.push_back(std::move(tensor));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/joined_state.h: the store of a trainer that lends its parameters as whole tensors:
-// the pieces of all its ranks, put together by what their layouts say. Reactor's thread.
+// core/checkpoint/joined_state.h: the store of a trainer that lends its parameters as whole
+// tensors: the pieces of all its ranks, put together by what their layouts say. Reactor's thread.
 #pragma once
 
 #include <cstddef>
@@ -79,7 +79,7 @@ class JoinedState final : public StateSource {
   StateContent content_;
   std::vector<StateArray> arrays_;
   std::vector<StoredRank> ranks_;
-  std::vector<Whole> wholes_;                  // in the order in which ranks name them
+  std::vector<Whole> wholes_;                   // in the order in which ranks name them
   std::map<std::string, std::size_t> by_name_;  // in wholes_
   std::vector<From> from_;                      // per tensor of content_
 };

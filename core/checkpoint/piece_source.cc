@@ -143,8 +143,8 @@ void PieceSource::add_scales_of(std::size_t index, std::span<const std::size_t> 
     scale.name = state_tensor_name(scale.array, scale.owner);
     scale.shape = {static_cast<std::int64_t>(blocks)};
     content_.tensors.push_back(std::move(scale));
-    from_.push_back({.tensor = t,
-                     .first_block = run_begin(param.part).value_or(0) / kEightBitBlock});
+    from_.push_back(
+        {.tensor = t, .first_block = run_begin(param.part).value_or(0) / kEightBitBlock});
   }
 }
 

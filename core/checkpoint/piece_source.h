@@ -43,7 +43,7 @@ class PieceSource final : public StateSource {
   /// Says where a tensor of content() is from.
   struct From {
     std::size_t tensor;
-    std::size_t param = kOwn;  ///< kOwn: the source's tensor is read as it is
+    std::size_t param = kOwn;       ///< kOwn: the source's tensor is read as it is
     std::uint64_t first_block = 0;  ///< of scales: where the part's are among the source's
   };
   /// Adds a parameter; `of_source` are the source's tensors of it, without scales.
@@ -57,7 +57,7 @@ class PieceSource final : public StateSource {
   std::vector<Param> params_;
   ReadOwn read_own_;
   StateContent content_;
-  bool alone_ = false;  // each parameter of the source is a unit, and has blocks of its own
+  bool alone_ = false;      // each parameter of the source is a unit, and has blocks of its own
   std::vector<From> from_;  // per tensor of content_
 };
 

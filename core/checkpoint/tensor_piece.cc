@@ -24,7 +24,8 @@ TensorPiece piece_at(const WholePlace& place, std::uint64_t count) {
 }
 
 std::optional<std::uint64_t> run_begin(const TensorPiece& part) {
-  const std::vector<TensorRun> runs = whole_runs(part, {.first = 0, .count = part.count(), .at = 0});
+  const std::vector<TensorRun> runs =
+      whole_runs(part, {.first = 0, .count = part.count(), .at = 0});
   if (runs.empty()) return std::nullopt;
   std::uint64_t end = runs.front().first;
   for (const TensorRun& run : runs) {

@@ -43,8 +43,8 @@ struct ParamSpec {
   /// Set if the engine keeps such a parameter and brings it to the trainer: the number of the unit
   /// with which the trainer acquires it.
   std::optional<std::uint32_t> streamed = std::nullopt;
-  /// Which part of which tensor the parameter is, if a trainer lends it and says so. A place without
-  /// a name says that it belongs to no tensor.
+  /// Which part of which tensor the parameter is, if a trainer lends it and says so. A place
+  /// without a name says that it belongs to no tensor.
   std::optional<WholePlace> whole = std::nullopt;
 
   std::uint64_t count() const {

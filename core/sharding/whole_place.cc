@@ -31,7 +31,8 @@ std::string fault_of(const WholePlace& place, std::uint64_t count) {
     return fmt::format("the piece has {} elements from {} on, but the whole tensor has only {}",
                        count, place.first, whole);
   }
-  bool inside = place.offsets.size() == place.shape.size() && place.box.size() == place.shape.size();
+  bool inside =
+      place.offsets.size() == place.shape.size() && place.box.size() == place.shape.size();
   for (std::size_t d = 0; inside && d < place.shape.size(); ++d) {
     inside = place.offsets[d] >= 0 && place.offsets[d] < place.shape[d] && place.box[d] >= 1 &&
              place.box[d] <= place.shape[d] - place.offsets[d];

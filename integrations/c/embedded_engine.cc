@@ -26,8 +26,9 @@ namespace {
 ModelSpec model_of(const std::vector<EmbeddedParam>& params,
                    const std::vector<WholePlace>& pieces) {
   if (!pieces.empty() && pieces.size() != params.size()) {
-    throw wrong(fmt::format("`pieces` has {} places, but there are {} parameters: give one for each",
-                            pieces.size(), params.size()));
+    throw wrong(
+        fmt::format("`pieces` has {} places, but there are {} parameters: give one for each",
+                    pieces.size(), params.size()));
   }
   if (params.empty()) throw wrong("the model has no parameters: give one or more");
   ModelSpec model{.name = "embedded", .units = {}, .dtype = params[0].values.dtype};

@@ -163,9 +163,9 @@ typedef struct ziggurat_state {
   uint64_t generation;          ///< finished steps
   uint64_t durable_generation;  ///< the newest one that survives a crash
   uint64_t blob_bytes;          ///< size of the blob of the generation at which open resumed
-  uint64_t blob_ranks;          ///< if the store was divided anew since that blob was given: how many
-                                ///< ranks it had then, of which rank 0's blob is given to every
-                                ///< rank; otherwise 0
+  uint64_t blob_ranks;  ///< if the store was divided anew since that blob was given: how many
+                        ///< ranks it had then, of which rank 0's blob is given to every
+                        ///< rank; otherwise 0
 } ziggurat_state;
 
 /// Return the ABI of the library in use, and its version, such as "0.1.0".
@@ -212,8 +212,8 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///                      rounding
 ///   "pieces"           a list, which says for each parameter what it is of a whole one: {"name",
 ///                      "shape"} of the whole, and "first" for elements that follow one another, or
-///                      "offsets" and "box"; null for what belongs to no whole. A new store keeps it,
-///                      and then it can be divided among other ranks
+///                      "offsets" and "box"; null for what belongs to no whole. A new store keeps
+///                      it, and then it can be divided among other ranks
 ///   "resume"           what is done with a store that is there. "auto", which is the default,
 ///                      resumes it, and refuses that of other ranks or pieces; "reshard" first
 ///                      divides it, in place, for the ranks and "pieces" that are there, if they
@@ -231,9 +231,9 @@ ZIGGURAT_API ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime,
 /// Lists the parameters that this rank has in the store of `settings`, in the order and with the
 /// names that open needs to resume it: a JSON array of {"name", "shape", "dtype", "whole"}, or "[]"
 /// if there is no store. "whole" has "name" and "shape" of the parameter of which it is a part, or
-/// is null if the store does not say it. Nothing is locked or written. `text` and `needed_bytes` are
-/// as in ziggurat_describe(). Errors: ZIGGURAT_DATA_LOSS for a file that is too damaged to say what
-/// it has.
+/// is null if the store does not say it. Nothing is locked or written. `text` and `needed_bytes`
+/// are as in ziggurat_describe(). Errors: ZIGGURAT_DATA_LOSS for a file that is too damaged to say
+/// what it has.
 ZIGGURAT_API ziggurat_status ziggurat_stored_params(ziggurat_runtime runtime, const char* settings,
                                                     char* text, uint64_t capacity_bytes,
                                                     uint64_t* needed_bytes);

@@ -97,8 +97,8 @@ class Pieces : public ::testing::Test {
     ModelSpec model{.name = "m", .units = {}};
     model.units.push_back({.name = "a", .params = {{.name = "a", .shape = {50}}}});
     model.units.push_back({.name = "b", .params = {{.name = "b", .shape = {2, 3}}}});
-    model.units[0].params[0].whole = WholePlace{
-        .name = "a", .shape = {10, 10}, .first = 50, .offsets = {}, .box = {}};
+    model.units[0].params[0].whole =
+        WholePlace{.name = "a", .shape = {10, 10}, .first = 50, .offsets = {}, .box = {}};
     model.units[1].params[0].whole = WholePlace{
         .name = "whole b", .shape = {4, 3}, .first = 0, .offsets = {2, 0}, .box = {2, 3}};
     return model;

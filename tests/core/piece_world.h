@@ -29,9 +29,9 @@ struct WholeTensor {
   std::uint64_t count() const { return whole_box(shape).count(); }
 };
 /// Small ones that share records, one element, and several records' worth.
-inline const std::vector<WholeTensor> kWholes{
-    {"embedding", {300, 100}}, {"bias", {7}}, {"weight", {64, 512}}, {"scale", {}},
-    {"norm", {640}},           {"large", {600, 1000}}};
+inline const std::vector<WholeTensor> kWholes{{"embedding", {300, 100}}, {"bias", {7}},
+                                              {"weight", {64, 512}},     {"scale", {}},
+                                              {"norm", {640}},           {"large", {600, 1000}}};
 
 /// How ranks cut a tensor: runs of whole blocks, rows, the last dimension, not at all: each rank
 /// has a copy; runs that end anywhere.
@@ -65,8 +65,7 @@ inline std::uint64_t count_of(const WholeTensor& whole, Cut cut, int rank, int r
   if (place.name.empty()) return 0;
   if (place.is_box()) return whole_box(place.box).count();
   if (cut == Cut::kCopies) return whole.count();
-  const WholePlace next =
-      rank + 1 < ranks ? place_of(whole, cut, rank + 1, ranks) : WholePlace{};
+  const WholePlace next = rank + 1 < ranks ? place_of(whole, cut, rank + 1, ranks) : WholePlace{};
   return (next.name.empty() ? whole.count() : next.first) - place.first;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/lent/lent_reshard.cc: reads the whole tensors of the old store, and of each the pieces
-// that this rank has now.
+// core/engine/lent/lent_reshard.cc: reads the whole tensors of the old store, and of each the
+// pieces that this rank has now.
 #include "core/engine/lent/lent_reshard.h"
 
 #include <fmt/format.h>
@@ -126,24 +126,22 @@ Task<> LentReshard::require_together(Communicator& ranks) const {
     if (taken[index.at(unit.name)] < unit.count()) lacking.push_back(unit.name);
   if (lacking.empty()) co_return;
   const std::size_t shown = std::min(lacking.size(), kNamesShown);
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: the store {} has state of '{}'{}, of which this run's ranks do not "
-                          "train all elements: train the parameters that the store was made with, "
-                          "or give another `store`",
-                          kWhat, whole_->place(),
-                          fmt::join(std::span(lacking).first(shown), "', '"),
-                          shown < lacking.size()
-                              ? fmt::format(" and {} more", lacking.size() - shown)
-                              : ""));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format(
+          "{}: the store {} has state of '{}'{}, of which this run's ranks do not "
+          "train all elements: train the parameters that the store was made with, "
+          "or give another `store`",
+          kWhat, whole_->place(), fmt::join(std::span(lacking).first(shown), "', '"),
+          shown < lacking.size() ? fmt::format(" and {} more", lacking.size() - shown) : ""));
 }
 
 std::vector<PieceSource::Param> LentReshard::parts() const {
   std::vector<PieceSource::Param> parts;
   for (const UnitSpec& unit : model_.units) {
     const ParamSpec& param = unit.params.front();
-    parts.push_back({.name = param.name,
-                     .shape = param.shape,
-                     .part = piece_at(*param.whole, param.count())});
+    parts.push_back(
+        {.name = param.name, .shape = param.shape, .part = piece_at(*param.whole, param.count())});
   }
   return parts;
 }
@@ -167,8 +165,8 @@ std::unique_ptr<LentEngineImpl> LentReshard::make(const EngineConfig& beside) {
     read_own(param, first, values);
   };
   PieceSource source(*whole_, parts(), blob(), own);
-  auto engine = std::make_unique<LentEngineImpl>(opening_.model, beside, opening_.runtime,
-                                                 opening_.device);
+  auto engine =
+      std::make_unique<LentEngineImpl>(opening_.model, beside, opening_.runtime, opening_.device);
   engine->open(opening_.params, &source, {.continues_line = true, .in_place = true});
   return engine;
 }

@@ -42,8 +42,8 @@ void TrainingState::require_places(const std::string& layout) const {
       fmt::format("`store={}`: this rank has another part of '{}' than the store's: give "
                   "`resume=reshard` to divide the store anew for the parts that are there, or the "
                   "parts that the store was made with",
-                  storage_->paths(), differ.in1->name.empty() ? differ.in2->name
-                                                               : differ.in1->name));
+                  storage_->paths(),
+                  differ.in1->name.empty() ? differ.in2->name : differ.in1->name));
 }
 
 std::vector<ChunkRun> TrainingState::lent_runs(ParamId param) const {

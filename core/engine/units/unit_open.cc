@@ -25,23 +25,23 @@ void require_same_model(const ModelSpec& model, const StoredState& stored) {
 /// conversion.
 std::unique_ptr<UnitEngine> resharded(const ModelSpec& model, const EngineConfig& config,
                                       Runtime& runtime, Device& device) {
-  const ReshardInPlace::Judge judge{
-      .fits =
-          [](const TrainingState& own, StoredState& stored) {
-            try {
-              ChunkTable::from_layout(own.model(), stored.layout(),
-                                      own.config().optimizer.state, own.sharding());
-            } catch (const Error&) {
-              return false;
-            }
-            return true;
-          },
-      .require =
-          [&](StoredState& stored) {
-            require_same_model(model, stored);
-            stored.require_whole("`resume=reshard`");
-          },
-      .require_together = {}};
+  const ReshardInPlace::Judge judge{.fits =
+                                        [](const TrainingState& own, StoredState& stored) {
+                                          try {
+                                            ChunkTable::from_layout(own.model(), stored.layout(),
+                                                                    own.config().optimizer.state,
+                                                                    own.sharding());
+                                          } catch (const Error&) {
+                                            return false;
+                                          }
+                                          return true;
+                                        },
+                                    .require =
+                                        [&](StoredState& stored) {
+                                          require_same_model(model, stored);
+                                          stored.require_whole("`resume=reshard`");
+                                        },
+                                    .require_together = {}};
   ReshardInPlace reshard(model, config, runtime, &device, TrainingState::Division::kModel, judge);
   const auto make = [&](const ModelSpec& own, const EngineConfig& beside, StoredState& stored) {
     auto engine = std::make_unique<UnitEngine>(own, beside, runtime, device);
