@@ -21,21 +21,23 @@ void require_same_model(const ModelSpec& model, const StoredState& stored) {
                           stored.place(), stored.content().model, model.name));
 }
 
+/// Whether the store is divided as this run is, in the same format.
+bool fits(const TrainingState& own, StoredState& stored) {
+  if (stored.of_pieces()) return false;
+  try {
+    ChunkTable::from_layout(own.model(), stored.layout(), own.config().optimizer.state,
+                            own.sharding());
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
 /// Returns an engine over the converted store; null if there is no store, or one that needs no
 /// conversion.
 std::unique_ptr<UnitEngine> resharded(const ModelSpec& model, const EngineConfig& config,
                                       Runtime& runtime, Device& device) {
-  const ReshardInPlace::Judge judge{.fits =
-                                        [](const TrainingState& own, StoredState& stored) {
-                                          try {
-                                            ChunkTable::from_layout(own.model(), stored.layout(),
-                                                                    own.config().optimizer.state,
-                                                                    own.sharding());
-                                          } catch (const Error&) {
-                                            return false;
-                                          }
-                                          return true;
-                                        },
+  const ReshardInPlace::Judge judge{.fits = fits,
                                     .require =
                                         [&](StoredState& stored) {
                                           require_same_model(model, stored);
