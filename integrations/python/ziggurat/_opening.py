@@ -209,10 +209,8 @@ class Opening(AmongRanks, StateDicts):
             found = matched(f"the store {store}", stored, spellings)
         except InvalidArgument:
             ranks = self._sharing.ranks
-            if resume == "reshard":
-                raise
-            if ranks_in(store) != (1 if ranks is None else ranks.size):
-                return None  # slices of another number of ranks; the engine reports that
+            if resume == "reshard" or ranks_in(store) != (1 if ranks is None else ranks.size):
+                return None  # slices of another number of ranks; the engine reports what differs
             if {Named(*one) for one in wholes} != {(one[0], tuple(one[1].shape)) for one in new}:
                 raise
             raise InvalidArgument(

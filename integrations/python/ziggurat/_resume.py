@@ -59,10 +59,12 @@ def set_random_states(states: dict[str, Any]) -> None:
             module.set_rng_state_all(states[name])
 
 
-def _seed_anew(rank: int, step: int) -> None:
-    """Seeds the generators from PyTorch's own seed, which the script has set, and from `rank` and
-    `step`."""
-    text = f"{torch.initial_seed()} {rank} {step}"
+def _seed_anew(kept: dict[str, Any], rank: int, step: int) -> None:
+    """Seeds the generators from the seed of PyTorch's in the random states `kept`, and from `rank`
+    and `step`."""
+    before = torch.Generator()
+    before.set_state(kept["torch"])
+    text = f"{before.initial_seed()} {rank} {step}"
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
     torch.manual_seed(seed)  # of accelerators, too
     random.seed(seed)
@@ -139,7 +141,7 @@ class Resume:
     A store that other ranks have made is refused, unless `resume` is "reshard": then it is divided
     among the ranks that are there, in place. With "never" the run begins anew, and replaces a store
     that is there. After a division all ranks go on from what rank 0 had kept, each with random
-    generators that begin anew from (seed, rank, step), which rank 0 says on standard error.
+    generators that begin anew from (rank 0's seed, rank, step), which it says on standard error.
 
     With `checkpoint_every` and `checkpoint_dir` every so many steps are also saved in the
     background, when the loop asks for the next batch, as ``save_checkpoint(checkpoint_dir, ...,
@@ -188,9 +190,9 @@ class Resume:
         assert engine is not None
         self.resumed = engine.resumed and engine.generation > 0  #: whether an earlier run continues
         if self.resumed:
-            self._restore(engine.blob)
+            kept = self._restore(engine.blob)
             if engine.blob_ranks:
-                self._begin_among(engine.blob_ranks)
+                self._begin_among(engine.blob_ranks, kept)
         optimizer._resume = self
 
     @property
@@ -274,7 +276,8 @@ class Resume:
             f"leave {name} out of Resume, and save it with torch.save() beside the store"
         )
 
-    def _restore(self, blob: bytes) -> None:
+    def _restore(self, blob: bytes) -> dict[str, Any]:
+        """Takes over what was kept with the newest step, and returns the random states in it."""
         if not blob:
             raise DataLoss(
                 "the store was made without Resume, so it has no random states and no place in the "
@@ -306,14 +309,16 @@ class Resume:
             set_random_states(state["random"])
         else:
             self._then = state["random"]
+        random_kept: dict[str, Any] = state["random"]
+        return random_kept
 
-    def _begin_among(self, ranks_before: int) -> None:
+    def _begin_among(self, ranks_before: int, kept: dict[str, Any]) -> None:
         """Goes on from what rank 0 of another number of ranks had kept. As many batches of the
         epoch are consumed as these ranks have read together, of all batches of the present ones."""
         ranks = self._optimizer._sharing.ranks
         rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
         before, self.batch = self.batch, self.batch * ranks_before // size
-        _seed_anew(rank, self.steps)
+        _seed_anew(kept, rank, self.steps)
         if self._at_epoch is not None:
             self._then = random_states()
         if rank == 0:
