@@ -327,6 +327,12 @@ const std::string& StoreReader::layout(int rank) const noexcept {
   return files_[static_cast<std::size_t>(rank) * stripes]->survey->spec().layout;
 }
 
+std::span<const std::byte> StoreReader::blob(int rank) const {
+  const std::size_t stripes = files_.size() / static_cast<std::size_t>(ranks_);
+  StoreSurvey& survey = *files_[static_cast<std::size_t>(rank) * stripes]->survey;
+  return survey.generation(state_.generation).blob;
+}
+
 std::size_t StoreReader::chunk_count(int rank) const noexcept {
   return homes_[static_cast<std::size_t>(rank)].size();
 }

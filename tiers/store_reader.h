@@ -45,6 +45,8 @@ class StoreReader {
   const StoreState& state() const noexcept { return state_; }
   /// Returns the layout in that rank's files. If trainers lend, each rank has its own.
   const std::string& layout(int rank) const noexcept;
+  /// Returns the blob that the rank stored with this generation.
+  std::span<const std::byte> blob(int rank) const;
   std::size_t chunk_count(int rank) const noexcept;
   std::uint64_t record_bytes(int rank, ChunkId chunk) const;
   /// Returns seed and hash of a record. Chunks are those of the rank's whole store, over all its

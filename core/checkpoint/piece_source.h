@@ -29,7 +29,7 @@ class PieceSource final : public StateSource {
 
   /// Makes a source of `params`. `whole` must outlive this, and `blob` replaces the blob of
   /// `whole`. Errors: kInvalidArgument for a shape that the source does not have; kUnimplemented
-  /// for codes of 8 bits that would have to be divided.
+  /// for codes of 8 bits that would have to be divided within a block.
   PieceSource(StateSource& whole, std::vector<Param> params, std::vector<std::byte> blob,
               ReadOwn read_own);
 
@@ -43,16 +43,21 @@ class PieceSource final : public StateSource {
   /// Says where a tensor of content() is from.
   struct From {
     std::size_t tensor;
-    std::size_t param = kOwn;  ///< kOwn: the source's tensor is read as it is
+    std::size_t param = kOwn;       ///< kOwn: the source's tensor is read as it is
+    std::uint64_t first_block = 0;  ///< of scales: where the part's are among the source's
   };
   /// Adds a parameter; `of_source` are the source's tensors of it, without scales.
   void add_param(std::size_t index, std::span<const std::size_t> of_source);
+  void require_shape(const Param& param, const StateTensor& its) const;
+  void add_units();
   void add_scales();
+  void add_scales_of(std::size_t index, std::span<const std::size_t> of_source);
 
   StateSource& whole_;
   std::vector<Param> params_;
   ReadOwn read_own_;
   StateContent content_;
+  bool alone_ = false;      // each parameter of the source is a unit, and has blocks of its own
   std::vector<From> from_;  // per tensor of content_
 };
 

@@ -172,13 +172,21 @@ void StoredState::add_stretches(int rank) {
   }
 }
 
+std::span<const std::byte> StoredState::blob(int rank) const {
+  const auto its = unwrap_blob(reader_->blob(rank));
+  if (its) return its->blob;
+  throw Error(ErrorCode::kDataLoss,
+              fmt::format("{}: the blob of rank {} was not written by this engine", place_, rank));
+}
+
 void StoredState::require_whole(const char* what) const {
   if (!of_pieces_) return;
   throw Error(
       ErrorCode::kInvalidArgument,
       fmt::format("{}: {} is refused, and nothing was changed. Only the store's trainer, such as "
-                  "PyTorch, knows which parameters the pieces of its {} belong to: save a "
-                  "checkpoint with the trainer, and load that checkpoint on other ranks",
+                  "PyTorch, chooses the pieces that its {} have: open the store with the trainer "
+                  "on other ranks and `resume=reshard`, or save a checkpoint with the trainer, and "
+                  "load that checkpoint on other ranks",
                   place_, what, ranks_text(reader_->ranks())));
 }
 

@@ -40,9 +40,19 @@ class StoredState final : public StateSource {
   /// How the store is divided, as ChunkTable::from_layout() wants it.
   const std::string& layout() const noexcept { return reader_->state().layout; }
   /// Returns true if the store's trainer lends its parameters. Each rank then has pieces of its
-  /// own, of any shapes, which only the trainer can put together. content() has the pieces of all
-  /// ranks as tensors; a piece with the name of another rank's piece is called "rank1/NAME".
+  /// own, of any shapes, which JoinedState puts together if the layouts say how. content() has the
+  /// pieces of all ranks as tensors; a piece with the name of another rank's piece is called
+  /// "rank1/NAME".
   bool of_pieces() const noexcept { return of_pieces_; }
+  /// Return what a rank of a store of pieces has: its layout, its table, the number of its first
+  /// tensor in content(), and its trainer's blob.
+  const std::string& layout(int rank) const { return reader_->layout(rank); }
+  const ChunkTable& table(int rank) const { return tables_[static_cast<std::size_t>(rank)]; }
+  std::size_t first_tensor(int rank) const {
+    return first_tensors_[static_cast<std::size_t>(rank)];
+  }
+  /// Errors: kDataLoss for a blob that no engine has written.
+  std::span<const std::byte> blob(int rank) const;
   /// Refuses `what` for a store of pieces. Errors: kInvalidArgument, saying that only the store's
   /// trainer can do it.
   void require_whole(const char* what) const;

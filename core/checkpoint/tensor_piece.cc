@@ -12,6 +12,29 @@ std::uint64_t TensorPiece::count() const noexcept {
   return total;
 }
 
+TensorPiece piece_at(const WholePlace& place, std::uint64_t count) {
+  TensorPiece piece{.name = place.name, .shape = place.shape, .boxes = {}};
+  if (place.name.empty()) return piece;
+  if (place.is_box()) {
+    piece.boxes.push_back({.offsets = place.offsets, .shape = place.box});
+  } else {
+    piece.boxes = boxes_of(place.shape, place.first, count);
+  }
+  return piece;
+}
+
+std::optional<std::uint64_t> run_begin(const TensorPiece& part) {
+  const std::vector<TensorRun> runs =
+      whole_runs(part, {.first = 0, .count = part.count(), .at = 0});
+  if (runs.empty()) return std::nullopt;
+  std::uint64_t end = runs.front().first;
+  for (const TensorRun& run : runs) {
+    if (run.first != end) return std::nullopt;
+    end += run.count;
+  }
+  return runs.front().first;
+}
+
 std::vector<TensorRun> whole_runs(const TensorPiece& part, const TensorRun& run) {
   std::vector<TensorRun> runs;
   const TensorBox whole = whole_box(part.shape);

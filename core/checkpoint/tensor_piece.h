@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/checkpoint/state_source.h"
 #include "core/checkpoint/tensor_box.h"
+#include "core/sharding/whole_place.h"
 
 namespace ziggurat {
 
@@ -20,6 +22,13 @@ struct TensorPiece {
   std::uint64_t count() const noexcept;
   bool is_whole() const { return boxes.size() == 1 && boxes[0] == whole_box(shape); }
 };
+
+/// Returns the part of `count` elements that lies at `place`, of which fault_of() finds no fault.
+TensorPiece piece_at(const WholePlace& place, std::uint64_t count);
+
+/// Returns the number of the part's first element in the whole, if the part's elements follow one
+/// another there.
+std::optional<std::uint64_t> run_begin(const TensorPiece& part);
 
 /// Returns elements of a part as runs of the whole tensor, in order. `run` counts in the part,
 /// which has all of its elements.

@@ -62,6 +62,7 @@ inline constexpr std::uint64_t kElementsMax = 1'000'000'000'000'000;
 inline constexpr std::uint64_t kBlobBytesMax = 64 * 1024;
 
 struct StateContent;
+struct StoredRank;
 
 struct EngineConfig {
   /// The directories of the store. If there are several, each record lives in one of them, in
@@ -168,7 +169,7 @@ struct EngineConfig {
     /// Like kAuto, but a store of another number of ranks, stage, tensor-parallel degree or state
     /// format is first converted in place. Until that is done, its directories hold both stores,
     /// and every rank must be able to read all files of the old one. The store gets this config's
-    /// run_identity.
+    /// run_identity. The pieces of a trainer that lends need ParamSpec::whole, in the store too.
     kReshard,
   };
   Resume resume = Resume::kAuto;
@@ -196,6 +197,9 @@ struct EngineConfig {
   /// made, according to `blob`, which is empty if there is none yet. If this is given, stochastic
   /// rounding of parameters does not need every gradient in every step.
   std::function<std::vector<std::uint64_t>(std::span<const std::byte> blob)> param_steps;
+  /// For such a trainer: returns this rank's blob if a store is divided anew, from what its ranks
+  /// had (core/checkpoint/joined_state.h). If it is not given, every rank gets the blob of rank 0.
+  std::function<std::vector<std::byte>(std::span<const StoredRank> ranks)> blob_of_ranks;
 
   /// Called on the engine's thread just before a generation may become durable. It is for logs that
   /// must not lag behind the store.

@@ -340,6 +340,7 @@ Sharding ChunkTable::sharding_of(const std::string& layout) { return sharding_in
 ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& layout,
                                    StateKind state, Sharding sharding) {
   nlohmann::json json = parsed(layout);
+  const bool divides = json.contains(kPieces) && json[kPieces].is_array();
   json.erase(kPieces);
   const std::string stored_name = model_name(layout);
   if (stored_name != model.name) {
@@ -372,8 +373,9 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
         ErrorCode::kInvalidArgument,
         fmt::format(
             "the store's model '{}' has other parameters or formats than this program's ({}): give "
-            "the parameters that the store was made with, in their order, or another `store`",
-            model.name, differences(model_in(json), model)));
+            "the parameters that the store was made with, in their order, {}or another `store`",
+            model.name, differences(model_in(json), model),
+            divides ? "`resume=reshard` if they are other parts of the same tensors, " : ""));
   }
   return table;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "core/sharding/whole_place.h"
 
 namespace ziggurat {
 
@@ -44,6 +45,9 @@ struct ParamSpec {
   /// Set if the engine keeps such a parameter and brings it to the trainer: the number of the unit
   /// with which the trainer acquires it.
   std::optional<std::uint32_t> streamed = std::nullopt;
+  /// Which part of which tensor the parameter is, if a trainer lends it and says so. A place
+  /// without a name says that it belongs to no tensor.
+  std::optional<WholePlace> whole = std::nullopt;
 
   /// Whether the store has the parameter. A frozen one of a trainer that lends is at home alone:
   /// the trainer, who has it from somewhere, gives it to each engine anew.

@@ -36,8 +36,8 @@ const std::map<std::string, std::string, std::less<>>& places() {
         {"weight_decay", "ziggurat_group.weight_decay"}};
     for (const char* const key :
          {"device_memory", "durable_every", "durable_every_steps", "first_elements", "host_memory",
-          "initial_accumulator", "optimizer", "param_rounding", "placement", "resume", "rounding",
-          "run", "slots", "state_format", "state_rounding", "store"})
+          "initial_accumulator", "optimizer", "param_rounding", "pieces", "placement", "resume",
+          "rounding", "run", "slots", "state_format", "state_rounding", "store"})
       its[key] = fmt::format("\"{}\"", key);
     for (const char* const none : {"activation_checkpointing",
                                    "batch",
@@ -92,8 +92,7 @@ std::optional<std::string> translated(const std::string& quoted, bool is_advice)
   const auto& [name, place] = *found;
   const std::string value = equals == std::string::npos ? "" : quoted.substr(equals + 1);
   const std::string key = fmt::format("\"{}\"", name);
-  const bool refused = name == "resume" && value == "reshard";  // beside lent parameters
-  if (is_advice && (place.empty() || refused)) return std::nullopt;
+  if (is_advice && place.empty()) return std::nullopt;
   if (place != key && (is_advice || !is_given_as_key(name, place))) return place;
   return value.empty() ? key : key + ": " + json_of(value);
 }

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -16,6 +15,7 @@
 #include "base/error.h"
 #include "base/numerics/typed_value.h"
 #include "base/runtime/for_each.h"
+#include "integrations/c/steps_blob.h"
 #include "integrations/c/wrong.h"
 #include "optimizer/gradient.h"
 #include "tiers/record_hash.h"
@@ -23,17 +23,15 @@
 namespace ziggurat {
 namespace {
 
-/// Most bytes of the trainer's own part of a blob.
-constexpr std::uint64_t kTrainerBlobBytes = std::uint64_t{1} << 20;
-
-/// Stands before the counts of steps and the trainer's blob.
-struct StepsHeader {
-  static constexpr std::uint64_t kMagic = 0x3173706574535a49;
-  std::uint64_t magic = kMagic;
-  std::uint64_t params = 0;
-};
-
-ModelSpec model_of(const std::vector<EmbeddedParam>& params) {
+ModelSpec model_of(const std::vector<EmbeddedParam>& params,
+                   const std::vector<WholePlace>& pieces) {
+  const auto trained =
+      static_cast<std::size_t>(std::ranges::count(params, false, &EmbeddedParam::frozen));
+  if (!pieces.empty() && pieces.size() != trained) {
+    throw wrong(fmt::format(
+        "`pieces` has {} places, but {} parameters are not frozen: give one for each of these",
+        pieces.size(), trained));
+  }
   if (params.empty()) throw wrong("the model has no parameters: give one or more");
   ModelSpec model{.name = "embedded", .units = {}, .dtype = params[0].values.dtype};
   std::set<std::string> names;
@@ -54,6 +52,7 @@ ModelSpec model_of(const std::vector<EmbeddedParam>& params) {
                    .group = static_cast<std::uint32_t>(model.units.size())};
     if (param.streamed()) spec.streamed = param.unit;
     spec.frozen = param.frozen;
+    if (model.units.size() < pieces.size()) spec.whole = pieces[model.units.size()];
     if (!param.streamed() && param.values.count() != spec.count()) {
       throw wrong(fmt::format("parameter '{}' has {} elements by its shape, but {} in memory",
                               param.name, spec.count(), param.values.count()));
@@ -69,22 +68,6 @@ void require_blob(std::span<const std::byte> blob) {
                           kTrainerBlobBytes));
 }
 
-/// Returns the counts of steps with which a blob begins. An empty blob is that of generation 0.
-std::vector<std::uint64_t> steps_in(std::span<const std::byte> blob, std::size_t params) {
-  std::vector<std::uint64_t> steps(params);
-  if (blob.empty()) return steps;
-  StepsHeader header;
-  const std::uint64_t counts_bytes = steps.size() * sizeof(steps[0]);
-  if (blob.size() >= sizeof(header)) std::memcpy(&header, blob.data(), sizeof(header));
-  if (blob.size() < sizeof(header) + counts_bytes || header.magic != StepsHeader::kMagic ||
-      header.params != steps.size()) {
-    throw Error(ErrorCode::kDataLoss,
-                "the store's blob does not begin with its parameters' counts of steps");
-  }
-  std::memcpy(steps.data(), blob.data() + sizeof(header), counts_bytes);
-  return steps;
-}
-
 }  // namespace
 
 EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params,
@@ -98,7 +81,7 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
 EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params,
                                EmbeddedConfig config, const EmbeddedLoad* load)
     : runtime_(runtime),
-      model_(model_of(params)),
+      model_(model_of(params, config.pieces)),
       trained_(static_cast<std::size_t>(std::ranges::count(params, false, &EmbeddedParam::frozen))),
       steps_(trained_),
       written_(params.size()),
@@ -109,10 +92,15 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
     groups_.push_back(param.group);
     group_count_ = std::max<std::size_t>(group_count_, param.group + std::size_t{1});
   }
-  config.blob_bytes_max =
-      sizeof(StepsHeader) + steps_.size() * sizeof(steps_[0]) + kTrainerBlobBytes;
+  config.blob_bytes_max = StepsBlob::head_bytes(steps_.size()) + kTrainerBlobBytes;
   config.param_steps = [count = trained_](std::span<const std::byte> blob) {
-    return steps_in(blob, count);
+    return StepsBlob::read(blob, count).steps;
+  };
+  config.blob_of_ranks = [this](std::span<const StoredRank> ranks) {
+    std::vector<std::string> wholes;
+    for (const UnitSpec& unit : std::span(model_.units).first(trained_))
+      wholes.push_back(unit.params[0].whole->name);
+    return joined_blob(ranks, wholes);
   };
   make_device(params, config);
   sums_on_nvme_ = config.placement.grads == Tier::kNvme;
@@ -125,26 +113,15 @@ void EmbeddedEngine::read_steps() {
   if (!engine_->resumed()) return;
   const std::span<const std::byte> blob = engine_->resumed_blob();
   if (blob.empty()) return;  // of generation 0
-  steps_ = steps_in(blob, steps_.size());
-  const std::uint64_t counts_bytes = steps_.size() * sizeof(steps_[0]);
-  const std::span<const std::byte> own = blob.subspan(sizeof(StepsHeader) + counts_bytes);
-  resumed_blob_.assign(own.begin(), own.end());
+  const StepsBlob its = StepsBlob::read(blob, steps_.size());
+  steps_ = its.steps;
+  blob_ranks_ = its.of_ranks;
+  resumed_blob_.assign(its.own.begin(), its.own.end());
 }
 
 std::vector<std::byte> EmbeddedEngine::with_steps(std::span<const std::byte> blob) const {
   require_blob(blob);
-  const StepsHeader header{.params = stored_steps_.size()};
-  std::vector<std::byte> all(sizeof(header) + stored_steps_.size() * sizeof(stored_steps_[0]) +
-                             blob.size());
-  std::byte* at = all.data();
-  const auto append = [&](const void* bytes, std::size_t size_bytes) {
-    if (size_bytes > 0) std::memcpy(at, bytes, size_bytes);
-    at += size_bytes;
-  };
-  append(&header, sizeof(header));
-  append(stored_steps_.data(), stored_steps_.size() * sizeof(stored_steps_[0]));
-  append(blob.data(), blob.size());
-  return all;
+  return StepsBlob{.steps = stored_steps_, .of_ranks = 0, .own = blob}.written();
 }
 
 void EmbeddedEngine::require_count(const char* call, std::size_t param, std::size_t count) const {
@@ -315,7 +292,8 @@ EmbeddedEngine::State EmbeddedEngine::state() const {
   return {.resumed = engine_->resumed(),
           .generation = engine_->generation(),
           .durable_generation = engine_->durable_generation(),
-          .blob_bytes = resumed_blob_.size()};
+          .blob_bytes = resumed_blob_.size(),
+          .blob_ranks = blob_ranks_};
 }
 
 std::uint64_t EmbeddedEngine::steps_of(std::size_t param) const {

@@ -155,6 +155,7 @@ class EmbeddedEngine {
     std::uint64_t generation;
     std::uint64_t durable_generation;
     std::uint64_t blob_bytes;
+    std::uint64_t blob_ranks;  ///< as ziggurat_state.blob_ranks
   };
   State state() const;
   /// Returns how many steps the parameter has made.
@@ -225,6 +226,7 @@ class EmbeddedEngine {
   std::vector<bool> written_;        ///< per parameter: written since the last step
   std::vector<Gradient> gradients_;  ///< per parameter, for the step to come
   std::vector<std::byte> resumed_blob_;
+  std::uint64_t blob_ranks_ = 0;        ///< StepsBlob::of_ranks of the same
   std::unique_ptr<HostDevice> device_;  // null if no parameter is streamed
   std::unique_ptr<LentEngine> engine_;
 };

@@ -89,6 +89,39 @@ std::vector<std::uint64_t> first_elements_of(const ConfigSetting& given) {
   return firsts;
 }
 
+WholePlace piece_of(const json& its) {
+  WholePlace place;
+  if (its.is_null()) return place;
+  using Numbers = std::vector<std::int64_t>;
+  place.name = its.at("name").get<std::string>();
+  place.shape = its.at("shape").get<Numbers>();
+  if (its.contains("first")) {
+    place.first = its.at("first").get<std::uint64_t>();
+  } else {
+    place.offsets = its.at("offsets").get<Numbers>();
+    place.box = its.at("box").get<Numbers>();
+    if (place.box.empty() && !place.shape.empty())
+      throw wrong(fmt::format("setting \"pieces\": the box of '{}' has no dimensions", place.name));
+  }
+  if (place.name.empty())
+    throw wrong("setting \"pieces\": a whole parameter has no name: give its name, or null");
+  return place;
+}
+
+/// Reads a list of places, one for each parameter.
+std::vector<WholePlace> pieces_of(const ConfigSetting& given) {
+  if (!given.value.is_array())
+    throw wrong(fmt::format("{}: the value must be a list", described(given)));
+  std::vector<WholePlace> places;
+  try {
+    for (const json& its : given.value) places.push_back(piece_of(its));
+  } catch (const json::exception& error) {
+    throw wrong(fmt::format("setting \"pieces\": place {} is not what ziggurat.h describes: {}",
+                            places.size(), error.what()));
+  }
+  return places;
+}
+
 std::string run_of(const ConfigSetting& given) {
   if (!given.value.is_string())
     throw wrong(fmt::format("{}: the value must be a text", described(given)));
@@ -114,6 +147,8 @@ EmbeddedConfig engine_config_of(std::string_view text) {
       config.run_identity = run_of(given);
     } else if (given.name == "first_elements") {
       config.first_elements = first_elements_of(given);
+    } else if (given.name == "pieces") {
+      config.pieces = pieces_of(given);
     } else if (given.name == "progress") {
       if (!given.value.is_boolean())
         throw wrong(fmt::format("{}: the value must be true or false", described(given)));

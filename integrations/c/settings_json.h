@@ -2,18 +2,20 @@
 // integrations/c/settings_json.h: settings of an embedder, read from its JSON.
 //
 // An engine's settings have the names of the table of settings (core/engine/engine_settings.h), as
-// in a file of `ziggurat train --config`; "store", "run", "first_elements" and "progress" are
-// beside them. A runtime has settings of its own. What an embedder does not give has the engine's
-// default, except that clipping is off, because trainers clip by themselves.
+// in a file of `ziggurat train --config`; "store", "run", "first_elements", "pieces" and "progress"
+// are beside them. A runtime has settings of its own. What an embedder does not give has the
+// engine's default, except that clipping is off, because trainers clip by themselves.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "collectives/rank_options.h"
 #include "core/engine/engine_config.h"
+#include "core/sharding/whole_place.h"
 
 namespace ziggurat {
 
@@ -28,6 +30,8 @@ struct EmbeddedConfig : EngineConfig {
   EmbeddedConfig(EngineConfig engine) : EngineConfig(std::move(engine)) {}
   /// Host memory for streamed parameters while they are acquired; 0 if there are none.
   std::uint64_t device_bytes = 0;
+  /// What each parameter is of a whole one (WholePlace); empty if that is not said.
+  std::vector<WholePlace> pieces;
 };
 
 /// Read the settings of an engine, and of a runtime. Errors: kInvalidArgument naming the key, its

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "core/sharding/chunk_table.h"
 #include "core/sharding/packing.h"
+#include "core/sharding/piece_layout.h"
 #include "tiers/store_reader.h"
 
 namespace ziggurat {
@@ -49,7 +50,14 @@ std::optional<ModelSpec> stored_params(Runtime& runtime, const EngineConfig& con
   Look look{.runtime = runtime, .config = config};
   runtime.reactor.block_on(look.make());
   if (!look.found) return std::nullopt;
-  return unpacked_model(ChunkTable::of_layout(look.found->layout, 0).model());
+  const std::string& layout = look.found->layout;
+  ModelSpec model = ChunkTable::of_layout(layout, 0).model();
+  if (const auto places = places_in(layout, model)) {
+    auto next = places->begin();
+    for (UnitSpec& unit : model.units)
+      for (ParamSpec& param : unit.params) param.whole = *next++;
+  }
+  return unpacked_model(model);
 }
 
 std::string stored_params_json(const std::optional<ModelSpec>& model) {
@@ -59,7 +67,10 @@ std::string stored_params_json(const std::optional<ModelSpec>& model) {
     for (const ParamSpec& param : unit.params) {
       all.push_back({{"name", param.name},
                      {"shape", param.shape},
-                     {"dtype", to_string(unit.dtype.value_or(model->dtype))}});
+                     {"dtype", to_string(unit.dtype.value_or(model->dtype))},
+                     {"whole", nullptr}});
+      if (param.whole && !param.whole->name.empty())
+        all.back()["whole"] = {{"name", param.whole->name}, {"shape", param.whole->shape}};
     }
   }
   return all.dump();

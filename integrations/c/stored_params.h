@@ -16,7 +16,8 @@ namespace ziggurat {
 /// nothing if there is no such file. Writes and locks nothing, and asks no other rank. Errors:
 /// kDataLoss for a file that is too damaged to say what it has.
 std::optional<ModelSpec> stored_params(Runtime& runtime, const EngineConfig& config);
-/// Returns a JSON array of {"name", "shape", "dtype"}.
+/// Returns a JSON array of {"name", "shape", "dtype", "whole"}, the last one {"name", "shape"} or
+/// null.
 std::string stored_params_json(const std::optional<ModelSpec>& model);
 
 }  // namespace ziggurat

@@ -309,6 +309,7 @@ ziggurat_status ziggurat_engine_state(ziggurat_engine engine, ziggurat_state* st
     own.generation = its.generation;
     own.durable_generation = its.durable_generation;
     own.blob_bytes = its.blob_bytes;
+    own.blob_ranks = its.blob_ranks;
     give(own, state);
   });
 }

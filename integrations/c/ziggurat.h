@@ -171,6 +171,9 @@ typedef struct ziggurat_state {
   uint64_t generation;          ///< finished steps
   uint64_t durable_generation;  ///< the newest one that survives a crash; 0: perhaps none
   uint64_t blob_bytes;          ///< size of the blob of the generation at which open resumed
+  uint64_t blob_ranks;  ///< if the store was divided anew since that blob was given: how many
+                        ///< ranks it had then, of which rank 0's blob is given to every
+                        ///< rank; otherwise 0
 } ziggurat_state;
 
 /// Return the ABI of the library in use, and its version, such as "0.1.0".
@@ -215,6 +218,15 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///   the
 ///                      number of each slice's first element in the whole, which keys stochastic
 ///                      rounding
+///   "pieces"           a list, which says for each parameter that is not frozen what it is of a
+///                      whole one: {"name", "shape"} of the whole, and "first" for elements that follow one another, or
+///                      "offsets" and "box"; null for what belongs to no whole. A new store keeps
+///                      it, and then it can be divided among other ranks
+///   "resume"           what is done with a store that is there. "auto", which is the default,
+///                      resumes it, and refuses that of other ranks or pieces; "reshard" first
+///                      divides it, in place, for the ranks and "pieces" that are there, if they
+///                      differ: every rank reaches all files of the store; "never" replaces it;
+///                      "new" is an error
 ///   "device_memory"    how much memory streamed parameters take while they are acquired or brought
 ///                      ahead: bytes, or a text such as "4GiB"
 ///   "progress"         true: an opening of over two seconds says on standard error how far it is
@@ -225,10 +237,11 @@ ZIGGURAT_API ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime,
                                                   const ziggurat_param* params, uint64_t count,
                                                   const char* settings, ziggurat_engine* engine);
 /// Lists the parameters that this rank has in the store of `settings`, in the order and with the
-/// names that open needs to resume it: a JSON array of {"name", "shape", "dtype"}, or "[]" if there
-/// is no store. Nothing is locked or written. `text` and `needed_bytes` are as in
-/// ziggurat_describe(). Errors: ZIGGURAT_DATA_LOSS for a file that is too damaged to say what it
-/// has.
+/// names that open needs to resume it: a JSON array of {"name", "shape", "dtype", "whole"}, or "[]"
+/// if there is no store. "whole" has "name" and "shape" of the parameter of which it is a part, or
+/// is null if the store does not say it. Nothing is locked or written. `text` and `needed_bytes`
+/// are as in ziggurat_describe(). Errors: ZIGGURAT_DATA_LOSS for a file that is too damaged to say
+/// what it has.
 ZIGGURAT_API ziggurat_status ziggurat_stored_params(ziggurat_runtime runtime, const char* settings,
                                                     char* text, uint64_t capacity_bytes,
                                                     uint64_t* needed_bytes);

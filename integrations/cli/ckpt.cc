@@ -11,6 +11,8 @@
 #include <memory>
 
 #include "base/bytes.h"
+#include "base/error.h"
+#include "core/checkpoint/joined_state.h"
 #include "integrations/cli/checkpoint_files.h"
 #include "integrations/cli/commands.h"
 #include "integrations/cli/console.h"
@@ -59,6 +61,20 @@ void say_layout(Console& console, const SavedLayout& layout) {
           ? fmt::format(" in groups of {} that divide the layers", layout.tensor_parallel)
           : "",
       layout.zero_stage, layout.shard_group, layout.placement));
+}
+
+/// Says of which whole parameters the tensors of a store are pieces, as far as the store says it.
+std::string pieces_text(StoredState& store) {
+  try {
+    const JoinedState whole(store, "putting its pieces together");
+    const std::size_t count = whole.content().units.size();
+    return fmt::format("its tensors are pieces of {} whole parameter{}", count,
+                       count == 1 ? "" : "s");
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kInvalidArgument)
+      return "only that trainer knows which of its tensors these are pieces of";
+    return error.what();
+  }
 }
 
 /// Reads every byte of the checkpoint and compares it with the manifest's hashes.
@@ -128,8 +144,8 @@ int ckpt_inspect(const CkptCommand& command) {
   if (files.store() != nullptr && files.store()->of_pieces()) {
     console.line(fmt::format(
         "  it was saved by {} rank{} of a trainer that lends its parameters to the engine, as "
-        "PyTorch's does; only that trainer knows which of its tensors these are pieces of",
-        content.layout.ranks, content.layout.ranks == 1 ? "" : "s"));
+        "PyTorch's does; {}",
+        content.layout.ranks, content.layout.ranks == 1 ? "" : "s", pieces_text(*files.store())));
   } else {
     say_layout(console, content.layout);
   }

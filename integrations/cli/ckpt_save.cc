@@ -3,8 +3,11 @@
 // record by record. The store may have any number of ranks and may be in use.
 #include <fmt/format.h>
 
+#include <filesystem>
+
 #include "aio/aligned_bytes.h"
 #include "base/bytes.h"
+#include "core/checkpoint/joined_state.h"
 #include "core/checkpoint/state_loader.h"
 #include "core/checkpoint/state_saver.h"
 #include "integrations/cli/checkpoint_files.h"
@@ -32,8 +35,8 @@ Task<> copy_records(Runtime& runtime, const ChunkTable& table, StateSource& from
   }
 }
 
-Task<> save(Runtime& runtime, StoredState& from, const std::string& folder, Console& console) {
-  const ChunkTable table = from.whole_table(kChunkTiles);
+Task<> save_whole(Runtime& runtime, StateSource& from, const ChunkTable& table,
+                  const std::string& folder, Console& console) {
   const Give give = [&](StateSink& to) { return copy_records(runtime, table, from, to, console); };
   ShardPlan plan = plan_shards(table, ChunkRuns(table), SavingRank{});
   Task<WrittenCheckpoint> writing =
@@ -42,6 +45,18 @@ Task<> save(Runtime& runtime, StoredState& from, const std::string& folder, Cons
   for (const std::string& note : written.notes) console.line(note);
   console.line(fmt::format("{}: step {}, {}", written.directory, from.content().step,
                            format_bytes(written.size_bytes)));
+}
+
+/// Saves the store as whole tensors, which several ranks of a trainer that lends have in pieces.
+Task<> save(Runtime& runtime, StoredState& from, const std::string& folder, Console& console) {
+  if (!from.of_pieces() || from.content().layout.ranks == 1) {
+    const ChunkTable table = from.whole_table(kChunkTiles);
+    co_await save_whole(runtime, from, table, folder, console);
+    co_return;
+  }
+  JoinedState whole(from, "`ziggurat ckpt save`");
+  const ChunkTable table(whole.model(), kChunkTiles, *whole.content().state);
+  co_await save_whole(runtime, whole, table, folder, console);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "core/sharding/chunk_table.h"
+#include "core/sharding/piece_layout.h"
 #include "core/sharding/stored_records.h"
 #include "tiers/store_layout.h"
 
@@ -87,6 +88,52 @@ TEST_F(Layout, ThatIsNestedDeeplyOrSaysAKeyTwiceIsRefused) {
   std::string twice = layout_;
   twice.insert(1, "\"model\":\"other\",");
   EXPECT_THAT(refused(twice), HasSubstr("twice"));
+}
+
+/// A layout of two pieces: a run, and a box.
+class Pieces : public ::testing::Test {
+ protected:
+  static ModelSpec model() {
+    ModelSpec model{.name = "m", .units = {}};
+    model.units.push_back({.name = "a", .params = {{.name = "a", .shape = {50}}}});
+    model.units.push_back({.name = "b", .params = {{.name = "b", .shape = {2, 3}}}});
+    model.units[0].params[0].whole =
+        WholePlace{.name = "a", .shape = {10, 10}, .first = 50, .offsets = {}, .box = {}};
+    model.units[1].params[0].whole = WholePlace{
+        .name = "whole b", .shape = {4, 3}, .first = 0, .offsets = {2, 0}, .box = {2, 3}};
+    return model;
+  }
+  static std::string refused(const std::string& layout) {
+    return refusal([&] { static_cast<void>(places_in(layout, model())); });
+  }
+  const std::string layout_ = layout_of_pieces(ChunkTable(model(), 1).layout(), model());
+};
+
+TEST_F(Pieces, AreTakenAsTheyAreWritten) {
+  EXPECT_EQ(places_in(layout_, model()), places_of(model()));
+  EXPECT_EQ(places_in(layout_of_pieces(ChunkTable(model(), 1).layout()), model()), std::nullopt);
+  ModelSpec none = model();
+  none.units[0].params[0].whole = WholePlace{};
+  const std::string layout = layout_of_pieces(ChunkTable(none, 1).layout(), none);
+  EXPECT_EQ(places_in(layout, none), places_of(none));
+  EXPECT_EQ(ChunkTable::from_layout(none, layout).layout(), ChunkTable(none, 1).layout());
+}
+
+TEST_F(Pieces, ThatLieWhereNoneCanAreRefused) {
+  const std::int64_t giant = std::int64_t{1} << 40;
+  for (const json& shape : {json{giant, giant}, json{0, 10}, json{-1}, json("x"), json(nullptr)})
+    EXPECT_NE(refused(with(layout_, "/pieces/0/shape", shape)), "taken") << shape;
+  for (const json& first : {json(51), json(-1), json(UINT64_MAX), json("0"), json(1.5)})
+    EXPECT_NE(refused(with(layout_, "/pieces/0/first", first)), "taken") << first;
+  for (const json& offsets : {json{3, 0}, json{2}, json{2, 1}, json{-1, 0}, json{UINT64_MAX, 0}})
+    EXPECT_NE(refused(with(layout_, "/pieces/1/offsets", offsets)), "taken") << offsets;
+  for (const json& box : {json{2, 2}, json{6}, json::array(), json{giant, giant}, json{0, 3}})
+    EXPECT_NE(refused(with(layout_, "/pieces/1/box", box)), "taken") << box;
+  EXPECT_NE(refused(with(layout_, "/pieces/1/name", "")), "taken");
+  EXPECT_NE(refused(with(layout_, "/pieces/1", json::array())), "taken");
+  EXPECT_THAT(refused(with(layout_, "/pieces", json::array())), HasSubstr("0 places"));
+  EXPECT_EQ(refused(with(layout_, "/pieces/0", nullptr)), "taken");
+  EXPECT_EQ(refused(with(layout_, "/pieces", true)), "taken");
 }
 
 class StoreText : public ::testing::Test {

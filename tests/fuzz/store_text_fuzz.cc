@@ -2,6 +2,7 @@
 // tests/fuzz/store_text_fuzz.cc: the text of a store, its records' table and its layout among them.
 #include "base/bytes.h"
 #include "core/sharding/chunk_table.h"
+#include "core/sharding/piece_layout.h"
 #include "core/sharding/stored_records.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tiers/store_layout.h"
@@ -20,6 +21,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     require_records(text, {.count = 64, .size_bytes = 64 * kMiB});
     const ChunkTable table = ChunkTable::of_layout(text, 0);
     fuzz::require(table.total_record_bytes() / kTileBytes >= table.chunks().size());
+    const auto places = places_in(text, table.model());
+    for (std::size_t u = 0; places && u < table.model().units.size(); ++u) {
+      const UnitSpec& unit = table.model().units[u];
+      const WholePlace& place = (*places)[u];
+      if (unit.params.size() > 1) break;  // of which the numbers of places and units differ
+      fuzz::require(place.name.empty() || fault_of(place, unit.count()).empty());
+    }
   });
   return 0;
 }

@@ -15,8 +15,10 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/numerics/typed_value.h"
+#include "core/engine/lent/lent_reshard.h"
 #include "core/engine/state/step_agreement.h"
 #include "core/engine/state/store_rounding.h"
+#include "core/sharding/piece_layout.h"
 #include "optimizer/state_values.h"
 
 namespace ziggurat {
@@ -35,6 +37,10 @@ std::unique_ptr<LentEngine> opened(const ModelSpec& model, EngineConfig config, 
                                    StateSource* source, const LoadOptions& options) {
   // The trainer judges a step before anything is updated, so there is nothing to guess.
   config.speculation = EngineConfig::Speculation::kNever;
+  if (config.resume == EngineConfig::Resume::kReshard) {
+    const LentOpening opening{model, config, runtime, params, device};
+    if (std::unique_ptr<LentEngine> engine = resharded(opening)) return engine;
+  }
   auto engine = std::make_unique<LentEngineImpl>(model, config, runtime, device);
   engine->open(params, source, options);
   return engine;
@@ -77,10 +83,6 @@ void LentEngineImpl::validate() {
   require(!config.checkpoint.saves,
           "an engine of lent parameters sets no memory aside for checkpoints: leave "
           "EngineConfig::Checkpoint::saves off, and save with begin_copy()");
-  require(config.resume != EngineConfig::Resume::kReshard,
-          "`resume=reshard` cannot be used with lent parameters, because only the trainer knows "
-          "their pieces: open the store with the ranks that made it, and load their state dicts "
-          "with other ranks");
   require(config.clip_norm == 0,
           fmt::format("`clip={}` cannot be used with lent gradients, because their trainer clips "
                       "them itself: leave this setting out",
@@ -119,6 +121,7 @@ void LentEngineImpl::validate() {
         fmt::format("two parameters have the name '{}': give each its own", unit.params[0].name));
     unit.params[0].lent = static_cast<ParamId>(u);
     require_frozen_last(model, u);
+    require_place(unit.params[0]);
     if (!firsts.empty()) unit.params[0].first_element = firsts[u];
     const DType dtype = unit.dtype.value_or(model.dtype);
     const TypedSpan<std::byte>& lent = lent_[u];

@@ -23,6 +23,8 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   /// Does the rest of construction. `source` may be null.
   void open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
             const LoadOptions& options);
+  /// For a conversion of a store: notes for description(), and the store's new directories.
+  TrainingState& state() noexcept { return state_; }
 
   void add_gradient(ParamId param, TypedSpan<const std::byte> values, float scale,
                     bool instead_of_zeros) override;

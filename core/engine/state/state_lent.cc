@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/engine/state/state_lent.cc: finds the parameters that a trainer lends among the units in
 // which the store has them.
+#include <fmt/format.h>
+
 #include <algorithm>
 
+#include "base/error.h"
 #include "core/engine/state/training_state.h"
 #include "core/sharding/packing.h"
+#include "core/sharding/piece_layout.h"
 
 namespace ziggurat {
 
@@ -25,6 +29,23 @@ void TrainingState::pack(const std::optional<std::string>& layout) {
       if (param.stored()) ++stored_params_;
     }
   }
+}
+
+/// Throws if the store's pieces have this rank's names and shapes, but lie elsewhere in their
+/// tensors.
+void TrainingState::require_places(const std::string& layout) const {
+  const auto there = places_in(layout, model_);
+  const auto here = places_of(model_);
+  if (!there || !here) return;
+  const auto differ = std::ranges::mismatch(*there, *here);
+  if (differ.in1 == there->end()) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("`store={}`: this rank has another part of '{}' than the store's: give "
+                  "`resume=reshard` to divide the store anew for the parts that are there, or the "
+                  "parts that the store was made with",
+                  storage_->paths(),
+                  differ.in1->name.empty() ? differ.in2->name : differ.in1->name));
 }
 
 std::vector<ChunkRun> TrainingState::lent_runs(ParamId param) const {

@@ -13,6 +13,7 @@
 #include "core/engine/state/store_rounding.h"
 #include "core/engine/state/training_state.h"
 #include "core/plan/auto_placement.h"
+#include "core/sharding/piece_layout.h"
 #include "core/sharding/stored_records.h"
 #include "tiers/record_hash.h"
 #include "tiers/store_succession.h"
@@ -165,6 +166,7 @@ Task<> TrainingState::open_stored() {
                             "only the trainer that made it can use it: give another directory",
                             storage_->paths()));
   }
+  if (of_pieces()) require_places(state.layout);
   rounding_ = rounding_of_store(config_.optimizer, table_->rounding());
   if (leaves_host_budget()) choose_host_budget(*table_);
   check_identity(state);
@@ -222,7 +224,8 @@ void TrainingState::moved(const std::vector<std::string>& directories) {
 
 Task<> TrainingState::create_store() {
   StripedStore::Environment environment = storage_->environment(runtime_);
-  StoreSpec spec{.layout = of_pieces() ? layout_of_pieces(table_->layout()) : table_->layout(),
+  StoreSpec spec{.layout = of_pieces() ? layout_of_pieces(table_->layout(), table_->model())
+                                       : table_->layout(),
                  .run_identity = config_.run_identity,
                  .numerics_fingerprint = config_.numerics_fingerprint,
                  .record_bytes = table_->record_bytes(),

@@ -357,6 +357,7 @@ class TrainingState {
 
   // state_lent.cc
   void pack(const std::optional<std::string>& layout);
+  void require_places(const std::string& layout) const;
 
   // state_by_name.cc
   /// The record of a packed unit that was read last, because the parameters in it are read one by

@@ -128,6 +128,7 @@ class StateStruct(ctypes.Structure):
         ("generation", ctypes.c_uint64),
         ("durable_generation", ctypes.c_uint64),
         ("blob_bytes", ctypes.c_uint64),
+        ("blob_ranks", ctypes.c_uint64),
     ]
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,9 +17,16 @@ from ziggurat._device import workers_beside
 from ziggurat._feeders import BackwardFeeder, DdpFeeder, ddp_hook
 from ziggurat._gradient import GradientHooks
 from ziggurat._gradient_content import Slot
-from ziggurat._native import InvalidArgument
+from ziggurat._native import (
+    InvalidArgument,
+    Runtime,
+    ZigguratError,
+    stored_params,
+    stored_wholes,
+)
 from ziggurat._opened import Opened
-from ziggurat._ranks import Ranks
+from ziggurat._placement import has_store
+from ziggurat._ranks import BLOCK, Ranks
 from ziggurat._sharing import Alone, Divided, Sharded, active_ddp, group_of_meshes
 
 
@@ -29,6 +37,8 @@ class AmongRanks:
     _opened: list[Opened]
     _order: list[torch.Tensor]
     _threads: int
+    _path: str | None
+    _settings: dict[str, Any]
     _exchange: str
     _model: torch.nn.Module | None
     _sharing: Alone
@@ -65,7 +75,30 @@ class AmongRanks:
             self._hooks.content = feeder.content
 
     def _ranks(self, group: Any) -> Ranks:
-        return Ranks(group, self._workers(self._order), self._exchange)
+        ranks = Ranks(group, self._workers(self._order), self._exchange)
+        if self._settings["state_format"] == "8bit" and not ranks.decided(
+            lambda: self._cuts_blocks(ranks.runtime)
+        ):
+            ranks.line = BLOCK
+        return ranks
+
+    def _cuts_blocks(self, runtime: Runtime) -> bool:
+        """Returns whether there is a store of 8 bits whose slices do not end where blocks do, as
+        earlier versions made them. Looks at the slices of rank 0, which begin at 0."""
+        if self._path is None or not has_store(self._path):
+            return False
+        settings = {"store": self._path}
+        try:
+            wholes, stored = stored_wholes(runtime, settings), stored_params(runtime, settings)
+        except ZigguratError:
+            return False  # opening the store says what is wrong with it
+        if wholes is None or len(wholes) != len(stored):
+            return True
+        parts = [math.prod(shape) for _, shape in stored]
+        counts = [math.prod(shape) for _, shape in wholes]
+        return any(
+            part % BLOCK != 0 and part != whole for part, whole in zip(parts, counts, strict=True)
+        )
 
     def _workers(self, params: Iterable[torch.Tensor]) -> int:
         return self._threads or workers_beside(list(params))

@@ -79,7 +79,7 @@ class Feeder:
     def planned_bytes(self, params: Sequence[torch.Tensor]) -> int:
         """Returns the most memory that a rank takes to exchange `params` and their gradients."""
         sent = [Sent(p.numel(), self._wire(p).itemsize, p.element_size()) for p in params]
-        return planned_bytes(sent, self.ranks.size)
+        return planned_bytes(sent, self.ranks)
 
     def _wire(self, param: torch.Tensor) -> torch.dtype:
         """Returns the type in which the parameter's gradient is sent."""
@@ -166,7 +166,7 @@ class BackwardFeeder(Feeder):
             return
         self._trained = trained
         sized = [(slot, self._param_of(slot)) for slot in reversed(trained)]
-        self._buckets = in_buckets(sized, self.ranks.size, self._wire)
+        self._buckets = in_buckets(sized, self.ranks, self._wire)
         self._bucket_of = {
             slot: i for i, bucket in enumerate(self._buckets) for slot in bucket.slots
         }
@@ -303,7 +303,7 @@ class DdpFeeder(Feeder):
         buckets = self._buckets.get(slots)
         if buckets is None:
             sized = zip(slots, grads, strict=True)
-            buckets = in_buckets(sized, self.ranks.size, lambda grad: grad.dtype)
+            buckets = in_buckets(sized, self.ranks, lambda grad: grad.dtype)
         self._used[slots] = buckets
         taken = iter([Taken(grad, 1.0) for grad in grads])
         for own in buckets:

@@ -152,9 +152,24 @@ def stored_params(
     """Returns name and shape of each parameter in this rank's file of the store
     ``settings["store"]``, in the store's order. Empty if there is no store. Writes and locks
     nothing."""
+    return [(one["name"], tuple(one["shape"])) for one in _stored(runtime, settings)]
+
+
+def stored_wholes(
+    runtime: Runtime, settings: Mapping[str, Any]
+) -> list[tuple[str, tuple[int, ...]]] | None:
+    """Returns name and shape of each whole parameter of which this rank's file of the store has a
+    part, in the store's order. None if the store does not say it. Writes and locks nothing."""
+    wholes = [one["whole"] for one in _stored(runtime, settings)]
+    found = [(one["name"], tuple(one["shape"])) for one in wholes if one is not None]
+    return found or None
+
+
+def _stored(runtime: Runtime, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     given = json.dumps(dict(settings)).encode()
     text = text_of("ziggurat_stored_params", runtime.handle, given, words=in_arguments)
-    return [(one["name"], tuple(one["shape"])) for one in json.loads(text)]
+    stored: list[dict[str, Any]] = json.loads(text)
+    return stored
 
 
 def close(ended: weakref.finalize[..., Any]) -> None:
@@ -445,6 +460,12 @@ class Engine:
     @property
     def resumed(self) -> bool:
         return bool(self._state().resumed)
+
+    @property
+    def blob_ranks(self) -> int:
+        """The number of ranks of whose rank 0 the blob is, if the store was divided among other
+        ranks since; otherwise 0."""
+        return int(self._state().blob_ranks)
 
     @property
     def generation(self) -> int:

@@ -21,6 +21,7 @@ from ziggurat._native import (
     InvalidArgument,
     Param,
     Runtime,
+    Unimplemented,
     ZigguratError,
 )
 from ziggurat._parts import Nothing, Part
@@ -63,6 +64,22 @@ def _kind_of(part: Part, param: torch.Tensor, name: str) -> _Kind:
     shape = tuple(param.shape)
     whole = shape if part.param is param else tuple(part.param.shape)
     return _Kind(DTYPES[param.dtype], shape, param.device, whole)
+
+
+def _pieces(parts: Sequence[Part], names: Sequence[str]) -> list[dict[str, Any] | None] | None:
+    """Says of each part where in which parameter it is, so that the store can be divided among
+    other ranks. None if a part has no such place: its store stays with its ranks."""
+    pieces: list[dict[str, Any] | None] = []
+    for part, name in zip(parts, names, strict=True):
+        if isinstance(part, Nothing):
+            pieces.append(None)
+            continue
+        try:
+            place = part.place()
+        except Unimplemented:
+            return None
+        pieces.append({"name": name, "shape": list(part.param.shape)} | place)
+    return pieces
 
 
 _runtimes: weakref.WeakValueDictionary[tuple[int, int], Runtime] = weakref.WeakValueDictionary()
@@ -156,6 +173,8 @@ class Opened:
         firsts = [part.first_element() if part.is_run() else 0 for part in self.parts]
         if any(firsts):
             settings = {**settings, "first_elements": firsts}
+        if self.store is not None and (pieces := _pieces(self.parts, self.names)) is not None:
+            settings = {**settings, "pieces": pieces}
         self.engine = Engine(
             runtime(), listed, settings, kept=self._staged, load=loaded, words=in_arguments
         )

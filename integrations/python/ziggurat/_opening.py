@@ -19,6 +19,7 @@ from ziggurat._native import (
     Runtime,
     Unimplemented,
     stored_params,
+    stored_wholes,
 )
 from ziggurat._opened import Opened
 from ziggurat._parts import Part
@@ -32,6 +33,17 @@ from ziggurat._placement import (
 )
 from ziggurat._rounding import draws_noise, require_runs
 from ziggurat._state import MOMENTS, StateDicts
+
+
+# What open(resume=...) means to the engine.
+_RESUMES: dict[bool | str, str] = {
+    False: "new",
+    True: "auto",
+    "auto": "auto",
+    "reshard": "reshard",
+    "never": "never",
+}
+_GOES_ON = ("auto", "reshard")  #: go on from a store that is there
 
 
 class Opening(AmongRanks, StateDicts):
@@ -58,12 +70,17 @@ class Opening(AmongRanks, StateDicts):
         """Makes the gradients of `params` wait for the step from now on."""
         raise NotImplementedError
 
-    def open(self, *, resume: bool = False) -> None:
+    def open(self, *, resume: bool | str = False) -> None:
         """Takes masters from all parameters that are trained and not yet known, into a new store.
 
-        The first ``step()`` calls it. With `resume` an existing store is opened instead, and its
-        values are written to the parameters.
+        The first ``step()`` calls it. A store that is there is an error, unless `resume` says what
+        is done with it: "auto" (or True) opens it and writes its values to the parameters, and
+        refuses a store of other ranks; "reshard" first divides it among the ranks that are there,
+        if they differ; "never" replaces it by a new one.
         """
+        how = _RESUMES.get(resume)
+        if how is None:
+            raise InvalidArgument(f'resume="{resume}": give "auto", "reshard" or "never"')
         known = self._opened_with
         if len(known) == len(self._order):
             return  # all are known: a step of many parameters looks at none of them
@@ -83,12 +100,12 @@ class Opening(AmongRanks, StateDicts):
         if self._sharing.feeder is not None:
             self._sharing.attach(self._slot_of[param] for param in named)
         self._sharing.before_open([param for _, param, _ in new])
-        if resume and self._tier == "auto":
-            self.need_store("open(resume=True)")
+        if how != "new" and self._tier == "auto":
+            self.need_store(f"open(resume={resume!r})")
         if self._tier == "auto":
             opened = self._open_auto(new)
         else:
-            opened = self._open(new, self._path, resume)
+            opened = self._open(new, self._path, how)
         self._opened.append(opened)
         if len(self._opened) == 1:
             self._figures = opened.figures()
@@ -105,9 +122,9 @@ class Opening(AmongRanks, StateDicts):
             )
 
     def _open(
-        self, new: list[tuple[str, torch.Tensor, int]], path: str | None, resume: bool = False
+        self, new: list[tuple[str, torch.Tensor, int]], path: str | None, resume: str = "new"
     ) -> Opened:
-        settings = self._settings | {"resume": "auto" if resume else "new"}
+        settings = self._settings | {"resume": resume}
         settings["placement"] = "optimizer=host" if path is None else "optimizer=nvme"
         if path is not None:
             added = f"/added-{len(self._opened)}" if self._opened else ""
@@ -115,8 +132,8 @@ class Opening(AmongRanks, StateDicts):
             room = memory_beside_drive(self._state_bytes(param for _, param, _ in new))
             if room is not None:
                 settings.setdefault("host_memory", room)
-            if resume:
-                new = self._as_stored(settings["store"], new)
+            if resume in _GOES_ON:
+                new = self._as_stored(settings["store"], new, resume)
         names, params, groups = zip(*new, strict=True)
         parts = [self._sharing.part(param) for param in params]
         settings["run"] = self._sharing.run(names, params)
@@ -124,9 +141,8 @@ class Opening(AmongRanks, StateDicts):
         def runtime() -> Runtime:
             return self._sharing.runtime(self._workers(params))
 
-        if draws_noise(settings) and not (
-            resume and path is not None and self._has_store(settings["store"])
-        ):
+        keeps = resume == "auto" and path is not None and self._has_store(settings["store"])
+        if draws_noise(settings) and not keeps:
             require_runs(parts, names)
         for part in parts:
             part.slot = self._slot_of[part.param]
@@ -137,13 +153,13 @@ class Opening(AmongRanks, StateDicts):
         return bool(self._sharing.decided(lambda: has_store(store)))
 
     def _as_stored(
-        self, store: str, new: list[tuple[str, torch.Tensor, int]]
+        self, store: str, new: list[tuple[str, torch.Tensor, int]], resume: str
     ) -> list[tuple[str, torch.Tensor, int]]:
         """Returns `new` with the names and in the order of the store, if there is one. Reads rank
         0's file, which has a part of every parameter."""
         _, params, _ = zip(*new, strict=True)
         runtime = self._sharing.runtime(self._workers(params))
-        order = self._sharing.decided(lambda: self._order_in(store, runtime, new))
+        order = self._sharing.decided(lambda: self._order_in(store, runtime, new, resume))
         if order is None:
             return new
         placed = {place for place, _ in order}
@@ -151,12 +167,22 @@ class Opening(AmongRanks, StateDicts):
         return [(name, *new[place][1:]) for place, name in [*order, *empty]]
 
     def _order_in(
-        self, store: str, runtime: Runtime, new: list[tuple[str, torch.Tensor, int]]
+        self,
+        store: str,
+        runtime: Runtime,
+        new: list[tuple[str, torch.Tensor, int]],
+        resume: str,
     ) -> list[tuple[int, str]] | None:
         """Returns for each parameter of the store its place in `new` and its name in the store.
-        None if there is no store, or if it has just these parameters."""
-        stored = [Named(*one) for one in stored_params(runtime, {"store": store})]
-        shapes = [tuple(self._sharing.part(param).memory().shape) for _, param, _ in new]
+        None if there is no store, or if it has just these parameters. What is divided anew is
+        compared as whole parameters."""
+        wholes = stored_wholes(runtime, {"store": store}) or []
+        if resume == "reshard":
+            stored = [Named(*one) for one in wholes]
+            shapes = [tuple(param.shape) for _, param, _ in new]
+        else:
+            stored = [Named(*one) for one in stored_params(runtime, {"store": store})]
+            shapes = [tuple(self._sharing.part(param).memory().shape) for _, param, _ in new]
         here = [place for place, shape in enumerate(shapes) if math.prod(shape) > 0]
         ours = [Named(new[place][0], shapes[place]) for place in here]
         if not stored or not here or stored == ours:
@@ -183,9 +209,15 @@ class Opening(AmongRanks, StateDicts):
             found = matched(f"the store {store}", stored, spellings)
         except InvalidArgument:
             ranks = self._sharing.ranks
-            if ranks_in(store) == (1 if ranks is None else ranks.size):
+            if resume == "reshard" or ranks_in(store) != (1 if ranks is None else ranks.size):
+                return None  # slices of another number of ranks; the engine reports what differs
+            if {Named(*one) for one in wholes} != {(one[0], tuple(one[1].shape)) for one in new}:
                 raise
-            return None  # slices of another number of ranks; the engine reports that
+            raise InvalidArgument(
+                f"the store {store} has these parameters, but its ranks divide them in another way "
+                'than this run does: give Resume or optimizer.open() resume="reshard" to divide the '
+                "store anew, or another directory"
+            ) from None
         return [
             (here[in_groups[at]], one.name) for at, one in zip(found, stored, strict=True)
         ]

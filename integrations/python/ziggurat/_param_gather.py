@@ -16,7 +16,7 @@ import torch
 from ziggurat._buffers import Buffers
 from ziggurat._exchange import BUCKET_BYTES, IN_FLIGHT
 from ziggurat._parts import flat, flat_written
-from ziggurat._ranks import Cut, Ranks, Work
+from ziggurat._ranks import Ranks, Work
 
 
 class _Flight:
@@ -25,7 +25,7 @@ class _Flight:
     def __init__(self, params: Sequence[torch.Tensor], ranks: Ranks, buffers: Buffers) -> None:
         self.params = params
         self._rank = ranks.rank
-        self._cuts = [Cut(param.numel(), ranks.size) for param in params]
+        self._cuts = [ranks.cut(param.numel()) for param in params]
         row = sum(cut.slice for cut in self._cuts)
         dtype, device = params[0].dtype, params[0].device
         self.given = buffers.take(row, dtype, device)

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ziggurat._dtensor import is_dtensor, is_in_runs, local_box, local_of, local_part
 from ziggurat._gradient import GradientHooks
 from ziggurat._gradient_content import Slot, Taken
-from ziggurat._ranks import Cut, Ranks
+from ziggurat._ranks import Ranks
 
 
 Layout = tuple[int, torch.Size, tuple[int, ...]]
@@ -114,7 +114,7 @@ class Slice(Part):
 
     def __init__(self, param: torch.Tensor, ranks: Ranks) -> None:
         super().__init__(param)
-        self._slice = Cut(param.numel(), ranks.size).of(ranks.rank)
+        self._slice = ranks.cut(param.numel()).of(ranks.rank)
 
     def memory(self) -> torch.Tensor:
         return flat(self.param)[self._slice]

@@ -36,7 +36,10 @@ _PATIENCE = timedelta(minutes=30)  # how long to wait for a rank, as torch.distr
 _ASKS_FOR = 3.0  # seconds; a rank that has ended is known at once
 # what PyTorch's errors say if another rank has ended
 _OF_A_PEER = re.compile("gloo|NCCL|peer", re.IGNORECASE)
-_ALIGNMENT = 64  # elements: a slice begins where a cache line can begin
+_LINE = 64  # elements: a slice begins where a cache line can begin
+#: Elements with one scale in 8 bits (kEightBitBlock of the engine): slices of whole blocks can be
+#: divided among other ranks without changing a bit.
+BLOCK = 256
 
 
 class Work(Protocol):
@@ -48,11 +51,11 @@ class Work(Protocol):
 class Cut:
     """Divides a parameter of `count` elements into a slice for each rank, in the ranks' order."""
 
-    def __init__(self, count: int, ranks: int) -> None:
+    def __init__(self, count: int, ranks: int, line: int = _LINE) -> None:
         self.count = count
-        lines = -(-count // (ranks * _ALIGNMENT))
+        lines = -(-count // (ranks * line))
         #: elements of a slice; the last slices may have fewer, or none
-        self.slice = lines * _ALIGNMENT
+        self.slice = lines * line
 
     def of(self, rank: int) -> slice:
         return slice(min(rank * self.slice, self.count), min((rank + 1) * self.slice, self.count))
@@ -183,6 +186,7 @@ class Ranks:
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self.line = _LINE  #: slices begin at multiples of so many elements
         self.members = dist.get_process_group_ranks(group)
         self._by_engine = exchange == "ziggurat"
         self.buffers = Buffers()  #: buffers for what is sent and received
@@ -204,6 +208,10 @@ class Ranks:
         return native.Ranks(
             self.rank, self.size, rendezvous, secret, call_timeout_s=_PATIENCE.total_seconds()
         )
+
+    def cut(self, count: int) -> Cut:
+        """Returns how a parameter of `count` elements is divided among the ranks."""
+        return Cut(count, self.size, self.line)
 
     def lane(self, name: str, members: Sequence[int] | None = None) -> Lane:
         """Makes a lane among `members`, or among all ranks. Every rank makes the same lanes in the

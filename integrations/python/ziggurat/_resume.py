@@ -4,6 +4,7 @@ bits."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -56,6 +57,20 @@ def set_random_states(states: dict[str, Any]) -> None:
     for name, module in accelerators():
         if name in states:
             module.set_rng_state_all(states[name])
+
+
+def _seed_anew(kept: dict[str, Any], rank: int, step: int) -> None:
+    """Seeds the generators from the seed of PyTorch's in the random states `kept`, and from `rank`
+    and `step`."""
+    before = torch.Generator()
+    before.set_state(kept["torch"])
+    text = f"{before.initial_seed()} {rank} {step}"
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+    torch.manual_seed(seed)  # of accelerators, too
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
@@ -123,6 +138,11 @@ class Resume:
     The epoch's batches that were already consumed are loaded again and dropped, so that
     augmentation in workers draws the same random numbers.
 
+    A store that other ranks have made is refused, unless `resume` is "reshard": then it is divided
+    among the ranks that are there, in place. With "never" the run begins anew, and replaces a store
+    that is there. After a division all ranks go on from what rank 0 had kept, each with random
+    generators that begin anew from (rank 0's seed, rank, step), which it says on standard error.
+
     With `checkpoint_every` and `checkpoint_dir` every so many steps are also saved in the
     background, when the loop asks for the next batch, as ``save_checkpoint(checkpoint_dir, ...,
     background=True)`` does, with `scheduler`, `scaler` and `more`; the newest `keep_last` of them
@@ -140,6 +160,7 @@ class Resume:
         checkpoint_every: int = 0,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         keep_last: int = 0,
+        resume: str = "auto",
         **more: Any,
     ) -> None:
         if optimizer.engine is not None:
@@ -164,12 +185,14 @@ class Resume:
         self.awaited = False  #: whether the newest step's state is not known yet
         # Refuses what is too large before there is a store.
         optimizer._sharing.together("Resume", self._state)
-        optimizer.open(resume=True)
+        optimizer.open(resume=resume)
         engine = optimizer.engine
         assert engine is not None
         self.resumed = engine.resumed and engine.generation > 0  #: whether an earlier run continues
         if self.resumed:
-            self._restore(engine.blob)
+            kept = self._restore(engine.blob)
+            if engine.blob_ranks:
+                self._begin_among(engine.blob_ranks, kept)
         optimizer._resume = self
 
     @property
@@ -253,7 +276,8 @@ class Resume:
             f"leave {name} out of Resume, and save it with torch.save() beside the store"
         )
 
-    def _restore(self, blob: bytes) -> None:
+    def _restore(self, blob: bytes) -> dict[str, Any]:
+        """Takes over what was kept with the newest step, and returns the random states in it."""
         if not blob:
             raise DataLoss(
                 "the store was made without Resume, so it has no random states and no place in the "
@@ -285,6 +309,26 @@ class Resume:
             set_random_states(state["random"])
         else:
             self._then = state["random"]
+        random_kept: dict[str, Any] = state["random"]
+        return random_kept
+
+    def _begin_among(self, ranks_before: int, kept: dict[str, Any]) -> None:
+        """Goes on from what rank 0 of another number of ranks had kept. As many batches of the
+        epoch are consumed as these ranks have read together, of all batches of the present ones."""
+        ranks = self._optimizer._sharing.ranks
+        rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+        before, self.batch = self.batch, self.batch * ranks_before // size
+        _seed_anew(kept, rank, self.steps)
+        if self._at_epoch is not None:
+            self._then = random_states()
+        if rank == 0:
+            print(
+                f"ziggurat: the store {self._optimizer._path} of {ranks_before} ranks goes on with "
+                f"{size} at step {self.steps}: random generators begin anew from (seed, rank, "
+                f"step), and epoch {self.epoch} goes on at batch {self.batch} of each rank (batch "
+                f"{before} before)",
+                file=sys.stderr,
+            )
 
     def after_step(self) -> None:
         """Called when the optimizer has made a step whose other state is not known yet."""

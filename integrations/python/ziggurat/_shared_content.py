@@ -10,7 +10,7 @@ import torch
 
 from ziggurat._gradient_content import Content, Slot, Taken
 from ziggurat._native import InvalidArgument
-from ziggurat._ranks import Cut, Ranks
+from ziggurat._ranks import Ranks
 
 
 class _Exchange(Protocol):
@@ -32,7 +32,7 @@ class SharedContent(Content):
         super().__init__(slot, like)
         self.part = None
         self.exchange = exchange
-        self.cut = Cut(like.numel(), exchange.ranks.size)
+        self.cut = exchange.ranks.cut(like.numel())
         self.slice: torch.Tensor | None = None
         self.slice_scale = torch.ones((), device=like.device)
         self.whole: torch.Tensor | None = None

@@ -25,7 +25,7 @@ from ziggurat._native import InvalidArgument, Runtime
 from ziggurat._opened import Opened, runtime_of
 from ziggurat._param_gather import ParamGather
 from ziggurat._parts import Part, Shard, Slice
-from ziggurat._ranks import Cut, Ranks
+from ziggurat._ranks import Ranks
 
 
 _Found = TypeVar("_Found")
@@ -204,7 +204,7 @@ class Divided(Alone):
 
     def whole_state(self, opened: Opened, param: torch.Tensor, name: str) -> torch.Tensor:
         values = torch.empty(param.numel(), dtype=torch.float32)
-        cut = Cut(param.numel(), self.ranks.size)
+        cut = self.ranks.cut(param.numel())
         for rank in range(self.ranks.size):
             its = values[cut.of(rank)]
             if rank == self.ranks.rank:

@@ -94,7 +94,7 @@ class StateDicts(torch.optim.Optimizer):
     def _named(self) -> Iterable[tuple[str, torch.Tensor, int]]:
         raise NotImplementedError
 
-    def open(self, *, resume: bool = False) -> None:
+    def open(self, *, resume: bool | str = False) -> None:
         raise NotImplementedError
 
     def need_store(self, who: str) -> None:

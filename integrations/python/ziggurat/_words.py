@@ -44,6 +44,7 @@ def _place(value: str) -> str:
 def _resume(value: str) -> str | None:
     calls = {
         "auto": "Resume(optimizer) or optimizer.open(resume=True)",
+        "reshard": 'resume="reshard"',
         "never": "an empty directory",
     }
     return calls.get(value)
@@ -86,6 +87,7 @@ ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
         "durable_every_steps",
         "first_elements",
         "force",
+        "pieces",
         "initial_accumulator",
         "hpz",
         "json",

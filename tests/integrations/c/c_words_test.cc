@@ -113,7 +113,8 @@ TEST(CWords, AreKeysOfTheSettingsOrTheCallThatTakesThem) {
        "`state_format=fp32`, `resume=reshard` to convert a state of the same optimizer, another "
        "`store`, or `resume=never` to replace it",
        "the store's state is adamw in fp32, this run's adam in fp32: give \"optimizer\": \"adamw\" "
-       "\"state_format\": \"fp32\", another \"store\", or \"resume\": \"never\" to replace it"},
+       "\"state_format\": \"fp32\", \"resume\": \"reshard\" to convert a state of the same "
+       "optimizer, another \"store\", or \"resume\": \"never\" to replace it"},
       {"open it with `slots=1`", "open it with \"slots\": 1"},
       {"`clip=1`: too much; raise `lr`",
        "\"clip\": 1: too much; raise ziggurat_group.learning_rate"},

@@ -128,8 +128,8 @@ def test_no_setting_of_an_engine_is_left_as_the_command_has_it():
             "`state_format=fp32`, `resume=reshard` to convert a state of the same optimizer, "
             "another `store`, or `resume=never` to replace it",
             "the store's state is adamw in fp32, this run's adam in fp32: give "
-            'ziggurat.torch.AdamW state_format="fp32", another placement="nvme:/path", or an empty '
-            "directory to replace it",
+            'ziggurat.torch.AdamW state_format="fp32", resume="reshard" to convert a state of the '
+            'same optimizer, another placement="nvme:/path", or an empty directory to replace it',
         ),
         ("a GPU is missing; install one, or use `collectives=auto`", "a GPU is missing; install one"),
         ("it is 3: give `tp`", "it is 3"),
@@ -144,7 +144,10 @@ def test_no_setting_of_an_engine_is_left_as_the_command_has_it():
             "it needs slots=2",
         ),
         ("a: use `collectives=auto`, `host_memory`, or `threads=2`", "a: use host_memory, or threads=2"),
-        ("x: `resume=reshard` or `resume=auto`", "x"),
+        (
+            "x: `resume=reshard` or `resume=auto`",
+            'x: resume="reshard" or Resume(optimizer) or optimizer.open(resume=True)',
+        ),
         (
             "it needs more. Give `host_memory=2GiB`, or `tp=2`",
             'it needs more. Give host_memory="2GiB"',

@@ -19,7 +19,6 @@ from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Checkpoint, save_checkpoint
 from ziggurat._opened import DTYPES, Opened, runtime_of
 from ziggurat._optimizer import EngineOptimizer
-from ziggurat._ranks import Cut
 from ziggurat._sharing import Divided
 
 
@@ -171,7 +170,7 @@ class _Saving:
             )
         for engine, opened in enumerate(self._optimizer._opened):
             for param in (param for param in opened.members if param in self._indices):
-                cut = Cut(param.numel(), sharing.ranks.size)
+                cut = sharing.ranks.cut(param.numel())
                 for rank in set(range(sharing.ranks.size)) - {sharing.ranks.rank}:
                     its = cut.of(rank)
                     if its.stop > its.start:
