@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "integrations/c/ziggurat.hpp"
+#include "tests/integrations/c/on_ranks.h"
 #include "tests/support/free_port.h"
 #include "tests/support/scratch_directory.h"
 
@@ -24,12 +25,8 @@ using testing::AllOf;
 using testing::AnyOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-std::string ranks_of(int rank, int world_size, int port, const std::string& more = "") {
-  return R"({"threads": 1, "rank": )" + std::to_string(rank) + R"(, "world_size": )" +
-         std::to_string(world_size) + R"(, "rendezvous": "127.0.0.1:)" + std::to_string(port) +
-         "\"" + more + "}";
-}
+using ziggurat::testing::on_ranks;
+using ziggurat::testing::ranks_of;
 
 /// `call` throws an error of that status, whose words are given back.
 std::string refusal(ziggurat_status status, const std::function<void()>& call) {
@@ -41,24 +38,6 @@ std::string refusal(ziggurat_status status, const std::function<void()>& call) {
   }
   ADD_FAILURE() << "accepted";
   return "accepted";
-}
-
-/// Each rank of a job does `body`, on a thread of its own.
-void on_ranks(int world_size,
-              const std::function<void(int rank, const ziggurat::Runtime& runtime)>& body) {
-  const int port = ziggurat::free_port();
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        const ziggurat::Runtime runtime(ranks_of(rank, world_size, port));
-        body(rank, runtime);
-      } catch (const ziggurat::Error& error) {
-        ADD_FAILURE() << "rank " << rank << ": " << error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(CRanks, AreRefusedWhereTheirSettingsMakeNone) {
