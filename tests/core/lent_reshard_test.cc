@@ -162,7 +162,10 @@ TEST(LentReshardOf8Bits, IsRefusedWherePiecesAreCutWithinBlocks) {
   EXPECT_EQ(world.state(), before);
   const ScratchDirectory other;
   const PieceWorld uneven({StateFormat::k8Bit, DType::kFloat32}, other.path());
-  expect_none(uneven.run({2, Cut::kUneven}, Resume::kAuto, [](const PieceWorld::Rank&) {}));
+  expect_none(uneven.run({2, Cut::kUneven}, Resume::kAuto, [](const PieceWorld::Rank& rank) {
+    rank.trainer.step(rank.engine);
+    rank.engine.make_durable();
+  }));
   EXPECT_THAT(refusal(uneven, {1, Cut::kCopies}, Resume::kReshard),
               HasSubstr("cut within such blocks"));
 }

@@ -136,7 +136,7 @@ TEST_F(CReshard, OfPiecesThatLieNowhereIsRefused) {
       }
       return std::string("taken");
     };
-    EXPECT_THAT(refused("[null]"), HasSubstr("1 places, but there are 2 parameters"));
+    EXPECT_THAT(refused("[null]"), HasSubstr("1 places, but 2 parameters are not frozen"));
     EXPECT_THAT(refused("7"), HasSubstr("must be a list"));
     EXPECT_THAT(refused(R"([{"name": "weight"}, null])"), HasSubstr("place 0"));
     EXPECT_THAT(refused(R"([{"name": "", "shape": [1], "first": 0}, null])"), HasSubstr("no name"));
