@@ -80,6 +80,8 @@ Task<std::optional<StoreSpec>> StoreReader::spec_of(Reactor& reactor,
   const std::string name = StateStore::file_name(rank);
   for (int look = 1;; ++look) {
     reader.files_.clear();
+    const StoreSuccession succession(reader.reactor_, reader.places_);
+    reader.decided_ = co_await succession.decided();
     const StripePlace* const place = reader.place_with(name);
     if (place == nullptr) co_return std::nullopt;
     std::exception_ptr damage;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -138,10 +139,6 @@ void JoinedState::add_piece(const Of& of, const ChunkRuns& runs) {
                 fmt::format("{}: the ranks' layouts give '{}' different shapes or types",
                             pieces_.place(), place.name));
   }
-  const auto again = [&](const Piece& other) {
-    return other.place == place && other.count == count;
-  };
-  if (std::ranges::any_of(whole.pieces, again)) return;  // a copy of another rank's
   const auto [low, high] = bounds_of(place, count);
   Piece piece{.place = place, .count = count, .low = low, .high = high, .tensors = {}};
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
@@ -152,20 +149,30 @@ void JoinedState::add_piece(const Of& of, const ChunkRuns& runs) {
   whole.pieces.push_back(std::move(piece));
 }
 
-/// Sorts the pieces. Errors: kDataLoss unless they are the whole tensor, each element once.
+/// Sorts the pieces, and forgets what several ranks have alike. Errors: kDataLoss unless they are
+/// the whole tensor, each element once.
 void JoinedState::require_cover(Whole& whole) const {
-  std::ranges::sort(whole.pieces, {}, &Piece::low);
+  const auto order = [](const Piece& a, const Piece& b) {
+    return std::tie(a.low, a.high, a.place.offsets, a.place.box) <
+           std::tie(b.low, b.high, b.place.offsets, b.place.box);
+  };
+  const auto same = [](const Piece& a, const Piece& b) {
+    return a.place == b.place && a.count == b.count;
+  };
+  std::ranges::stable_sort(whole.pieces, order);
+  const auto copies = std::ranges::unique(whole.pieces, same);
+  whole.pieces.erase(copies.begin(), copies.end());
   std::uint64_t total = 0;
   for (const Piece& piece : whole.pieces) total += piece.count;
   bool once = total == whole.count;
-  for (std::size_t i = 0; once && i < whole.pieces.size(); ++i) {
-    const Piece& one = whole.pieces[i];
-    std::optional<TensorPiece> its;
-    for (std::size_t j = i + 1; once && j < whole.pieces.size(); ++j) {
-      const Piece& other = whole.pieces[j];
-      if (other.low >= one.high) break;
-      if (!its) its = piece_at(one.place, one.count);
-      once = !overlap(*its, piece_at(other.place, other.count));
+  std::vector<TensorPiece> parts;
+  for (const Piece& piece : whole.pieces) {
+    if (once) parts.push_back(piece_at(piece.place, piece.count));
+  }
+  for (std::size_t i = 0; once && i < parts.size(); ++i) {
+    for (std::size_t j = i + 1; once && j < parts.size(); ++j) {
+      if (whole.pieces[j].low >= whole.pieces[i].high) break;
+      once = !overlap(parts[i], parts[j]);
     }
   }
   if (once) return;

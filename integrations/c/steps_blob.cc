@@ -12,6 +12,8 @@
 namespace ziggurat {
 namespace {
 
+constexpr std::uint64_t kRanksMax = 100'000;  ///< of a store
+
 /// Stands before the counts of steps and the trainer's blob.
 struct StepsHeader {
   static constexpr std::uint64_t kMagic = 0x3173706574535a49;
@@ -40,6 +42,10 @@ StepsBlob StepsBlob::read(std::span<const std::byte> blob, std::size_t params) {
                 "the store's blob does not begin with its parameters' counts of steps");
   }
   if (of_ranks) std::memcpy(&its.of_ranks, blob.data() + sizeof(header), sizeof(its.of_ranks));
+  if (its.of_ranks > kRanksMax)
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("the store's blob is of {} ranks, but no store has so many",
+                            its.of_ranks));
   if (params > 0) std::memcpy(its.steps.data(), blob.data() + counts_at, counts_bytes);
   its.own = blob.subspan(counts_at + counts_bytes);
   return its;

@@ -215,13 +215,13 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///   and
 ///                      a store that is resumed must have the same
 ///   "first_elements"   if the parameters are slices of those that have their names: a list with
-///   the
-///                      number of each slice's first element in the whole, which keys stochastic
-///                      rounding
+///                      the number of each slice's first element in the whole, which keys
+///                      stochastic rounding
 ///   "pieces"           a list, which says for each parameter that is not frozen what it is of a
-///                      whole one: {"name", "shape"} of the whole, and "first" for elements that follow one another, or
-///                      "offsets" and "box"; null for what belongs to no whole. A new store keeps
-///                      it, and then it can be divided among other ranks
+///                      whole one: {"name", "shape"} of the whole, and "first" for elements that
+///                      follow one another, or "offsets" and "box"; null for what belongs to no
+///                      whole, whose state begins anew when the store is divided. A new store keeps
+///                      the list, and then it can be divided among other ranks
 ///   "resume"           what is done with a store that is there. "auto", which is the default,
 ///                      resumes it, and refuses that of other ranks or pieces; "reshard" first
 ///                      divides it, in place, for the ranks and "pieces" that are there, if they

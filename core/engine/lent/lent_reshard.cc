@@ -108,23 +108,51 @@ void LentReshard::require(StoredState& stored) {
                             "another `store`",
                             kWhat, stored.place(), place.name, found->second, place.shape));
   }
+  // Cuts within blocks of codes are refused here, where the other ranks hear of it.
+  const PieceSource cut(*whole_, parts(), {}, {});
+}
+
+/// The sum of the numbers that a piece's elements have in the whole tensor, modulo 2^64.
+std::uint64_t sum_of_places(const TensorPiece& piece) {
+  const auto below = [](std::uint64_t n) { return n % 2 == 0 ? n / 2 * (n - 1) : (n - 1) / 2 * n; };
+  std::uint64_t sum = 0;
+  for (const TensorBox& box : piece.boxes) {
+    std::uint64_t stride = 1;
+    for (std::size_t d = piece.shape.size(); d-- > 0;) {
+      const auto size = static_cast<std::uint64_t>(box.shape[d]);
+      const auto offset = static_cast<std::uint64_t>(box.offsets[d]);
+      sum += box.count() / size * stride * (size * offset + below(size));
+      stride *= static_cast<std::uint64_t>(piece.shape[d]);
+    }
+  }
+  return sum;
 }
 
 /// Throws on every rank if the ranks together leave out a part of a tensor. Every rank has read the
-/// same tensors, in the same order.
+/// same tensors, in the same order. Pieces that overlap leave out others, and the sum of their
+/// elements' numbers is not that of whole copies.
 Task<> LentReshard::require_together(Communicator& ranks) const {
   const ModelSpec whole = whole_->model();
   std::map<std::string, std::size_t> index;
   for (const UnitSpec& unit : whole.units) index.emplace(unit.name, index.size());
-  std::vector<std::uint64_t> taken(whole.units.size());
+  const std::size_t tensors = whole.units.size();
+  std::vector<std::uint64_t> taken(2 * tensors);  // elements, then sums of places
   for (const UnitSpec& unit : model_.units) {
     const WholePlace& place = *unit.params.front().whole;
-    if (!place.name.empty()) taken[index.at(place.name)] += unit.count();
+    if (place.name.empty()) continue;
+    taken[index.at(place.name)] += unit.count();
+    taken[tensors + index.at(place.name)] += sum_of_places(piece_at(place, unit.count()));
   }
   co_await ranks.all_reduce(std::span(taken), Communicator::Op::kSum);
   std::vector<std::string> lacking;
-  for (const UnitSpec& unit : whole.units)
-    if (taken[index.at(unit.name)] < unit.count()) lacking.push_back(unit.name);
+  for (const UnitSpec& unit : whole.units) {
+    const std::size_t at = index.at(unit.name);
+    const WholePlace all{.name = unit.name, .shape = unit.params[0].shape, .first = 0};
+    const std::uint64_t copies = taken[at] / unit.count();
+    const bool covers = copies > 0 && taken[at] % unit.count() == 0 &&
+                        taken[tensors + at] == copies * sum_of_places(piece_at(all, unit.count()));
+    if (!covers) lacking.push_back(unit.name);
+  }
   if (lacking.empty()) co_return;
   const std::size_t shown = std::min(lacking.size(), kNamesShown);
   throw Error(

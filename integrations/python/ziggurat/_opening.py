@@ -32,6 +32,7 @@ from ziggurat._placement import (
     state_bytes,
 )
 from ziggurat._rounding import draws_noise, require_runs
+from ziggurat._sharing import several_ranks
 from ziggurat._state import MOMENTS, StateDicts
 
 
@@ -99,6 +100,12 @@ class Opening(AmongRanks, StateDicts):
         self._attach([param for param in named if self._slot_of[param].handle is None])
         if self._sharing.feeder is not None:
             self._sharing.attach(self._slot_of[param] for param in named)
+        if how == "reshard" and self._sharing.ranks is None and several_ranks():
+            raise InvalidArgument(
+                'open(resume="reshard"): this process is one of several, but its optimizer is '
+                "alone, so the store would become that of one rank: wrap the model, or give "
+                "group=, before"
+            )
         self._sharing.before_open([param for _, param, _ in new])
         if how != "new" and self._tier == "auto":
             self.need_store(f"open(resume={resume!r})")
@@ -176,8 +183,8 @@ class Opening(AmongRanks, StateDicts):
         """Returns for each parameter of the store its place in `new` and its name in the store.
         None if there is no store, or if it has just these parameters. What is divided anew is
         compared as whole parameters."""
-        wholes = stored_wholes(runtime, {"store": store}) or []
-        if resume == "reshard":
+        wholes = stored_wholes(runtime, {"store": store})
+        if resume == "reshard" and wholes is not None:
             stored = [Named(*one) for one in wholes]
             shapes = [tuple(param.shape) for _, param, _ in new]
         else:
@@ -211,7 +218,8 @@ class Opening(AmongRanks, StateDicts):
             ranks = self._sharing.ranks
             if resume == "reshard" or ranks_in(store) != (1 if ranks is None else ranks.size):
                 return None  # slices of another number of ranks; the engine reports what differs
-            if {Named(*one) for one in wholes} != {(one[0], tuple(one[1].shape)) for one in new}:
+            here_too = {Named(name, tuple(param.shape)) for name, param, _ in new}
+            if {Named(*one) for one in wholes or ()} != here_too:
                 raise
             raise InvalidArgument(
                 f"the store {store} has these parameters, but its ranks divide them in another way "

@@ -12,7 +12,7 @@ import random
 import sys
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import torch
@@ -317,7 +317,10 @@ class Resume:
         epoch are consumed as these ranks have read together, of all batches of the present ones."""
         ranks = self._optimizer._sharing.ranks
         rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
-        before, self.batch = self.batch, self.batch * ranks_before // size
+        before, together = self.batch, self.batch * ranks_before
+        self.batch = together // size
+        if isinstance(self._loader, Sized) and -(-together // size) >= len(self._loader):
+            self.batch = len(self._loader)  # the epoch was done
         _seed_anew(kept, rank, self.steps)
         if self._at_epoch is not None:
             self._then = random_states()

@@ -74,6 +74,9 @@ TEST_F(CInterface, RefusesAnFp32ParameterInAFormatThatHoldsItInBf16) {
 
 TEST_F(CInterface, RefusesAStoreWhoseParametersHadOtherTypes) {
   ASSERT_DONE(open(settings()));
+  lend_both(1);
+  ASSERT_DONE(step());
+  ASSERT_DONE(ziggurat_make_durable(engine_));
   close();
   set_values(1, initial(1, DType::kBFloat16));
   EXPECT_NE(open(settings()), ZIGGURAT_OK);

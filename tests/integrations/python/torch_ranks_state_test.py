@@ -270,7 +270,8 @@ def test_a_store_of_another_number_of_ranks_is_refused_with_that_number(
             with pytest.raises((ziggurat.InvalidArgument, ziggurat.Unavailable)) as refused:
                 optimizer.open(resume=True)
             return str(refused.value)
-        optimizer.open()
+        model(torch.ones(64)).sum().backward()
+        optimizer.step()
         optimizer.close()
         return ""
 
