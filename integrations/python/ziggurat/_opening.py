@@ -12,6 +12,7 @@ import torch
 
 from ziggurat._among_ranks import AmongRanks
 from ziggurat._gradient_content import Slot
+from ziggurat._kept import Kept
 from ziggurat._names import Named, made_up, matched
 from ziggurat._native import (
     InvalidArgument,
@@ -32,6 +33,7 @@ from ziggurat._placement import (
 )
 from ziggurat._rounding import draws_noise, require_runs
 from ziggurat._state import MOMENTS, StateDicts
+from ziggurat._streaming import Streaming, streaming_of
 
 
 class Opening(AmongRanks, StateDicts):
@@ -118,7 +120,11 @@ class Opening(AmongRanks, StateDicts):
             if resume:
                 new = self._as_stored(settings["store"], new)
         names, params, groups = zip(*new, strict=True)
-        parts = [self._sharing.part(param) for param in params]
+        parts = [self._part(param) for param in params]
+        streaming = self._streaming(names, params)
+        if streaming is not None:
+            settings["placement"] += f",params={streaming.placement}"
+            settings["device_memory"] = streaming.memory_bytes
         settings["run"] = self._sharing.run(names, params)
 
         def runtime() -> Runtime:
@@ -130,7 +136,35 @@ class Opening(AmongRanks, StateDicts):
             require_runs(parts, names)
         for part in parts:
             part.slot = self._slot_of[part.param]
-        return Opened(parts, names, groups, self._hooks, runtime, settings, self._load)
+        return Opened(parts, names, groups, self._hooks, runtime, settings, self._load, streaming)
+
+    def _part(self, param: torch.Tensor) -> Part:
+        found = streaming_of(param)
+        return self._sharing.part(param) if found is None else Kept(param, found[1].unit.index)
+
+    def _streaming(
+        self, names: Sequence[str], params: Sequence[torch.Tensor]
+    ) -> Streaming | None:
+        """Returns what keeps the offloaded ones of `params`, or None if there are none. Errors: by
+        name, if this optimizer cannot have them."""
+        found = [one for one in zip(names, map(streaming_of, params), strict=True) if one[1]]
+        if not found:
+            return None
+        streaming: Streaming = found[0][1][0]
+        streaming.require_new([name for name, _ in found])
+        other = [name for name, kept in found if kept[0] is not streaming]
+        if other:
+            raise Unimplemented(
+                f"parameters '{found[0][0]}' and '{other[0]}' are of two offloaded models: give "
+                "each model an optimizer of its own"
+            )
+        if streaming.placement == "nvme" and self._path is None:
+            raise InvalidArgument(
+                f'offload(placement="nvme") keeps parameters in the directory of the optimizer\'s '
+                f'state, but placement="{self.placement}" has none: give the optimizer '
+                '"nvme:/path", or offload() "host"'
+            )
+        return streaming
 
     def _has_store(self, store: str) -> bool:
         """Returns whether the store exists. A store keeps the rounding that it was made with."""

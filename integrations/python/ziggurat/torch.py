@@ -72,6 +72,7 @@ from ziggurat._checkpoint import save_checkpoint
 from ziggurat._checkpoint_load import LoadedCheckpoint, load_checkpoint
 from ziggurat._foreign import ForeignCheckpoint, load_foreign_checkpoint
 from ziggurat._native import GroupStep, InvalidArgument
+from ziggurat._offload import gathered, offload
 from ziggurat._optimizer import EngineOptimizer, from_zero, need
 from ziggurat._resume import Resume
 
@@ -85,8 +86,10 @@ __all__ = [
     "Lion",
     "LoadedCheckpoint",
     "Resume",
+    "gathered",
     "load_checkpoint",
     "load_foreign_checkpoint",
+    "offload",
     "save_checkpoint",
 ]
 

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps a model's parameters in an engine, and brings the units that are in use.
+
+A unit is *away*, or *pinned*: acquired in the engine, with the engine's memory behind its
+parameters. Pins are counted. A forward pins a unit from its module's call to the return, a backward
+from the first use to the last, and gathered() as long as its block runs; a unit that a backward
+with create_graph has used stays until the step. Until an optimizer opens its engine the values stay
+in PyTorch's memory and nothing is pinned.
+
+One thread at a time may use the model.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ziggurat import _storage
+from ziggurat._memory import free_bytes
+from ziggurat._native import InvalidArgument, Param, ResourceExhausted, Unimplemented
+from ziggurat._released import Released
+from ziggurat._units import Division, Unit
+
+if TYPE_CHECKING:
+    from ziggurat._opened import Opened
+
+_kept: Any = WeakTensorKeyDictionary()  # Tensor -> (Streaming, Held)
+
+
+class Held:
+    """A parameter, and its memory in the engine while its unit is pinned."""
+
+    def __init__(self, name: str, param: torch.nn.Parameter, unit: PinnedUnit) -> None:
+        self.name, self.param, self.unit = name, param, unit
+        self.storage = param.untyped_storage()
+        self.size_bytes = self.storage.nbytes()
+        self.index = -1  #: in the engine
+        # What is not in the parameter's storage now: the guard while the unit is pinned, else the
+        # engine's memory at `_address`, which may be anybody's by then.
+        self._other = _storage.guard(self.size_bytes)
+        self._address = 0
+        self._version = 0
+
+    def put_in(self, address: int) -> None:
+        """Puts the engine's memory at `address` behind the parameter."""
+        if address != self._address:
+            self._other = _storage.over(address, self.size_bytes)
+            self._address = address
+        self._exchange(torch.nn.Parameter)
+        self._version = self.param._version
+
+    def take_out(self) -> None:
+        """Takes the memory away, PyTorch's own or the engine's."""
+        self._exchange(Released)
+
+    def give_back(self, values: torch.UntypedStorage) -> None:
+        """Puts memory of PyTorch's, which has the values, behind the parameter for good."""
+        self._other = values
+        self._exchange(torch.nn.Parameter)
+
+    def was_written(self) -> bool:
+        """Returns whether somebody has written the parameter since it was put in."""
+        return self.param._version != self._version
+
+    def has_moved(self) -> bool:
+        """Returns whether the parameter got other memory, as from `p.data = x`."""
+        return _storage.identity(self.param) != self.storage._cdata
+
+    def _exchange(self, now: type[torch.nn.Parameter]) -> None:
+        _storage.swap(self.storage, self._other)
+        self.param.__class__ = now
+
+
+class PinnedUnit:
+    """A unit, and how often it is pinned."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.name, self.index, self.size_bytes = unit.name, unit.index, unit.size_bytes
+        self.held = [Held(name, param, self) for name, param in unit.params]
+        self.pins = 0
+
+
+class Streaming:
+    """The parameters of one model that offload() was called for."""
+
+    def __init__(self, division: Division, placement: str, memory_bytes: int) -> None:
+        self.placement = placement  #: "host" or "nvme"
+        self.memory_bytes = memory_bytes
+        self.units = [PinnedUnit(unit) for unit in division.units]
+        self._opened: Opened | None = None
+        self._closed = False  # the engine was closed
+        self._lost = False  # and nothing has the values
+        self._until_step: list[PinnedUnit] = []
+        #: opens the engine of the optimizer that trains the model, if there is one
+        self.optimizer: weakref.ref[Any] | None = None
+        for held in self._all():
+            _kept[held.param] = (self, held)
+
+    def _all(self) -> Iterable[Held]:
+        return (held for unit in self.units for held in unit.held)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(held.size_bytes for held in self._all())
+
+    def needs_pins(self) -> bool:
+        """Returns whether a use must bring values, or is refused because they are gone."""
+        return self._opened is not None or self._lost
+
+    # -- the engine
+
+    def open(self) -> None:
+        """Lets the optimizer that trains the model open its engine."""
+        optimizer = None if self.optimizer is None else self.optimizer()
+        if optimizer is not None and self._opened is None and not self._closed:
+            with torch.no_grad():
+                optimizer.open()
+
+    def require_new(self, names: Sequence[str]) -> None:
+        """Errors: InvalidArgument if the parameters `names` are in an engine already."""
+        if self._opened is not None:
+            raise Unimplemented(
+                f"parameter '{names[0]}' of an offloaded model is in the engine already, where it "
+                "is not trained by this optimizer: give one optimizer all parameters that are "
+                "trained, with requires_grad, before its first step"
+            )
+        if self._closed:
+            raise InvalidArgument(
+                f"parameter '{names[0]}' belongs to an offloaded model whose optimizer was closed: "
+                "make the model and its optimizer again"
+            )
+
+    def frozen(self, trained: Iterable[torch.Tensor], taken: Iterable[str]) -> list[Param]:
+        """Returns the parameters that the engine is given beside those it trains, in the order in
+        which take() counts them. Their names differ from those `taken`."""
+        known, names = set(trained), set(taken)
+        return [
+            Param(
+                held.name if held.name not in names else f"{held.name} (frozen)",
+                tuple(held.param.shape),
+                _DTYPES[held.param.dtype],
+                None,
+                unit=held.unit.index,
+                frozen=True,
+            )
+            for held in self._all()
+            if held.param not in known
+        ]
+
+    def take(self, opened: Opened, values_are_there: bool) -> None:
+        """Gives the engine the values, parameter by parameter, and frees PyTorch's memory of each.
+        `values_are_there`: of those that are trained a store or a checkpoint has the values."""
+        frozen_from = len(opened.parts)
+        engine = opened.engine
+        for held in self._all():
+            index = opened.index(held.param)
+            if index is None:
+                held.index, frozen_from = frozen_from, frozen_from + 1
+            else:
+                held.index = index
+            if index is None or not values_are_there:
+                engine.write_param(held.index, held.storage.data_ptr())
+            held.take_out()
+            held._other = _storage.guard(0)  # frees what was PyTorch's
+        self._opened = opened
+
+    def before_step(self) -> None:
+        """Errors: InvalidArgument if a unit is in use."""
+        while self._until_step:
+            self.unpin([self._until_step.pop()])
+        for unit in self.units:
+            if unit.pins:
+                raise InvalidArgument(
+                    f"a step began while unit '{unit.name}' is in use: call optimizer.step() "
+                    "outside of the model's forward and backward and of gathered()"
+                )
+
+    def give_back(self) -> None:
+        """Gives the values back to PyTorch's memory before the engine is closed, if there is room.
+        Otherwise the parameters stay away."""
+        opened = self._opened
+        if opened is None:
+            return
+        self.before_step()
+        self._opened, self._closed = None, True
+        self._lost = self.size_bytes > free_bytes()
+        if self._lost:
+            return
+        for held in self._all():
+            values = torch.UntypedStorage(held.size_bytes)
+            opened.engine.read_param(held.index, values.data_ptr())
+            held.give_back(values)
+
+    # -- pins
+
+    def pin(self, units: Sequence[PinnedUnit]) -> None:
+        """Brings the units and keeps them until unpin()."""
+        done = 0
+        try:
+            for unit in units:
+                if unit.pins == 0:
+                    self._bring(unit)
+                unit.pins += 1
+                done += 1
+        except BaseException:
+            self.unpin(units[:done])
+            raise
+
+    def unpin(self, units: Iterable[PinnedUnit]) -> None:
+        for unit in units:
+            unit.pins -= 1
+            if unit.pins == 0:
+                self._let_go(unit)
+
+    def until_step(self, units: Iterable[PinnedUnit]) -> None:
+        """Keeps units that are pinned until the next step."""
+        for unit in units:
+            if unit not in self._until_step:
+                unit.pins += 1
+                self._until_step.append(unit)
+
+    def _bring(self, unit: PinnedUnit) -> None:
+        opened = self._opened
+        if opened is None:
+            raise InvalidArgument(
+                f"unit '{unit.name}' is needed, but the model's optimizer was closed: make the "
+                "model and its optimizer again, and resume"
+            )
+        try:
+            opened.engine.acquire(unit.index)
+        except ResourceExhausted as error:
+            held = ", ".join(f"'{one.name}'" for one in self.units if one.pins)
+            raise ResourceExhausted(
+                f"unit '{unit.name}' takes {unit.size_bytes} bytes, and beside the units in use "
+                f"({held or 'none'}) memory={self.memory_bytes} has no room for them: give "
+                "offload() more memory, or smaller units"
+            ) from error
+        for held in unit.held:
+            held.put_in(opened.engine.address_of(held.index))
+
+    def _let_go(self, unit: PinnedUnit) -> None:
+        opened = self._opened
+        assert opened is not None
+        moved = [held.name for held in unit.held if held.has_moved()]
+        for held in unit.held:
+            if held.was_written():
+                opened.kept_was_written(held.index)
+            held.take_out()
+        opened.engine.release(unit.index)
+        if moved:
+            raise InvalidArgument(
+                f"parameter '{moved[0]}' of an offloaded model was given other memory (p.data = "
+                "x), which the engine does not have: write into it instead, as p.copy_(x) does"
+            )
+
+    def refuse(self, what: str, held: Held) -> None:
+        where = f"{what}: parameter '{held.name}' of unit '{held.unit.name}'"
+        if self._lost:
+            raise InvalidArgument(
+                f"{where} is away, and its optimizer was closed when memory had no room for all "
+                "values: make the model and its optimizer again, and resume"
+            )
+        raise InvalidArgument(
+            f"{where} is away, because only the forward and backward of that unit's module bring "
+            "it: use it within `with ziggurat.torch.gathered([param])`, or give offload() units "
+            f"without '{held.unit.name}', so that it is there while the model runs"
+        )
+
+
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def streaming_of(param: torch.Tensor) -> tuple[Streaming, Held] | None:
+    """Returns what keeps the parameter, or None if it was not offloaded."""
+    found: tuple[Streaming, Held] | None = _kept.get(param)
+    return found
+
+
+def _refuse(what: str, param: torch.Tensor) -> None:
+    found = streaming_of(param)
+    if found is None:
+        raise InvalidArgument(f"{what}: the parameter is away, and nothing keeps it any more")
+    found[0].refuse(what, found[1])
+
+
+Released.refuse = staticmethod(_refuse)  # type: ignore[assignment]
