@@ -138,13 +138,12 @@ class _Use:
         backward = self._backwards.get(task)
         if backward is None:
             backward = self._backwards[task] = _Backward()
-            torch.autograd.Variable._execution_engine.queue_callback(backward.end)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(_AtEnd(backward))  # type: ignore[attr-defined]
         return backward
 
 
 class _Backward:
-    """The uses in one backward. It is the backward's own, and so ends with it even if an error ends
-    the backward, when nothing is called any more."""
+    """The uses in one backward."""
 
     def __init__(self) -> None:
         self.uses: set[_Use] = set()
@@ -153,8 +152,19 @@ class _Backward:
         for use in list(self.uses):
             use.end()
 
+
+class _AtEnd:
+    """Ends the uses when PyTorch calls it at the end of a backward. Nothing is called if an error
+    ends the backward; then PyTorch drops this, which nobody else has."""
+
+    def __init__(self, backward: _Backward) -> None:
+        self._backward = backward
+
+    def __call__(self) -> None:
+        self._backward.end()
+
     def __del__(self) -> None:
-        self.end()
+        self._backward.end()
 
 
 class _Last(torch.autograd.Function):

@@ -209,9 +209,10 @@ def _check(named: dict[torch.nn.Parameter, str]) -> None:
         other = users.setdefault(_storage.identity(param), name)
         if other != name:
             raise InvalidArgument(
-                f"parameters '{other}' and '{name}' are different parameters with one memory: "
+                f"parameters '{other}' and '{name}' are different parameters in one memory: "
                 "tie them by giving both modules the same parameter, or give one its .clone()"
             )
+    for param, name in named.items():
         if _storage.shares_memory(param):
             raise InvalidArgument(
                 f"parameter '{name}' is a part of a larger memory, which cannot go with it: make "
