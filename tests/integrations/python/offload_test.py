@@ -5,13 +5,17 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, 
 than offload() takes.
 """
 
+import signal
 import sys
+import time
+from pathlib import Path
 
 try:
     import pytest
     import torch
+    from forked_runs import forked_runs
     from small_models import one_thread  # noqa: F401, a fixture
-    from streamed_models import DEPTH, gpt, loss_of, tokens_of, train
+    from streamed_models import DEPTH, Gpt, gpt, loss_of, tokens_of, train
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
@@ -108,6 +112,171 @@ def test_too_little_memory_says_what_works():
     ):
         offload(model, memory=smallest - 1)
     offload(model, memory=smallest)
+
+
+def run_until_killed(folder, placement: str, ready: str) -> None:
+    model = gpt()
+    offload(model, memory=memory_for(model), placement=placement)
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement=f"nvme:{folder}")
+
+    def after_step(step: int) -> None:
+        if step == 2:
+            optimizer.engine.make_durable()
+            Path(ready).touch()
+
+    train(model, optimizer, range(1000), after_step)
+
+
+@pytest.mark.parametrize("placement", ["host", "nvme"])
+def test_a_killed_run_goes_on_with_the_same_bits(placement, tmp_path):
+    model = gpt()
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement="host")
+    # the losses of each step, and of the evaluation after it
+    losses = train(model, optimizer, range(40))
+    optimizer.close()
+
+    ready = tmp_path / "ready"
+    with forked_runs() as runs:
+        child = runs.started(run_until_killed, tmp_path / "state", placement, str(ready))
+        until = time.monotonic() + 60
+        while not ready.exists():
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        assert runs.status_after_kill(child) == -signal.SIGKILL
+
+    torch.manual_seed(9)  # what the parameters are before is of no matter
+    model = Gpt()
+    offload(model, memory=memory_for(model), placement=placement)
+    optimizer = ziggurat.torch.AdamW(
+        model.parameters(), lr=1e-2, placement=f"nvme:{tmp_path}/state"
+    )
+    optimizer.open(resume=True)
+    made = optimizer.engine.generation
+    assert made >= 3
+    assert train(model, optimizer, range(made, made + 3)) == losses[2 * made : 2 * made + 6]
+    optimizer.close()
+
+
+class Adapted(torch.nn.Module):
+    """A frozen layer and a trained product of two narrow ones beside it, as LoRA has them."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = torch.nn.Linear(base.in_features, 4, bias=False)
+        self.up = torch.nn.Linear(4, base.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapted_gpt() -> torch.nn.Module:
+    model = gpt().requires_grad_(False)
+    for block in model.blocks:
+        block.mlp[0], block.mlp[2] = Adapted(block.mlp[0]), Adapted(block.mlp[2])
+    return model
+
+
+@pytest.mark.parametrize("placement", ["host", "nvme"])
+@pytest.mark.parametrize("given", ["all", "trained"])
+def test_frozen_parameters_are_brought_too(placement, given, tmp_path):
+    results = []
+    for offloaded in (None, placement):
+        model = adapted_gpt()
+        if offloaded:
+            offload(model, memory=memory_for(model), placement=offloaded)
+        params = [p for p in model.parameters() if p.requires_grad or given == "all"]
+        where = f"nvme:{tmp_path}/{offloaded}"
+        optimizer = ziggurat.torch.AdamW(params, lr=1e-2, placement=where)
+        losses = train(model, optimizer, range(2))
+        optimizer.close()
+
+        model = adapted_gpt()  # the store has nothing of what is frozen
+        if offloaded:
+            offload(model, memory=memory_for(model), placement=offloaded)
+        params = [p for p in model.parameters() if p.requires_grad or given == "all"]
+        optimizer = ziggurat.torch.AdamW(params, lr=1e-2, placement=where)
+        optimizer.open(resume=True)
+        losses += train(model, optimizer, range(2, 4))
+        if offloaded:
+            assert "away" in repr(model.embedding.weight)
+        results.append((losses, values_of(model)))
+        optimizer.close()
+    assert results[0][0] == results[1][0]
+    assert same(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("SGD", {"lr": 0.1, "momentum": 0.9}), ("Lion", {"lr": 1e-3}), ("Adagrad", {"lr": 1e-2})],
+)
+def test_other_optimizers_and_groups(name, arguments):
+    results = []
+    for offloads in (False, True):
+        model = gpt()
+        if offloads:
+            offload(model, memory=memory_for(model))
+        wide = [p for p in model.parameters() if p.dim() > 1]
+        narrow = [p for p in model.parameters() if p.dim() == 1]
+        groups = [{"params": wide, "weight_decay": 0.1}, {"params": narrow}]
+        optimizer = getattr(ziggurat.torch, name)(groups, **arguments)
+        results.append(train(model, optimizer, range(3)))
+        optimizer.close()
+    assert results[0] == results[1]
+
+
+def test_evaluation_before_training_runs_where_the_values_are():
+    model = gpt()
+    with torch.no_grad():
+        before = loss_of(model, tokens_of(1)).item()
+    offload(model, memory=memory_for(model))
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement="host")
+    with torch.no_grad():
+        assert loss_of(model, tokens_of(1)).item() == before
+    assert optimizer.engine is None  # so that a checkpoint or a store may still be loaded
+    loss = loss_of(model, tokens_of(1))
+    assert optimizer.engine is not None and loss.item() == before
+    with torch.inference_mode():
+        assert loss_of(model, tokens_of(1)).item() == before
+    optimizer.close()
+    assert loss_of(model, tokens_of(1)).item() == before
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_model_of_transformers(tied, checkpointing):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=300,  # so that an embedding is large enough for a unit
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+        use_cache=not checkpointing,
+    )
+    results = []
+    for offloads in (False, True):
+        torch.manual_seed(1)
+        model = transformers.LlamaForCausalLM(config)
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        if offloads:
+            offload(model, memory=memory_for(model))
+            names = [unit.name for unit in streaming_of(model.lm_head.weight)[0].units]
+            assert names[1:5] == ["model.embed_tokens", *(f"model.layers.{i}" for i in range(3))]
+            assert names[5:] == ([] if tied else ["lm_head"])
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        losses = train(model, optimizer, range(2))
+        model.eval()
+        losses.append(model.generate(tokens_of(5)[:1, :4], max_new_tokens=6).tolist())
+        losses += train(model.train(), optimizer, range(2, 4))
+        assert not offloads or not pinned(model)
+        results.append((losses, values_of(model)))
+        optimizer.close()
+    assert results[0][0] == results[1][0]
+    assert same(results[0][1], results[1][1])
 
 
 if __name__ == "__main__":
