@@ -70,6 +70,9 @@ def offload(
     for entry in division.entries:
         own = [pinned[unit.index] for unit in entry.units]
         enter_at_call(entry.module, streaming, own, opens=entry.module is model)
+    for module in division.outer:
+        of_root = [pinned[unit.index] for unit in division.entries[0].units]
+        enter_at_call(module, streaming, of_root, opens=True)
     return model
 
 

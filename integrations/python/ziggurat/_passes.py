@@ -2,13 +2,19 @@
 """Pins a model's units around each module's forward, and around its part of a backward.
 
 A unit's module gets a made subclass, whose ``__call__`` pins around everything that the module's
-own does: hooks, checkpointing, compiled code. In backward a hook on what made the outputs pins, and
-an identity function on the inputs, whose gradients come last, unpins. What has no such input is let
-go when that backward ends, also by an error.
+own does: hooks, checkpointing, compiled code. Nothing is added to the graph, so sums of gradients
+keep their order and with it their bits.
+
+On the CPU backward runs what was made last first. So a hook on what made a unit's outputs comes
+before all that reads the unit's parameters, and a hook on what made its newest input after. A unit
+has also ended where one begins that ran before it, and all have where the backward ends, also by an
+error.
 """
 
 from __future__ import annotations
 
+import functools
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
@@ -23,11 +29,17 @@ def enter_at_call(
     module: torch.nn.Module, streaming: Streaming, units: Sequence[PinnedUnit], opens: bool
 ) -> None:
     """Makes calls of `module` pin `units`. `opens`: a call that trains may open the engine."""
-    around = _Around(streaming, list(units), opens)
-    original = type(module)
+    module.__dict__["_offloaded"] = _Around(streaming, list(units), opens)
+    module.__class__ = _made(type(module))
+
+
+@functools.cache
+def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """Returns the subclass whose calls pin. Modules of a class share it, so that what is compiled
+    for one serves the others."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original.__call__, self, args, kwargs)
+        return self.__dict__["_offloaded"](original.__call__, self, args, kwargs)
 
     def __reduce_ex__(self: Any, protocol: Any) -> NoReturn:
         raise Unimplemented(
@@ -35,17 +47,14 @@ def enter_at_call(
             "its parameters: copy it before offload(), or save what gathered() brings"
         )
 
-    module.__class__ = type(
-        original.__name__,
-        (original,),
-        {
-            "__call__": __call__,
-            "__reduce_ex__": __reduce_ex__,
-            "__module__": original.__module__,
-            "__qualname__": original.__qualname__,
-            "__doc__": original.__doc__,
-        },
-    )
+    members = {
+        "__call__": __call__,
+        "__reduce_ex__": __reduce_ex__,
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+    }
+    return type(original.__name__, (original,), members)
 
 
 class _Around:
@@ -58,10 +67,14 @@ class _Around:
     def __call__(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._opens and torch.is_grad_enabled():
             self._streaming.open()
-        if not self._streaming.needs_pins():
+        if self._is_inside() or not self._streaming.needs_pins():
             return call(module, *args, **kwargs)
-        use, args, kwargs = self._enter(args, kwargs)
+        use = self._enter((args, kwargs))
+        trains = use is not None
         try:
+            for unit in self._units:
+                unit.forwards += 1
+                unit.trained_forwards += trains
             result = call(module, *args, **kwargs)
             if use is not None:
                 self._watch(use, result)
@@ -70,32 +83,50 @@ class _Around:
                 raise InvalidArgument(self._stray()) from error
             raise
         finally:
+            for unit in self._units:
+                unit.forwards -= 1
+                unit.trained_forwards -= trains
             self._streaming.unpin(self._units)
         return result
 
+    def _is_inside(self) -> bool:
+        """Returns whether a forward around this one has pinned the units, and its backward will."""
+        if torch.is_grad_enabled():
+            return all(unit.trained_forwards for unit in self._units)
+        return all(unit.forwards for unit in self._units)
+
     @torch._disable_dynamo  # type: ignore[misc]
-    def _enter(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[_Use | None, tuple[Any, ...], dict[str, Any]]:
+    def _enter(self, given: Any) -> _Use | None:
         self._streaming.pin(self._units)
         if not torch.is_grad_enabled():
-            return None, args, kwargs
-        try:
-            use = _Use(self._streaming, self._units, self._backwards)
-            found = list(_trained_tensors((args, kwargs)))
-            if found:
-                marked = iter(_Last.apply(use, *found))  # type: ignore[no-untyped-call]
-                args, kwargs = _replaced((args, kwargs), marked)
-        except BaseException:
-            self._streaming.unpin(self._units)
-            raise
-        return use, args, kwargs
+            return None
+        if self._opens and torch.is_autocast_enabled("cpu"):
+            self._warn_of_casts()
+        use = _Use(self._streaming, self._units, self._backwards)
+        made = [tensor.grad_fn for tensor in _tensors(given) if tensor.grad_fn is not None]
+        if made:
+            newest: Any = max(made, key=lambda node: node._sequence_nr())
+            newest.register_prehook(use.end)
+        return use
+
+    def _warn_of_casts(self) -> None:
+        wide = self._streaming.first_of(torch.float32)
+        if wide is not None:
+            warnings.warn(
+                f"parameter '{wide}' is fp32, and autocast keeps a 16-bit copy of all such "
+                "parameters until backward, beyond the memory that offload() was given: use "
+                "model.bfloat16(), for which the optimizer keeps fp32 masters",
+                stacklevel=4,
+            )
 
     @torch._disable_dynamo  # type: ignore[misc]
     def _watch(self, use: _Use, result: Any) -> None:
-        for tensor in _trained_tensors(result):
-            if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(use.begin)
+        use.last = _sequence()
+        for tensor in _tensors(result):
+            node: Any = tensor.grad_fn
+            # An input that is returned as it is was not made here.
+            if node is not None and node._sequence_nr() >= use.first:
+                node.register_prehook(use.begin)
 
     def _stray(self) -> str:
         names = ", ".join(f"'{unit.name}'" for unit in self._units)
@@ -117,17 +148,21 @@ class _Use:
     ) -> None:
         self._streaming, self._units, self._backwards = streaming, units, backwards
         self._in: _Backward | None = None
+        # The numbers of the nodes that the forward has made are from `first` to below `last`.
+        self.first = _sequence()
+        self.last = self.first
 
     def begin(self, *_: Any) -> None:
         if self._in is None:
             backward = self._backward()
+            backward.end_after(self.last)
             self._streaming.pin(self._units)
             self._in = backward
             backward.uses.add(self)
         if torch.is_grad_enabled():  # create_graph: another backward reads the parameters
             self._streaming.until_step(self._units)
 
-    def end(self) -> None:
+    def end(self, *_: Any) -> None:
         if self._in is not None:
             self._in.uses.discard(self)
             self._in = None
@@ -148,6 +183,11 @@ class _Backward:
     def __init__(self) -> None:
         self.uses: set[_Use] = set()
 
+    def end_after(self, last: int) -> None:
+        """Ends the uses all of whose nodes come after number `last`, and so before it in here."""
+        for use in [one for one in self.uses if one.first >= last]:
+            use.end()
+
     def end(self) -> None:
         for use in list(self.uses):
             use.end()
@@ -167,24 +207,6 @@ class _AtEnd:
         self._backward.end()
 
 
-class _Last(torch.autograd.Function):
-    """Returns its inputs. Its backward comes after those of all that was made of them."""
-
-    @staticmethod
-    def forward(use: _Use, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return inputs
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.use = inputs[0]
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        ctx.use.end()
-        return (None, *grads)
-
-
 _all_backwards: weakref.WeakKeyDictionary[Streaming, Any] = weakref.WeakKeyDictionary()
 
 
@@ -192,31 +214,19 @@ def _backwards_of(streaming: Streaming) -> Any:
     return _all_backwards.setdefault(streaming, weakref.WeakValueDictionary())
 
 
-def _trained_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors of arguments or results through which gradients go."""
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in a module's arguments or result."""
     if isinstance(value, torch.Tensor):
-        if value.requires_grad:
-            yield value
+        yield value
     elif isinstance(value, (list, tuple)):
         for one in value:
-            yield from _trained_tensors(one)
+            yield from _tensors(one)
     elif isinstance(value, dict):
-        yield from _trained_tensors(list(value.values()))
+        yield from _tensors(list(value.values()))
     elif hasattr(value, "__dataclass_fields__"):
-        yield from _trained_tensors(list(vars(value).values()))
+        yield from _tensors(list(vars(value).values()))
 
 
-def _replaced(value: Any, marked: Iterator[torch.Tensor]) -> Any:
-    """Returns arguments with the tensors of _trained_tensors() replaced, in the same order."""
-    if isinstance(value, torch.Tensor):
-        return next(marked) if value.requires_grad else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_replaced(one, marked) for one in value))
-    if type(value) in (list, tuple):
-        return type(value)(_replaced(one, marked) for one in value)
-    if type(value) is dict:
-        return {key: _replaced(one, marked) for key, one in value.items()}
-    # An object of another class stays as it is; its tensors are let go at the end of backward.
-    for _ in _trained_tensors(value):
-        next(marked)
-    return value
+def _sequence() -> int:
+    """Returns the number that the next node of this thread's graphs gets."""
+    return int(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]

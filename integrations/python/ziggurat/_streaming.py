@@ -82,6 +82,9 @@ class PinnedUnit:
         self.name, self.index, self.size_bytes = unit.name, unit.index, unit.size_bytes
         self.held = [Held(name, param, self) for name, param in unit.params]
         self.pins = 0
+        # How many forwards of the unit are under way, and how many of them with gradients. What
+        # they call need not pin.
+        self.forwards = self.trained_forwards = 0
 
 
 class Streaming:
@@ -106,6 +109,10 @@ class Streaming:
     @property
     def size_bytes(self) -> int:
         return sum(held.size_bytes for held in self._all())
+
+    def first_of(self, dtype: torch.dtype) -> str | None:
+        """Returns the name of a parameter of that type, if there is one."""
+        return next((held.name for held in self._all() if held.param.dtype == dtype), None)
 
     def needs_pins(self) -> bool:
         """Returns whether a use must bring values, or is refused because they are gone."""

@@ -58,11 +58,17 @@ class Entry:
 
 
 class Division:
-    """A model's units, and the entries in the order of the model's modules."""
+    """A model's units, and the entries in the order of the model's modules.
 
-    def __init__(self, units: list[Unit], entries: list[Entry]) -> None:
+    `outer` are the modules around units, such as an encoder, that pin the root's unit if they are
+    called by themselves."""
+
+    def __init__(
+        self, units: list[Unit], entries: list[Entry], outer: list[torch.nn.Module]
+    ) -> None:
         self.units = units
         self.entries = entries
+        self.outer = outer
 
     def smallest(self) -> tuple[int, str]:
         """Returns the least memory with which every entry runs while the next one is brought, and
@@ -98,7 +104,8 @@ def divide(model: torch.nn.Module, choice: Choice) -> Division:
     kept = [unit for unit in units.values() if unit.params]
     for index, unit in enumerate(kept):
         unit.index = index
-    return Division(kept, _entries(model, units, homes))
+    outer = [one for one in model.modules() if one not in units and set(one.modules()) & set(units)]
+    return Division(kept, _entries(model, units, homes), outer)
 
 
 def _entries(

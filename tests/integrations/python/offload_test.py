@@ -114,6 +114,72 @@ def test_too_little_memory_says_what_works():
     offload(model, memory=smallest)
 
 
+class Reader(torch.nn.Module):
+    """Reads a context twice, as cross-attention does, and adds to its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.value = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        read = torch.tanh(self.key(context)) * self.value(context)
+        x += read
+        return x
+
+
+class Readers(torch.nn.Module):
+    def __init__(self, beside: bool) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(300, 64)
+        self.readers = torch.nn.ModuleList(Reader() for _ in range(4))
+        self.readers.append(self.readers[1])  # once more
+        self.head = torch.nn.Linear(64, 300)
+        self.beside = beside
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = context = torch.relu(self.embedding(tokens))
+        if self.beside:  # all read the same, as experts do
+            x = sum(reader(context * 1, context) for reader in self.readers)
+        else:
+            x = context + 1
+            for reader in self.readers:
+                x = reader(x, context)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_inputs_that_units_share_are_summed_in_the_same_order(beside):
+    results = []
+    for offloads in (False, True):
+        torch.manual_seed(1)
+        model = Readers(beside)
+        if offloads:
+            offload(model, memory=memory_for(model))
+        optimizer = ziggurat.torch.SGD(model.parameters(), lr=0.1)
+        results.append((train(model, optimizer, range(4), clip=1.0), values_of(model)))
+        optimizer.close()
+    assert results[0][0] == results[1][0]
+    assert same(results[0][1], results[1][1])
+
+
+def test_a_compiled_block_is_not_compiled_again():
+    results, graphs = [], []
+    for offloads in (False, True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = gpt()
+        for block in model.blocks:
+            block.compile(fullgraph=True, backend="aot_eager")
+        if offloads:
+            offload(model, memory=memory_for(model))
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        results.append(train(model, optimizer, range(3)))
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        optimizer.close()
+    assert results[0] == results[1]
+    assert graphs[0] == graphs[1]
+
+
 def run_until_killed(folder, placement: str, ready: str) -> None:
     model = gpt()
     offload(model, memory=memory_for(model), placement=placement)
