@@ -47,9 +47,24 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
             "its parameters: copy it before offload(), or save what gathered() brings"
         )
 
+    def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.__dict__["_offloaded"].streaming.copying():
+            return original.state_dict(self, *args, **kwargs)
+
+    def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("assign") or any(flag is True for flag in args[2:]):
+            raise Unimplemented(
+                f"load_state_dict(assign=True) would replace the parameters of an offloaded "
+                f"{original.__name__}: leave assign out, so that it writes them"
+            )
+        with self.__dict__["_offloaded"].streaming.loading():
+            return original.load_state_dict(self, *args, **kwargs)
+
     members = {
         "__call__": __call__,
         "__reduce_ex__": __reduce_ex__,
+        "state_dict": state_dict,
+        "load_state_dict": load_state_dict,
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
@@ -61,13 +76,13 @@ class _Around:
     """Runs a unit's module with its units pinned."""
 
     def __init__(self, streaming: Streaming, units: list[PinnedUnit], opens: bool) -> None:
-        self._streaming, self._units, self._opens = streaming, units, opens
+        self.streaming, self._units, self._opens = streaming, units, opens
         self._backwards: weakref.WeakValueDictionary[int, _Backward] = _backwards_of(streaming)
 
     def __call__(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._opens and torch.is_grad_enabled():
-            self._streaming.open()
-        if self._is_inside() or not self._streaming.needs_pins():
+            self.streaming.open()
+        if self._is_inside() or not self.streaming.needs_pins():
             return call(module, *args, **kwargs)
         use = self._enter((args, kwargs))
         trains = use is not None
@@ -86,7 +101,7 @@ class _Around:
             for unit in self._units:
                 unit.forwards -= 1
                 unit.trained_forwards -= trains
-            self._streaming.unpin(self._units)
+            self.streaming.unpin(self._units)
         return result
 
     def _is_inside(self) -> bool:
@@ -97,12 +112,12 @@ class _Around:
 
     @torch._disable_dynamo  # type: ignore[misc]
     def _enter(self, given: Any) -> _Use | None:
-        self._streaming.pin(self._units)
+        self.streaming.pin(self._units)
         if not torch.is_grad_enabled():
             return None
         if self._opens and torch.is_autocast_enabled("cpu"):
             self._warn_of_casts()
-        use = _Use(self._streaming, self._units, self._backwards)
+        use = _Use(self.streaming, self._units, self._backwards)
         made = [tensor.grad_fn for tensor in _tensors(given) if tensor.grad_fn is not None]
         if made:
             newest: Any = max(made, key=lambda node: node._sequence_nr())
@@ -110,7 +125,7 @@ class _Around:
         return use
 
     def _warn_of_casts(self) -> None:
-        wide = self._streaming.first_of(torch.float32)
+        wide = self.streaming.first_of(torch.float32)
         if wide is not None:
             warnings.warn(
                 f"parameter '{wide}' is fp32, and autocast keeps a 16-bit copy of all such "

@@ -27,21 +27,23 @@ _METADATA = frozenset(
 
 
 class Released(torch.nn.Parameter):
-    """A parameter whose values are away. Metadata is as ever; anything else is an error."""
+    """A parameter whose values are away. Metadata is as ever; what else becomes of a use, that
+    says which keeps the parameter: mostly an error."""
 
-    #: raises the error for a use of a parameter; set by what keeps them
-    refuse: Callable[[str, torch.Tensor], Any]
+    #: called with a function, its name, the parameter and the arguments
+    used: Callable[[Any, str, torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func in _OF_GRAPHS or _name_of(func) in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
+                return func(*args, **kwargs)
         for value in tree_iter((args, kwargs)):
             if isinstance(value, Released):
-                cls.refuse(_name_of(func), value)
+                return cls.used(func, _name_of(func), value, args, kwargs)
         return NotImplemented
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:

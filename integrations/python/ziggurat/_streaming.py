@@ -12,8 +12,9 @@ One thread at a time may use the model.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from ziggurat import _storage
 from ziggurat._memory import free_bytes
 from ziggurat._native import InvalidArgument, Param, ResourceExhausted, Unimplemented
 from ziggurat._released import Released
-from ziggurat._units import Division, Unit
+from ziggurat._units import Division, Unit, check_params
 
 if TYPE_CHECKING:
     from ziggurat._opened import Opened
@@ -34,16 +35,28 @@ _kept: Any = WeakTensorKeyDictionary()  # Tensor -> (Streaming, Held)
 class Held:
     """A parameter, and its memory in the engine while its unit is pinned."""
 
+    storage: torch.UntypedStorage  #: the parameter's, for as long as the engine keeps it
+
     def __init__(self, name: str, param: torch.nn.Parameter, unit: PinnedUnit) -> None:
         self.name, self.param, self.unit = name, param, unit
-        self.storage = param.untyped_storage()
-        self.size_bytes = self.storage.nbytes()
         self.index = -1  #: in the engine
         # What is not in the parameter's storage now: the guard while the unit is pinned, else the
         # engine's memory at `_address`, which may be anybody's by then.
-        self._other = _storage.guard(self.size_bytes)
+        self._other: torch.UntypedStorage | None = None
         self._address = 0
         self._version = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self.param.numel() * self.param.element_size()
+
+    def leave(self, index: int) -> None:
+        """Frees PyTorch's memory of the parameter, whose values the engine has now."""
+        self.index, self._address = index, 0
+        self.storage = self.param.untyped_storage()
+        self._other = _storage.guard(self.size_bytes)
+        self._exchange(Released)
+        self._other = None
 
     def put_in(self, address: int) -> None:
         """Puts the engine's memory at `address` behind the parameter."""
@@ -54,7 +67,7 @@ class Held:
         self._version = self.param._version
 
     def take_out(self) -> None:
-        """Takes the memory away, PyTorch's own or the engine's."""
+        """Takes the engine's memory away."""
         self._exchange(Released)
 
     def give_back(self, values: torch.UntypedStorage) -> None:
@@ -71,6 +84,7 @@ class Held:
         return _storage.identity(self.param) != self.storage._cdata
 
     def _exchange(self, now: type[torch.nn.Parameter]) -> None:
+        assert self._other is not None
         _storage.swap(self.storage, self._other)
         self.param.__class__ = now
 
@@ -98,6 +112,8 @@ class Streaming:
         self._closed = False  # the engine was closed
         self._lost = False  # and nothing has the values
         self._until_step: list[PinnedUnit] = []
+        self._copies: dict[Held, torch.Tensor] | None = None  # while state_dict() runs
+        self._loading = False  # whether load_state_dict() runs
         #: opens the engine of the optimizer that trains the model, if there is one
         self.optimizer: weakref.ref[Any] | None = None
         for held in self._all():
@@ -145,6 +161,8 @@ class Streaming:
         """Returns the parameters that the engine is given beside those it trains, in the order in
         which take() counts them. Their names differ from those `taken`."""
         known, names = set(trained), set(taken)
+        # The model may have been changed since offload().
+        check_params({held.param: held.name for held in self._all()})
         return [
             Param(
                 held.name if held.name not in names else f"{held.name} (frozen)",
@@ -165,14 +183,12 @@ class Streaming:
         engine = opened.engine
         for held in self._all():
             index = opened.index(held.param)
+            trained = index is not None
             if index is None:
-                held.index, frozen_from = frozen_from, frozen_from + 1
-            else:
-                held.index = index
-            if index is None or not values_are_there:
-                engine.write_param(held.index, held.storage.data_ptr())
-            held.take_out()
-            held._other = _storage.guard(0)  # frees what was PyTorch's
+                index, frozen_from = frozen_from, frozen_from + 1
+            if not (trained and values_are_there):
+                engine.write_param(index, held.param.data_ptr())
+            held.leave(index)
         self._opened = opened
 
     def before_step(self) -> None:
@@ -264,14 +280,66 @@ class Streaming:
                 "x), which the engine does not have: write into it instead, as p.copy_(x) does"
             )
 
-    def refuse(self, what: str, held: Held) -> None:
+    # -- uses of what is away
+
+    def used(self, func: Any, what: str, held: Held, args: Any, kwargs: Any) -> Any:
+        """Does what state_dict() and load_state_dict() do with parameters that are away. Errors:
+        InvalidArgument for all other uses."""
+        if self._copies is not None and what == "detach":
+            if held not in self._copies:
+                self._copies[held] = self.copy_of(held)
+            return self._copies[held]
+        if self._loading and what == "copy_" and args[0] is held.param:
+            self.pin([held.unit])
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self.unpin([held.unit])
+        raise self._refusal(what, held)
+
+    def copy_of(self, held: Held) -> torch.Tensor:
+        """Returns the values in memory of PyTorch's. Errors: ResourceExhausted if it has no room
+        for them."""
+        opened, free = self._opened, free_bytes()
+        if opened is None:
+            raise self._refusal("copy", held)
+        if held.size_bytes > free:
+            raise ResourceExhausted(
+                f"parameter '{held.name}' is offloaded, and memory has no room for a copy of it: "
+                f"it takes {held.size_bytes} bytes, and {free} are free; save the model with "
+                "ziggurat.torch.save_checkpoint(), which needs no copies of what is trained"
+            )
+        copy = torch.empty(held.param.shape, dtype=held.param.dtype)
+        opened.engine.read_param(held.index, copy.data_ptr())
+        return copy
+
+    @contextlib.contextmanager
+    def copying(self) -> Iterator[None]:
+        """Lets detach() copy what is away. Tied parameters share a copy."""
+        before = self._copies
+        self._copies = {} if before is None else before
+        try:
+            yield
+        finally:
+            self._copies = before
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Lets copy_() write what is away."""
+        before, self._loading = self._loading, True
+        try:
+            yield
+        finally:
+            self._loading = before
+
+    def _refusal(self, what: str, held: Held) -> InvalidArgument:
         where = f"{what}: parameter '{held.name}' of unit '{held.unit.name}'"
         if self._lost:
-            raise InvalidArgument(
+            return InvalidArgument(
                 f"{where} is away, and its optimizer was closed when memory had no room for all "
                 "values: make the model and its optimizer again, and resume"
             )
-        raise InvalidArgument(
+        return InvalidArgument(
             f"{where} is away, because only the forward and backward of that unit's module bring "
             "it: use it within `with ziggurat.torch.gathered([param])`, or give offload() units "
             f"without '{held.unit.name}', so that it is there while the model runs"
@@ -287,11 +355,17 @@ def streaming_of(param: torch.Tensor) -> tuple[Streaming, Held] | None:
     return found
 
 
-def _refuse(what: str, param: torch.Tensor) -> None:
+def values_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor's present values: its own memory, or a copy if it is away."""
+    found = streaming_of(tensor) if isinstance(tensor, Released) else None
+    return tensor.detach() if found is None else found[0].copy_of(found[1])
+
+
+def _used(func: Any, what: str, param: torch.Tensor, args: Any, kwargs: Any) -> Any:
     found = streaming_of(param)
     if found is None:
         raise InvalidArgument(f"{what}: the parameter is away, and nothing keeps it any more")
-    found[0].refuse(what, found[1])
+    return found[0].used(func, what, found[1], args, kwargs)
 
 
-Released.refuse = staticmethod(_refuse)  # type: ignore[assignment]
+Released.used = staticmethod(_used)  # type: ignore[assignment]

@@ -88,7 +88,7 @@ def divide(model: torch.nn.Module, choice: Choice) -> Division:
     cannot be in a unit."""
     chosen = _chosen(model, choice)
     named = _named_once(model)
-    _check(named)
+    check_params(named)
     homes: dict[torch.nn.Parameter, list[torch.nn.Module]] = {}
     for module, innermost in _innermost(model, chosen):
         for param in module.parameters(recurse=False):
@@ -208,7 +208,7 @@ def _named_once(model: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
     return {param: name for name, param in model.named_parameters() if param.numel()}
 
 
-def _check(named: dict[torch.nn.Parameter, str]) -> None:
+def check_params(named: dict[torch.nn.Parameter, str]) -> None:
     """Errors: what the engine cannot keep, by its name."""
     users: dict[int, str] = {}
     for param, name in named.items():

@@ -74,7 +74,8 @@ USES = {
     "init": lambda model, p: torch.nn.init.zeros_(p),
     "deepcopy": lambda model, p: copy.deepcopy(p),
     "save": lambda model, p: torch.save(p, io.BytesIO()),
-    "state_dict": lambda model, p: model.state_dict(),
+    "state_dict": lambda model, p: model.blocks[1].mlp.state_dict(),
+    "assigned": lambda model, p: model.load_state_dict(model.state_dict(), assign=True),
     "half": lambda model, p: model.half(),
     "address": lambda model, p: p.data_ptr(),
     "functional": lambda model, p: torch.nn.functional.linear(torch.ones(2, 256), model.narrow.weight),
@@ -106,7 +107,7 @@ def run_uses(uses, message: str) -> None:
 @pytest.mark.parametrize(
     ("uses", "message"),
     [
-        (USES, "parameter '.*' of unit '.*' is away"),
+        (USES, "parameter '.*' of unit '.*' is away|leave assign out"),
         (UNNAMED, "Cannot access data pointer of Storage that is invalid"),
     ],
     ids=["named", "unnamed"],

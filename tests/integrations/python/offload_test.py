@@ -272,6 +272,42 @@ def test_frozen_parameters_are_brought_too(placement, given, tmp_path):
     assert same(results[0][1], results[1][1])
 
 
+def test_state_dicts_and_checkpoints(tmp_path):
+    results = []
+    for offloads in (False, True):
+        folder = tmp_path / str(offloads)
+        model = adapted_gpt()
+        if offloads:
+            offload(model, memory=memory_for(model))
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        losses = train(model, optimizer, range(2))
+        early = {name: value.clone() for name, value in model.state_dict().items()}
+        early_state = optimizer.state_dict()
+        ziggurat.torch.save_checkpoint(str(folder), optimizer, model)
+        losses += train(model, optimizer, range(2, 4))
+        model.load_state_dict(early)
+        optimizer.load_state_dict(early_state)
+        assert not offloads or not pinned(model)
+        losses += train(model, optimizer, range(2, 4))
+        optimizer.close()
+
+        model = adapted_gpt()
+        with torch.no_grad():
+            model.norm.weight.fill_(7)
+        if offloads:
+            offload(model, memory=memory_for(model))
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        assert ziggurat.torch.load_checkpoint(str(folder), optimizer, model).step == 2
+        losses += train(model, optimizer, range(2, 4))
+        results.append((losses, early))
+        tied = model.state_dict()
+        assert tied["head.weight"].data_ptr() == tied["embedding.weight"].data_ptr()
+        optimizer.close()
+    assert results[0][0] == results[1][0]
+    assert same(results[0][1], results[1][1])
+    assert results[1][0][4:8] == results[1][0][8:12] == results[1][0][12:]
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [("SGD", {"lr": 0.1, "momentum": 0.9}), ("Lion", {"lr": 1e-3}), ("Adagrad", {"lr": 1e-2})],
