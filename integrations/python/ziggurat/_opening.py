@@ -111,20 +111,22 @@ class Opening(AmongRanks, StateDicts):
     ) -> Opened:
         settings = self._settings | {"resume": "auto" if resume else "new"}
         settings["placement"] = "optimizer=host" if path is None else "optimizer=nvme"
+        streaming = self._streaming(new, path)
+        if streaming is not None:
+            settings["placement"] += f",params={streaming.placement}"
+            settings["device_memory"] = streaming.memory_bytes
         if path is not None:
             added = f"/added-{len(self._opened)}" if self._opened else ""
             settings["store"] = path + added
             room = memory_beside_drive(self._state_bytes(param for _, param, _ in new))
+            if room is not None and streaming is not None and streaming.placement == "host":
+                room += streaming.size_bytes
             if room is not None:
                 settings.setdefault("host_memory", room)
             if resume:
                 new = self._as_stored(settings["store"], new)
         names, params, groups = zip(*new, strict=True)
         parts = [self._part(param) for param in params]
-        streaming = self._streaming(names, params)
-        if streaming is not None:
-            settings["placement"] += f",params={streaming.placement}"
-            settings["device_memory"] = streaming.memory_bytes
         settings["run"] = self._sharing.run(names, params)
 
         def runtime() -> Runtime:
@@ -143,25 +145,25 @@ class Opening(AmongRanks, StateDicts):
         return self._sharing.part(param) if found is None else Kept(param, found[1].unit.index)
 
     def _streaming(
-        self, names: Sequence[str], params: Sequence[torch.Tensor]
+        self, new: list[tuple[str, torch.Tensor, int]], path: str | None
     ) -> Streaming | None:
-        """Returns what keeps the offloaded ones of `params`, or None if there are none. Errors: by
+        """Returns what keeps the offloaded ones of `new`, or None if there are none. Errors: by
         name, if this optimizer cannot have them."""
-        found = [one for one in zip(names, map(streaming_of, params), strict=True) if one[1]]
+        found = [(name, kept[0]) for name, param, _ in new if (kept := streaming_of(param))]
         if not found:
             return None
-        streaming: Streaming = found[0][1][0]
+        streaming = found[0][1]
         streaming.require_new([name for name, _ in found])
-        other = [name for name, kept in found if kept[0] is not streaming]
+        other = [name for name, kept in found if kept is not streaming]
         if other:
             raise Unimplemented(
                 f"parameters '{found[0][0]}' and '{other[0]}' are of two offloaded models: give "
                 "each model an optimizer of its own"
             )
-        if streaming.placement == "nvme" and self._path is None:
+        if streaming.placement == "nvme" and path is None:
             raise InvalidArgument(
                 f'offload(placement="nvme") keeps parameters in the directory of the optimizer\'s '
-                f'state, but placement="{self.placement}" has none: give the optimizer '
+                f'state, which placement="{self.placement}" puts into host memory: give the optimizer '
                 '"nvme:/path", or offload() "host"'
             )
         return streaming

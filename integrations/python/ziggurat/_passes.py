@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -77,7 +76,6 @@ class _Around:
 
     def __init__(self, streaming: Streaming, units: list[PinnedUnit], opens: bool) -> None:
         self.streaming, self._units, self._opens = streaming, units, opens
-        self._backwards: weakref.WeakValueDictionary[int, _Backward] = _backwards_of(streaming)
 
     def __call__(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._opens and torch.is_grad_enabled():
@@ -117,7 +115,7 @@ class _Around:
             return None
         if self._opens and torch.is_autocast_enabled("cpu"):
             self._warn_of_casts()
-        use = _Use(self.streaming, self._units, self._backwards)
+        use = _Use(self.streaming, self._units)
         made = [tensor.grad_fn for tensor in _tensors(given) if tensor.grad_fn is not None]
         if made:
             newest: Any = max(made, key=lambda node: node._sequence_nr())
@@ -155,13 +153,8 @@ class _Around:
 class _Use:
     """One forward of a module: its backward pins the units from the first use to the last."""
 
-    def __init__(
-        self,
-        streaming: Streaming,
-        units: list[PinnedUnit],
-        backwards: weakref.WeakValueDictionary[int, _Backward],
-    ) -> None:
-        self._streaming, self._units, self._backwards = streaming, units, backwards
+    def __init__(self, streaming: Streaming, units: list[PinnedUnit]) -> None:
+        self._streaming, self._units = streaming, units
         self._in: _Backward | None = None
         # The numbers of the nodes that the forward has made are from `first` to below `last`.
         self.first = _sequence()
@@ -184,10 +177,10 @@ class _Use:
             self._streaming.unpin(self._units)
 
     def _backward(self) -> _Backward:
-        task = torch._C._current_graph_task_id()
-        backward = self._backwards.get(task)
+        task, known = torch._C._current_graph_task_id(), self._streaming.backwards
+        backward: _Backward | None = known.get(task)
         if backward is None:
-            backward = self._backwards[task] = _Backward()
+            backward = known[task] = _Backward()
             torch.autograd.Variable._execution_engine.queue_callback(_AtEnd(backward))  # type: ignore[attr-defined]
         return backward
 
@@ -220,13 +213,6 @@ class _AtEnd:
 
     def __del__(self) -> None:
         self._backward.end()
-
-
-_all_backwards: weakref.WeakKeyDictionary[Streaming, Any] = weakref.WeakKeyDictionary()
-
-
-def _backwards_of(streaming: Streaming) -> Any:
-    return _all_backwards.setdefault(streaming, weakref.WeakValueDictionary())
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

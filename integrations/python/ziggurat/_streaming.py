@@ -29,7 +29,8 @@ from ziggurat._units import Division, Unit, check_params
 if TYPE_CHECKING:
     from ziggurat._opened import Opened
 
-_kept: Any = WeakTensorKeyDictionary()  # Tensor -> (Streaming, Held)
+# Tensor -> weakref.ref[Held]: a Held has its tensor, which would otherwise never be freed
+_kept: Any = WeakTensorKeyDictionary()
 
 
 class Held:
@@ -92,7 +93,8 @@ class Held:
 class PinnedUnit:
     """A unit, and how often it is pinned."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, streaming: Streaming) -> None:
+        self.streaming = streaming
         self.name, self.index, self.size_bytes = unit.name, unit.index, unit.size_bytes
         self.held = [Held(name, param, self) for name, param in unit.params]
         self.pins = 0
@@ -107,17 +109,18 @@ class Streaming:
     def __init__(self, division: Division, placement: str, memory_bytes: int) -> None:
         self.placement = placement  #: "host" or "nvme"
         self.memory_bytes = memory_bytes
-        self.units = [PinnedUnit(unit) for unit in division.units]
+        self.units = [PinnedUnit(unit, self) for unit in division.units]
         self._opened: Opened | None = None
         self._closed = False  # the engine was closed
         self._lost = False  # and nothing has the values
         self._until_step: list[PinnedUnit] = []
         self._copies: dict[Held, torch.Tensor] | None = None  # while state_dict() runs
         self._loading = False  # whether load_state_dict() runs
-        #: opens the engine of the optimizer that trains the model, if there is one
+        #: what opens the engine: the optimizer that trains the model, if there is one
         self.optimizer: weakref.ref[Any] | None = None
+        self.backwards: Any = weakref.WeakValueDictionary()  #: of _passes, by their task's number
         for held in self._all():
-            _kept[held.param] = (self, held)
+            _kept[held.param] = weakref.ref(held)
 
     def _all(self) -> Iterable[Held]:
         return (held for unit in self.units for held in unit.held)
@@ -351,8 +354,9 @@ _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 def streaming_of(param: torch.Tensor) -> tuple[Streaming, Held] | None:
     """Returns what keeps the parameter, or None if it was not offloaded."""
-    found: tuple[Streaming, Held] | None = _kept.get(param)
-    return found
+    found = _kept.get(param)
+    held = None if found is None else found()
+    return None if held is None else (held.unit.streaming, held)
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,10 @@ than offload() takes.
 """
 
 import copy
+import gc
 import io
 import sys
+import weakref
 
 try:
     import pytest
@@ -31,9 +33,13 @@ from ziggurat._units import divide
 from ziggurat.torch import gathered, offload
 
 
+def memory_of(model: torch.nn.Module) -> int:
+    return divide(model, "auto").smallest()[0]
+
+
 def offloaded(model, **arguments):
     """Returns an optimizer of the model, which has made a step; its parameters are away."""
-    offload(model, memory=divide(model, arguments.get("units", "auto")).smallest()[0], **arguments)
+    offload(model, memory=memory_of(model), **arguments)
     optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
     train(model, optimizer, range(1))
     return optimizer
@@ -227,6 +233,54 @@ def test_a_graph_of_before_the_step_raises():
     optimizer.close()
 
 
+def test_a_model_that_is_dropped_gives_its_store_back(tmp_path):
+    for _ in range(2):
+        model = gpt()
+        offload(model, memory="1GiB", placement="nvme")
+        optimizer = ziggurat.torch.AdamW(
+            model.parameters(), lr=1e-2, placement=f"nvme:{tmp_path}/state"
+        )
+        optimizer.open(resume=True)
+        loss_of(model, tokens_of(1)).backward()
+        optimizer.step()
+        kept = weakref.ref(streaming_of(model.norm.weight)[0])
+        del model, optimizer
+        gc.collect()
+        assert kept() is None
+
+
+def test_a_model_may_change_until_its_engine_is_opened():
+    results = []
+    for offloads in (False, True):
+        model = gpt()
+        if offloads:
+            offload(model, memory=memory_of(model))
+        model.bfloat16()
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        results.append(train(model, optimizer, range(3)))
+        optimizer.close()
+    assert results[0] == results[1]
+
+
+def test_an_optimizer_that_is_not_the_only_one():
+    model = gpt()
+    offload(model, memory=memory_of(model))
+    wide = ziggurat.torch.AdamW([p for p in model.parameters() if p.dim() > 1])
+    narrow = ziggurat.torch.AdamW([p for p in model.parameters() if p.dim() == 1])
+    loss_of(model, tokens_of(1)).backward()
+    with pytest.raises(ziggurat.Unimplemented, match="give one optimizer all parameters"):
+        wide.step()
+        narrow.step()
+    model = gpt()
+    model.norm.requires_grad_(False)
+    offload(model, memory=memory_of(model))
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    train(model, optimizer, range(1))
+    model.norm.requires_grad_(True)
+    with pytest.raises(ziggurat.Unimplemented, match="parameter '.*' of an offloaded model is in"):
+        train(model, optimizer, range(1, 2))
+
+
 def test_gathered_writes_become_masters():
     results = []
     for offloads in (False, True):
@@ -308,7 +362,7 @@ def test_what_else_is_refused():
     with pytest.raises(ziggurat.Unimplemented, match="an offloaded Gpt cannot be copied"):
         copy.deepcopy(model)
     optimizer = ziggurat.torch.AdamW(model.parameters())
-    with pytest.raises(ziggurat.InvalidArgument, match='but placement="host" has none'):
+    with pytest.raises(ziggurat.InvalidArgument, match='which placement="host" puts into'):
         model(tokens_of(0)[:, :-1])
     plain = gpt()
     optimizer = ziggurat.torch.AdamW(plain.parameters())
