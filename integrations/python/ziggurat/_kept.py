@@ -29,7 +29,7 @@ class AtEngine(InPlace):
         return param  # for its shape and type alone
 
     def values(self, index: int, param: torch.Tensor) -> torch.Tensor:
-        copy = torch.empty(param.shape, dtype=param.dtype)
+        copy = torch.empty(param.shape, dtype=param.dtype, device="cpu")
         assert self.engine is not None
         self.engine.read_param(index, copy.data_ptr())
         return copy

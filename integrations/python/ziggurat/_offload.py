@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -48,6 +49,12 @@ def offload(
     names the parameter or module that cannot be offloaded.
     """
     _storage.require_swap()
+    if not _storage.guards_reads():
+        warnings.warn(
+            f"PyTorch {torch.__version__} has no way to refuse reads in C++ of parameters that are "
+            "away: one that Python does not see would end the process instead of raising an error",
+            stacklevel=2,
+        )
     _check_model(model)
     if placement not in ("host", "nvme"):
         raise InvalidArgument(
@@ -59,12 +66,7 @@ def offload(
         raise InvalidArgument(f'memory="{memory}": give bytes, or a text like "4GiB"')
     division = divide(model, units)
     _check_params(division)
-    smallest, of_what = division.smallest()
-    if memory_bytes < smallest:
-        raise InvalidArgument(
-            f"memory={memory} is too small: the smallest that works is {smallest}, for {of_what}; "
-            "give so much, or smaller units"
-        )
+    division.require(memory_bytes)
     streaming = Streaming(division, placement, int(memory_bytes))
     pinned: dict[int, PinnedUnit] = {unit.index: unit for unit in streaming.units}
     for entry in division.entries:
@@ -81,7 +83,8 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor], *, write: bool = Fal
     """Brings the units of offloaded parameters for the block, in which they are as ever. Others
     may be among them. What the block writes stays, also without `write` if PyTorch counts it, as it
     does not for ``p.data.mul_(2)``; the next step makes masters of it, as of any parameter that was
-    written."""
+    written. What NumPy or another library keeps of their memory must not be used after the block,
+    and so must no graph that was made in it."""
     given = [params] if isinstance(params, torch.Tensor) else list(params)
     units: dict[PinnedUnit, Streaming] = {}
     for found in map(streaming_of, given):

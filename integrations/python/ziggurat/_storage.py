@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import Any
 
 import torch
 
@@ -66,7 +67,9 @@ def identity(tensor: torch.Tensor) -> int:
 
 
 def _tensor_of(storage: torch.UntypedStorage, count: int = 0) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (count,))  # type: ignore[call-overload]
+    empty: Any = torch.empty(0, dtype=torch.uint8, device="cpu")
+    made: torch.Tensor = empty.set_(storage, 0, (count,))
+    return made
 
 
 def _refuse_access(storage: torch.UntypedStorage) -> None:
@@ -91,7 +94,7 @@ def _place_of_flag() -> int | None:
     Builds without CUDA have no call that sets it. The call for its neighbour, which refuses writes,
     changes two bytes that lie in a row; the flag is the third. That is tried on a storage that has
     memory, so that a wrong guess reads that memory and does no harm."""
-    storage = torch.empty(8, dtype=torch.uint8).untyped_storage()
+    storage = torch.UntypedStorage(8, device="cpu")
     seen = bytes((ctypes.c_ubyte * _IMPL_BYTES).from_address(storage._cdata))
     torch._C._set_throw_on_mutable_data_ptr(_tensor_of(storage))  # type: ignore[attr-defined]
     now = bytes((ctypes.c_ubyte * _IMPL_BYTES).from_address(storage._cdata))

@@ -95,7 +95,7 @@ class PinnedUnit:
 
     def __init__(self, unit: Unit, streaming: Streaming) -> None:
         self.streaming = streaming
-        self.name, self.index, self.size_bytes = unit.name, unit.index, unit.size_bytes
+        self.unit, self.name, self.index = unit, unit.name, unit.index
         self.held = [Held(name, param, self) for name, param in unit.params]
         self.pins = 0
         # How many forwards of the unit are under way, and how many of them with gradients. What
@@ -108,6 +108,7 @@ class Streaming:
 
     def __init__(self, division: Division, placement: str, memory_bytes: int) -> None:
         self.placement = placement  #: "host" or "nvme"
+        self._division = division
         self.memory_bytes = memory_bytes
         self.units = [PinnedUnit(unit, self) for unit in division.units]
         self._opened: Opened | None = None
@@ -160,12 +161,16 @@ class Streaming:
                 "make the model and its optimizer again"
             )
 
+    def require_memory(self, state_format: str) -> None:
+        """Errors: InvalidArgument if the memory for units is too little now that the format of the
+        state is known, and the model is what it is going to be."""
+        check_params({held.param: held.name for held in self._all()})
+        self._division.require(self.memory_bytes, packs=state_format != "8bit")
+
     def frozen(self, trained: Iterable[torch.Tensor], taken: Iterable[str]) -> list[Param]:
         """Returns the parameters that the engine is given beside those it trains, in the order in
         which take() counts them. Their names differ from those `taken`."""
         known, names = set(trained), set(taken)
-        # The model may have been changed since offload().
-        check_params({held.param: held.name for held in self._all()})
         return [
             Param(
                 held.name if held.name not in names else f"{held.name} (frozen)",
@@ -217,7 +222,7 @@ class Streaming:
         if self._lost:
             return
         for held in self._all():
-            values = torch.UntypedStorage(held.size_bytes)
+            values = torch.UntypedStorage(held.size_bytes, device="cpu")
             opened.engine.read_param(held.index, values.data_ptr())
             held.give_back(values)
 
@@ -261,7 +266,7 @@ class Streaming:
         except ResourceExhausted as error:
             held = ", ".join(f"'{one.name}'" for one in self.units if one.pins)
             raise ResourceExhausted(
-                f"unit '{unit.name}' takes {unit.size_bytes} bytes, and beside the units in use "
+                f"unit '{unit.name}' takes {unit.unit.size_bytes} bytes, and beside the units in use "
                 f"({held or 'none'}) memory={self.memory_bytes} has no room for them: give "
                 "offload() more memory, or smaller units"
             ) from error
@@ -312,7 +317,7 @@ class Streaming:
                 f"it takes {held.size_bytes} bytes, and {free} are free; save the model with "
                 "ziggurat.torch.save_checkpoint(), which needs no copies of what is trained"
             )
-        copy = torch.empty(held.param.shape, dtype=held.param.dtype)
+        copy = torch.empty(held.param.shape, dtype=held.param.dtype, device="cpu")
         opened.engine.read_param(held.index, copy.data_ptr())
         return copy
 

@@ -29,6 +29,7 @@ class Unit:
         self.index = index
         self.name = name
         self.params: list[tuple[str, torch.nn.Parameter]] = []
+        self.packs = True  #: whether small parameters that are trained share memory
 
     @property
     def size_bytes(self) -> int:
@@ -39,8 +40,8 @@ class Unit:
             kinds.setdefault(kind, []).append(param.numel())
         return sum(
             _on_device(count * dtype.itemsize)
-            for (dtype, _), counts in kinds.items()
-            for count in _in_tiles(counts)
+            for (dtype, trained), counts in kinds.items()
+            for count in _in_tiles(counts, self.packs or not trained)
         )
 
 
@@ -69,6 +70,18 @@ class Division:
         self.units = units
         self.entries = entries
         self.outer = outer
+
+    def require(self, memory_bytes: float, packs: bool = True) -> None:
+        """Checks the memory for units. In a state of 8 bits nothing is packed. Errors:
+        InvalidArgument if it is too little, which says what works."""
+        for unit in self.units:
+            unit.packs = packs
+        smallest, of_what = self.smallest()
+        if memory_bytes < smallest:
+            raise InvalidArgument(
+                f"memory={int(memory_bytes)} is too small for offload(): the smallest that works "
+                f"is {smallest}, for {of_what}; give so much, or smaller units"
+            )
 
     def smallest(self) -> tuple[int, str]:
         """Returns the least memory with which every entry runs while the next one is brought, and
@@ -259,11 +272,11 @@ def _check_kind(param: torch.nn.Parameter, name: str) -> None:
         )
 
 
-def _in_tiles(counts: Iterable[int]) -> Iterator[int]:
+def _in_tiles(counts: Iterable[int], packs: bool) -> Iterator[int]:
     """Yields the elements of each piece of memory that parameters of `counts` elements take."""
     shared = 0
     for count in counts:
-        if count >= _TILE:
+        if count >= _TILE or not packs:
             yield math.ceil(count / _TILE) * _TILE
         elif shared + count > _SHARED:
             yield math.ceil(shared / _TILE) * _TILE

@@ -112,6 +112,9 @@ def test_too_little_memory_says_what_works():
     ):
         offload(model, memory=smallest - 1)
     offload(model, memory=smallest)
+    optimizer = ziggurat.torch.AdamW(model.parameters(), state_format="8bit")
+    with pytest.raises(ziggurat.InvalidArgument, match="too small for offload"):
+        optimizer.open()  # in 8 bits small parameters share no memory
 
 
 class Reader(torch.nn.Module):
