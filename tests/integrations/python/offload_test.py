@@ -347,42 +347,5 @@ def test_evaluation_before_training_runs_where_the_values_are():
     assert loss_of(model, tokens_of(1)).item() == before
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_model_of_transformers(tied, checkpointing):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=300,  # so that an embedding is large enough for a unit
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=tied,
-        use_cache=not checkpointing,
-    )
-    results = []
-    for offloads in (False, True):
-        torch.manual_seed(1)
-        model = transformers.LlamaForCausalLM(config)
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        if offloads:
-            offload(model, memory=memory_for(model))
-            names = [unit.name for unit in streaming_of(model.lm_head.weight)[0].units]
-            assert names[1:5] == ["model.embed_tokens", *(f"model.layers.{i}" for i in range(3))]
-            assert names[5:] == ([] if tied else ["lm_head"])
-        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
-        losses = train(model, optimizer, range(2))
-        model.eval()
-        losses.append(model.generate(tokens_of(5)[:1, :4], max_new_tokens=6).tolist())
-        losses += train(model.train(), optimizer, range(2, 4))
-        assert not offloads or not pinned(model)
-        results.append((losses, values_of(model)))
-        optimizer.close()
-    assert results[0][0] == results[1][0]
-    assert same(results[0][1], results[1][1])
-
-
 if __name__ == "__main__":
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__]))
