@@ -16,8 +16,9 @@ from ziggurat._memory import size_of
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._opened import is_lent
 from ziggurat._passes import enter_at_call
+from ziggurat._pins import PinnedUnit
 from ziggurat._sharing import several_ranks
-from ziggurat._streaming import PinnedUnit, Streaming, streaming_of
+from ziggurat._streaming import Streaming, streaming_of
 from ziggurat._units import Choice, Division, divide
 
 __all__ = ["gathered", "offload"]

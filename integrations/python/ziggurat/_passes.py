@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 import torch
 
 from ziggurat._native import InvalidArgument, Unimplemented
-from ziggurat._streaming import PinnedUnit, Streaming
+from ziggurat._pins import PinnedUnit
+from ziggurat._streaming import Streaming
 
 
 def enter_at_call(
@@ -181,7 +182,9 @@ class _Use:
         backward: _Backward | None = known.get(task)
         if backward is None:
             backward = known[task] = _Backward()
-            torch.autograd.Variable._execution_engine.queue_callback(_AtEnd(backward))  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(
+                _AtEnd(backward, self._streaming)
+            )
         return backward
 
 
@@ -205,14 +208,18 @@ class _AtEnd:
     """Ends the uses when PyTorch calls it at the end of a backward. Nothing is called if an error
     ends the backward; then PyTorch drops this, which nobody else has."""
 
-    def __init__(self, backward: _Backward) -> None:
-        self._backward = backward
+    def __init__(self, backward: _Backward, streaming: Streaming) -> None:
+        self._backward, self._streaming = backward, streaming
+        self._called = False
 
     def __call__(self) -> None:
+        self._called = True
         self._backward.end()
 
     def __del__(self) -> None:
         self._backward.end()
+        if not self._called:
+            self._streaming.let_kept_go()
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -230,4 +237,4 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _sequence() -> int:
     """Returns the number that the next node of this thread's graphs gets."""
-    return int(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]
+    return int(torch._C._autograd._get_sequence_nr())

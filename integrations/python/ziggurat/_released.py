@@ -46,7 +46,7 @@ class Released(torch.nn.Parameter):
                 return cls.used(func, _name_of(func), value, args, kwargs)
         return NotImplemented
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Parameter(away, shape={tuple(self.shape)}, dtype={self.dtype})"
 
 

@@ -37,10 +37,16 @@ def swap(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
 
 def over(address: int, size_bytes: int) -> torch.UntypedStorage:
     """Returns a storage whose memory is somebody else's."""
-    made: torch.UntypedStorage = torch._C._construct_storage_from_data_pointer(  # type: ignore[attr-defined]
+    made: Any = torch._C._construct_storage_from_data_pointer(
         address, torch.device("cpu"), size_bytes
     )
-    return made
+    its: torch.UntypedStorage = made
+    return its
+
+
+def empty(size_bytes: int) -> torch.UntypedStorage:
+    """Returns a storage with memory of PyTorch's."""
+    return torch.empty(size_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
 
 
 def guard(size_bytes: int) -> torch.UntypedStorage:
@@ -77,7 +83,7 @@ def _refuse_access(storage: torch.UntypedStorage) -> None:
     if hasattr(torch._C, "_set_storage_access_error_msg"):  # in builds with CUDA
         torch._C._set_storage_access_error_msg(tensor, "a parameter was used while it is away")
         return
-    torch._C._set_throw_on_mutable_data_ptr(tensor)  # type: ignore[attr-defined]
+    torch._C._set_throw_on_mutable_data_ptr(tensor)
     place = _place_of_flag()
     if place is not None:
         _byte(storage, place).value = 1
@@ -94,9 +100,9 @@ def _place_of_flag() -> int | None:
     Builds without CUDA have no call that sets it. The call for its neighbour, which refuses writes,
     changes two bytes that lie in a row; the flag is the third. That is tried on a storage that has
     memory, so that a wrong guess reads that memory and does no harm."""
-    storage = torch.UntypedStorage(8, device="cpu")
+    storage = empty(8)
     seen = bytes((ctypes.c_ubyte * _IMPL_BYTES).from_address(storage._cdata))
-    torch._C._set_throw_on_mutable_data_ptr(_tensor_of(storage))  # type: ignore[attr-defined]
+    torch._C._set_throw_on_mutable_data_ptr(_tensor_of(storage))
     now = bytes((ctypes.c_ubyte * _IMPL_BYTES).from_address(storage._cdata))
     changed = [place for place, (a, b) in enumerate(zip(seen, now, strict=True)) if a != b]
     place = changed[-1] + 1

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a model's parameters in an engine, and brings the units that are in use.
+"""Keeps a model's parameters in the engine of the optimizer that trains it.
 
-A unit is *away*, or *pinned*: acquired in the engine, with the engine's memory behind its
-parameters. Pins are counted. A forward pins a unit from its module's call to the return, a backward
-from the first use to the last, and gathered() as long as its block runs; a unit that a backward
-with create_graph has used stays until the step. Until an optimizer opens its engine the values stay
-in PyTorch's memory and nothing is pinned.
-
-One thread at a time may use the model.
+A forward pins a unit from its module's call to the return, a backward from the first use to the
+last (_passes.py), and gathered() as long as its block runs; a unit that a backward with
+create_graph has used stays until the step. Until an optimizer opens its engine the values stay in
+PyTorch's memory and nothing is pinned.
 """
 
 from __future__ import annotations
@@ -23,8 +20,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ziggurat import _storage
 from ziggurat._memory import free_bytes
 from ziggurat._native import InvalidArgument, Param, ResourceExhausted, Unimplemented
+from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._released import Released
-from ziggurat._units import Division, Unit, check_params
+from ziggurat._units import Division, check_params
 
 if TYPE_CHECKING:
     from ziggurat._opened import Opened
@@ -33,88 +31,14 @@ if TYPE_CHECKING:
 _kept: Any = WeakTensorKeyDictionary()
 
 
-class Held:
-    """A parameter, and its memory in the engine while its unit is pinned."""
-
-    storage: torch.UntypedStorage  #: the parameter's, for as long as the engine keeps it
-
-    def __init__(self, name: str, param: torch.nn.Parameter, unit: PinnedUnit) -> None:
-        self.name, self.param, self.unit = name, param, unit
-        self.index = -1  #: in the engine
-        # What is not in the parameter's storage now: the guard while the unit is pinned, else the
-        # engine's memory at `_address`, which may be anybody's by then.
-        self._other: torch.UntypedStorage | None = None
-        self._address = 0
-        self._version = 0
-
-    @property
-    def size_bytes(self) -> int:
-        return self.param.numel() * self.param.element_size()
-
-    def leave(self, index: int) -> None:
-        """Frees PyTorch's memory of the parameter, whose values the engine has now."""
-        self.index, self._address = index, 0
-        self.storage = self.param.untyped_storage()
-        self._other = _storage.guard(self.size_bytes)
-        self._exchange(Released)
-        self._other = None
-
-    def put_in(self, address: int) -> None:
-        """Puts the engine's memory at `address` behind the parameter."""
-        if address != self._address:
-            self._other = _storage.over(address, self.size_bytes)
-            self._address = address
-        self._exchange(torch.nn.Parameter)
-        self._version = self.param._version
-
-    def take_out(self) -> None:
-        """Takes the engine's memory away."""
-        self._exchange(Released)
-
-    def give_back(self, values: torch.UntypedStorage) -> None:
-        """Puts memory of PyTorch's, which has the values, behind the parameter for good."""
-        self._other = values
-        self._exchange(torch.nn.Parameter)
-
-    def was_written(self) -> bool:
-        """Returns whether somebody has written the parameter since it was put in."""
-        return self.param._version != self._version
-
-    def has_moved(self) -> bool:
-        """Returns whether the parameter got other memory, as from `p.data = x`."""
-        return _storage.identity(self.param) != self.storage._cdata
-
-    def _exchange(self, now: type[torch.nn.Parameter]) -> None:
-        assert self._other is not None
-        _storage.swap(self.storage, self._other)
-        self.param.__class__ = now
-
-
-class PinnedUnit:
-    """A unit, and how often it is pinned."""
-
-    def __init__(self, unit: Unit, streaming: Streaming) -> None:
-        self.streaming = streaming
-        self.unit, self.name, self.index = unit, unit.name, unit.index
-        self.held = [Held(name, param, self) for name, param in unit.params]
-        self.pins = 0
-        # How many forwards of the unit are under way, and how many of them with gradients. What
-        # they call need not pin.
-        self.forwards = self.trained_forwards = 0
-
-
-class Streaming:
+class Streaming(Pins):
     """The parameters of one model that offload() was called for."""
 
     def __init__(self, division: Division, placement: str, memory_bytes: int) -> None:
         self.placement = placement  #: "host" or "nvme"
         self._division = division
-        self.memory_bytes = memory_bytes
-        self.units = [PinnedUnit(unit, self) for unit in division.units]
-        self._opened: Opened | None = None
-        self._closed = False  # the engine was closed
-        self._lost = False  # and nothing has the values
-        self._until_step: list[PinnedUnit] = []
+        super().__init__([PinnedUnit(unit, self) for unit in division.units], memory_bytes)
+        self._lost = False  # whether the engine was closed, and nothing here has the values
         self._copies: dict[Held, torch.Tensor] | None = None  # while state_dict() runs
         self._loading = False  # whether load_state_dict() runs
         #: what opens the engine: the optimizer that trains the model, if there is one
@@ -143,7 +67,7 @@ class Streaming:
     def open(self) -> None:
         """Lets the optimizer that trains the model open its engine."""
         optimizer = None if self.optimizer is None else self.optimizer()
-        if optimizer is not None and self._opened is None and not self._closed:
+        if optimizer is not None and self._opened is None and not self._lost:
             with torch.no_grad():
                 optimizer.open()
 
@@ -155,10 +79,10 @@ class Streaming:
                 "is not trained by this optimizer: give one optimizer all parameters that are "
                 "trained, with requires_grad, before its first step"
             )
-        if self._closed:
+        if self._lost:
             raise InvalidArgument(
-                f"parameter '{names[0]}' belongs to an offloaded model whose optimizer was closed: "
-                "make the model and its optimizer again"
+                f"parameter '{names[0]}' is away, and its optimizer was closed when memory had no "
+                "room for all values: make the model again, and resume"
             )
 
     def require_memory(self, state_format: str) -> None:
@@ -201,8 +125,7 @@ class Streaming:
 
     def before_step(self) -> None:
         """Errors: InvalidArgument if a unit is in use."""
-        while self._until_step:
-            self.unpin([self._until_step.pop()])
+        self.let_kept_go()
         for unit in self.units:
             if unit.pins:
                 raise InvalidArgument(
@@ -217,76 +140,14 @@ class Streaming:
         if opened is None:
             return
         self.before_step()
-        self._opened, self._closed = None, True
+        self._opened = self.optimizer = None
         self._lost = self.size_bytes > free_bytes()
         if self._lost:
             return
         for held in self._all():
-            values = torch.UntypedStorage(held.size_bytes, device="cpu")
+            values = _storage.empty(held.size_bytes)
             opened.engine.read_param(held.index, values.data_ptr())
             held.give_back(values)
-
-    # -- pins
-
-    def pin(self, units: Sequence[PinnedUnit]) -> None:
-        """Brings the units and keeps them until unpin()."""
-        done = 0
-        try:
-            for unit in units:
-                if unit.pins == 0:
-                    self._bring(unit)
-                unit.pins += 1
-                done += 1
-        except BaseException:
-            self.unpin(units[:done])
-            raise
-
-    def unpin(self, units: Iterable[PinnedUnit]) -> None:
-        for unit in units:
-            unit.pins -= 1
-            if unit.pins == 0:
-                self._let_go(unit)
-
-    def until_step(self, units: Iterable[PinnedUnit]) -> None:
-        """Keeps units that are pinned until the next step."""
-        for unit in units:
-            if unit not in self._until_step:
-                unit.pins += 1
-                self._until_step.append(unit)
-
-    def _bring(self, unit: PinnedUnit) -> None:
-        opened = self._opened
-        if opened is None:
-            raise InvalidArgument(
-                f"unit '{unit.name}' is needed, but the model's optimizer was closed: make the "
-                "model and its optimizer again, and resume"
-            )
-        try:
-            opened.engine.acquire(unit.index)
-        except ResourceExhausted as error:
-            held = ", ".join(f"'{one.name}'" for one in self.units if one.pins)
-            raise ResourceExhausted(
-                f"unit '{unit.name}' takes {unit.unit.size_bytes} bytes, and beside the units in use "
-                f"({held or 'none'}) memory={self.memory_bytes} has no room for them: give "
-                "offload() more memory, or smaller units"
-            ) from error
-        for held in unit.held:
-            held.put_in(opened.engine.address_of(held.index))
-
-    def _let_go(self, unit: PinnedUnit) -> None:
-        opened = self._opened
-        assert opened is not None
-        moved = [held.name for held in unit.held if held.has_moved()]
-        for held in unit.held:
-            if held.was_written():
-                opened.kept_was_written(held.index)
-            held.take_out()
-        opened.engine.release(unit.index)
-        if moved:
-            raise InvalidArgument(
-                f"parameter '{moved[0]}' of an offloaded model was given other memory (p.data = "
-                "x), which the engine does not have: write into it instead, as p.copy_(x) does"
-            )
 
     # -- uses of what is away
 
@@ -377,4 +238,4 @@ def _used(func: Any, what: str, param: torch.Tensor, args: Any, kwargs: Any) -> 
     return found[0].used(func, what, found[1], args, kwargs)
 
 
-Released.used = staticmethod(_used)  # type: ignore[assignment]
+Released.used = staticmethod(_used)

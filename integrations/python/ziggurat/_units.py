@@ -34,15 +34,19 @@ class Unit:
     @property
     def size_bytes(self) -> int:
         """Returns the memory that the unit takes while it is acquired."""
+        return sum(self.pieces())
+
+    def pieces(self) -> list[int]:
+        """Returns the bytes of each piece of memory that the unit takes."""
         kinds: dict[tuple[torch.dtype, bool], list[int]] = {}
         for _, param in self.params:
             kind = (param.dtype, param.requires_grad)
             kinds.setdefault(kind, []).append(param.numel())
-        return sum(
+        return [
             _on_device(count * dtype.itemsize)
             for (dtype, trained), counts in kinds.items()
             for count in _in_tiles(counts, self.packs or not trained)
-        )
+        ]
 
 
 class Entry:
@@ -56,6 +60,15 @@ class Entry:
     def pinned(self) -> set[Unit]:
         """Returns all units that are pinned while the module runs."""
         return {*self.units, *self.around}
+
+    def between(self) -> int:
+        """Returns the most bytes that are of no use to the unit that comes last: beside the pieces
+        of others there is one hole more than pieces, each smaller than the unit's largest piece."""
+        pieces = {unit: unit.pieces() for unit in self.pinned()}
+        count = sum(map(len, pieces.values()))
+        # Those around are there first. What is there alone lies in a row.
+        last = [pieces[unit] for unit in self.units if len(pieces) > 1]
+        return max(((count - len(own) + 1) * max(own) for own in last), default=0)
 
 
 class Division:
@@ -86,13 +99,22 @@ class Division:
     def smallest(self) -> tuple[int, str]:
         """Returns the least memory with which every entry runs while the next one is brought, and
         words that say for what."""
-        needs = [(entry.pinned(), entry.pinned()) for entry in self.entries]
-        inner = [pinned for pinned, _ in needs[1:]]  # the first is the root's, with all of them
-        needs += [(one, one | other) for one, other in pairwise(inner)]
-        held, most = max(needs, key=lambda need: sum(unit.size_bytes for unit in need[1]))
-        words = [_told(unit) for unit in sorted(held, key=lambda unit: unit.name != ROOT)]
-        words += [f"the next, {_told(unit)}" for unit in most - held]
-        return sum(unit.size_bytes for unit in most), ", ".join(words)
+        pinned = [entry.pinned() for entry in self.entries]
+        following = [*pairwise(pinned[1:]), *((one, set()) for one in pinned)]  # after the root's
+        needs = [(_sum(one | other), one, other - one, 0) for one, other in following]
+        # What is there already may lie anywhere, so that of each hole a part is of no use.
+        apart = [(entry.pinned(), entry.between()) for entry in self.entries]
+        needs += [(_sum(one) + between, one, set(), between) for one, between in apart]
+        most, units, following_units, between = max(needs, key=lambda need: need[0])
+        words = [_told(unit) for unit in sorted(units, key=lambda unit: unit.name != ROOT)]
+        words += [f"the next, {_told(unit)}" for unit in following_units]
+        if between:
+            words.append(f"and {between} bytes between what lies apart")
+        return most, ", ".join(words)
+
+
+def _sum(units: Iterable[Unit]) -> int:
+    return sum(unit.size_bytes for unit in units)
 
 
 def divide(model: torch.nn.Module, choice: Choice) -> Division:
@@ -148,7 +170,7 @@ def _chosen(model: torch.nn.Module, choice: Choice) -> dict[torch.nn.Module, str
         return _automatic(model)
     modules = dict(model.named_modules())
     if callable(choice):
-        return {m: name for name, m in modules.items() if name and choice(name, m)}
+        choice = [name for name, module in modules.items() if name and choice(name, module)]
     if isinstance(choice, str):
         raise InvalidArgument(
             f'units="{choice}": give "auto", a list with names of modules, or a function of a '
@@ -160,7 +182,15 @@ def _chosen(model: torch.nn.Module, choice: Choice) -> dict[torch.nn.Module, str
                 f"units: the model has no module '{name}': give names as model.named_modules() "
                 "has them"
             )
+        if isinstance(modules[name], _NEVER_CALLED):
+            raise InvalidArgument(
+                f"units: '{name}' is a {type(modules[name]).__name__}, which is never called, so "
+                f"that nothing would bring its parameters: name its elements, such as '{name}.0'"
+            )
     return {module: name for name, module in modules.items() if name in set(choice)}
+
+
+_NEVER_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
 
 
 def _automatic(model: torch.nn.Module) -> dict[torch.nn.Module, str]:

@@ -262,6 +262,39 @@ def test_a_model_may_change_until_its_engine_is_opened():
     assert results[0] == results[1]
 
 
+def test_a_model_goes_on_after_its_optimizer():
+    results = []
+    for offloads in (False, True):
+        model = gpt()
+        if offloads:
+            offload(model, memory=memory_of(model))
+        losses = []
+        for _ in range(2):
+            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+            losses += train(model, optimizer, range(2))
+            optimizer.close()
+            losses.append(loss_of(model, tokens_of(3)).item())
+        results.append(losses)
+    assert results[0] == results[1]
+
+
+def test_values_that_memory_has_no_room_for_stay_in_the_store(monkeypatch, tmp_path):
+    model = gpt()
+    offload(model, memory=memory_of(model))
+    optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
+    train(model, optimizer, range(1))
+    monkeypatch.setattr(ziggurat._streaming, "free_bytes", lambda: 1000)
+    with pytest.raises(ziggurat.ResourceExhausted, match="'position' is offloaded, and memory"):
+        model.state_dict()
+    optimizer.close()
+    with pytest.raises(ziggurat.InvalidArgument, match="optimizer was closed"):
+        model(tokens_of(1)[:, :-1])
+    with pytest.raises(ziggurat.InvalidArgument, match="closed when memory had no room"):
+        model.norm.weight.sum()
+    with pytest.raises(ziggurat.InvalidArgument, match="closed when memory had no room"):
+        ziggurat.torch.AdamW(model.parameters()).open()
+
+
 def test_an_optimizer_that_is_not_the_only_one():
     model = gpt()
     offload(model, memory=memory_of(model))
@@ -279,6 +312,63 @@ def test_an_optimizer_that_is_not_the_only_one():
     model.norm.requires_grad_(True)
     with pytest.raises(ziggurat.Unimplemented, match="parameter '.*' of an offloaded model is in"):
         train(model, optimizer, range(1, 2))
+
+
+def test_a_backward_that_memory_has_no_room_for_is_an_error_by_name():
+    """With create_graph all units stay until the step."""
+    results = []
+    for offloads in (False, True):
+        model = gpt()
+        if offloads:
+            optimizer = offloaded(model)
+            loss = loss_of(model, tokens_of(7))
+            with pytest.raises(
+                ziggurat.ResourceExhausted, match=r"unit 'blocks\.2' takes \d+ bytes, and beside the "
+                r"units in use \(.*'blocks\.3'.*\) memory=\d+ has no room"
+            ):
+                torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            assert not pinned(model)
+        else:
+            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+            train(model, optimizer, range(1))
+        results.append(train(model, optimizer, range(1, 3)))
+        optimizer.close()
+    assert results[0] == results[1]
+
+
+def test_units_within_units():
+    results = []
+    for units in (None, ["blocks.0", "blocks.0.mlp", "blocks.0.mlp.2", "blocks.3.attention"]):
+        model = gpt()
+        if units is not None:
+            smallest = divide(model, units).smallest()[0]
+            offload(model, memory=smallest, units=units)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        results.append(train(model, optimizer, range(3)))
+        optimizer.close()
+    assert results[0] == results[1]
+    with pytest.raises(ziggurat.InvalidArgument, match="'blocks' is a ModuleList.*'blocks.0'"):
+        offload(gpt(), memory="1GiB", units=["blocks"])
+
+
+def test_two_models_of_which_one_is_offloaded():
+    results = []
+    for offloads in (False, True):
+        models = gpt(), gpt()
+        if offloads:
+            offload(models[1], memory=memory_of(models[1]))
+        params = [*models[0].parameters(), *models[1].parameters()]
+        optimizer = ziggurat.torch.AdamW(params, lr=1e-2)
+        losses = []
+        for step in range(3):
+            loss = loss_of(lambda x: models[0](x) + models[1](x), tokens_of(step))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        results.append(losses)
+        optimizer.close()
+    assert results[0] == results[1]
 
 
 def test_gathered_writes_become_masters():
