@@ -111,16 +111,16 @@ class _Around:
 
     @torch._disable_dynamo  # type: ignore[misc]
     def _enter(self, given: Any) -> _Use | None:
+        use = None
+        if torch.is_grad_enabled():
+            if self._opens and torch.is_autocast_enabled("cpu"):
+                self._warn_of_casts()
+            use = _Use(self.streaming, self._units)
+            made = [tensor.grad_fn for tensor in _tensors(given) if tensor.grad_fn is not None]
+            if made:
+                newest: Any = max(made, key=lambda node: node._sequence_nr())
+                newest.register_prehook(use.end)
         self.streaming.pin(self._units)
-        if not torch.is_grad_enabled():
-            return None
-        if self._opens and torch.is_autocast_enabled("cpu"):
-            self._warn_of_casts()
-        use = _Use(self.streaming, self._units)
-        made = [tensor.grad_fn for tensor in _tensors(given) if tensor.grad_fn is not None]
-        if made:
-            newest: Any = max(made, key=lambda node: node._sequence_nr())
-            newest.register_prehook(use.end)
         return use
 
     def _warn_of_casts(self) -> None:

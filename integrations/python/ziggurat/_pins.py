@@ -115,10 +115,17 @@ class Pins:
             raise
 
     def unpin(self, units: Iterable[PinnedUnit]) -> None:
+        """Ends a pin of each of the units. Errors: the first, when all are ended."""
+        failed: Exception | None = None
         for unit in units:
             unit.pins -= 1
             if unit.pins == 0:
-                self._let_go(unit)
+                try:
+                    self._let_go(unit)
+                except Exception as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
 
     def until_step(self, units: Iterable[PinnedUnit]) -> None:
         """Keeps units that are pinned until the next step."""

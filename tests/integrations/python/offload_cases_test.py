@@ -10,6 +10,7 @@ import copy
 import gc
 import io
 import sys
+import warnings
 import weakref
 
 try:
@@ -258,6 +259,45 @@ def test_a_model_may_change_until_its_engine_is_opened():
         model.bfloat16()
         optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
         results.append(train(model, optimizer, range(3)))
+        optimizer.close()
+    assert results[0] == results[1]
+
+
+def test_a_parameter_that_gets_other_memory_is_an_error_by_name():
+    model = gpt()
+    optimizer = offloaded(model)
+
+    def assign(module, args, out):
+        module.weight.data = module.weight.data.clone()
+
+    handle = model.blocks[1].mlp[0].register_forward_hook(assign)
+    for _ in range(2):
+        with pytest.raises(
+            ziggurat.InvalidArgument, match=r"'blocks\.1\.mlp\.0\.weight' .* was given other memory"
+        ):
+            loss_of(model, tokens_of(1))
+        assert not pinned(model)
+        handle.remove()  # the parameter stays what it was made
+
+
+def test_autocast_keeps_the_bits_and_warns_of_its_copies():
+    results = []
+    for offloads in (False, True):
+        model = gpt()
+        if offloads:
+            offload(model, memory=memory_of(model))
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        losses = []
+        for step in range(2):
+            with warnings.catch_warnings(record=True) as told, torch.autocast("cpu", torch.bfloat16):
+                warnings.simplefilter("always")
+                loss = loss_of(model, tokens_of(step))
+            assert any("autocast keeps a 16-bit copy" in str(one.message) for one in told) == offloads
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        results.append(losses)
         optimizer.close()
     assert results[0] == results[1]
 
