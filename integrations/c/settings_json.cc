@@ -97,9 +97,10 @@ WholePlace piece_of(const json& its) {
   place.shape = its.at("shape").get<Numbers>();
   if (its.contains("first")) {
     if (its.contains("box") || !its.at("first").is_number_unsigned())
-      throw wrong(fmt::format("setting \"pieces\": '{}' has a \"first\" that is no element's "
-                              "number, or a box beside it: give one of the two",
-                              place.name));
+      throw wrong(
+          fmt::format("setting \"pieces\": '{}' has a \"first\" that is no element's "
+                      "number, or a box beside it: give one of the two",
+                      place.name));
     place.first = its.at("first").get<std::uint64_t>();
   } else {
     place.offsets = its.at("offsets").get<Numbers>();

@@ -43,9 +43,9 @@ StepsBlob StepsBlob::read(std::span<const std::byte> blob, std::size_t params) {
   }
   if (of_ranks) std::memcpy(&its.of_ranks, blob.data() + sizeof(header), sizeof(its.of_ranks));
   if (its.of_ranks > kRanksMax)
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("the store's blob is of {} ranks, but no store has so many",
-                            its.of_ranks));
+    throw Error(
+        ErrorCode::kDataLoss,
+        fmt::format("the store's blob is of {} ranks, but no store has so many", its.of_ranks));
   if (params > 0) std::memcpy(its.steps.data(), blob.data() + counts_at, counts_bytes);
   its.own = blob.subspan(counts_at + counts_bytes);
   return its;

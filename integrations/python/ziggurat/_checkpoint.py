@@ -21,6 +21,7 @@ from ziggurat._native_checkpoint import Save, Values, save_checkpoint as save_na
 from ziggurat._opened import DTYPES, Opened
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._resume import random_states
+from ziggurat._streaming import values_of
 
 MAGIC = b"ziggurat.torch 1\n"  # marks this package's part of a checkpoint's blob
 
@@ -202,7 +203,7 @@ class _Saving:
         if trained or not sharing.saves(target, trained=False):
             return
         part = sharing.whole_or_shard(target)
-        held = part.memory().detach().to("cpu").contiguous()
+        held = values_of(part.memory()).to("cpu").contiguous()
         if held.numel() == 0:
             return
         self._held.append(held)

@@ -15,6 +15,7 @@ import torch
 from ziggurat._device import Staged, check_device, check_layout, places_of, scales_to_host
 from ziggurat._gradient import GradientHooks, in_place
 from ziggurat._gradient_content import count_writes
+from ziggurat._kept import AtEngine, Kept
 from ziggurat._native import (
     Engine,
     GroupStep,
@@ -26,6 +27,7 @@ from ziggurat._native import (
 )
 from ziggurat._parts import Nothing, Part
 from ziggurat._rounding import as_fp32, draws_params, rounds_to
+from ziggurat._streaming import Streaming
 from ziggurat._words import in_arguments
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -82,6 +84,14 @@ def _pieces(parts: Sequence[Part], names: Sequence[str]) -> list[dict[str, Any] 
     return pieces
 
 
+_all: weakref.WeakSet[Opened] = weakref.WeakSet()
+
+
+def is_lent(param: torch.Tensor) -> bool:
+    """Returns whether an engine has the parameter."""
+    return any(opened.index(param) is not None for opened in _all)
+
+
 _runtimes: weakref.WeakValueDictionary[tuple[int, int], Runtime] = weakref.WeakValueDictionary()
 
 
@@ -110,8 +120,10 @@ class Opened:
         runtime: Callable[[], Runtime],
         settings: dict[str, Any],
         load: Callable[[Sequence[Part]], tuple[int, dict[str, Any]]] | None = None,
+        streaming: Streaming | None = None,
     ) -> None:
-        """`load` returns, for these parts, what Engine takes from a checkpoint."""
+        """`load` returns, for these parts, what Engine takes from a checkpoint. `streaming` is what
+        brings the parts that the engine keeps."""
         #: all parameters; this rank may have no part of some
         self.members = [part.param for part in parts]
         # Checks the parameters of other ranks too, so that every rank refuses the same ones.
@@ -135,7 +147,8 @@ class Opened:
         # The gradients of pending parameters. They stay alive until the engine has read them, even
         # if another gradient takes their place.
         self._lent: dict[int, torch.Tensor] = {}
-        self._in_memory = settings.get("placement") == "optimizer=host"
+        self._in_memory = "optimizer=host" in settings.get("placement", "")
+        self._streaming = streaming
         # whether the newest step is written, so that nothing waits for the engine
         self._all_written = False
         self._expecting = False
@@ -156,15 +169,22 @@ class Opened:
         held = [part.memory() for part in self.parts]
         self._kinds = [kinds[i] for i in here] or [_kind_of(self.parts[0], held[0], "(none)")]
         self._places = places_of(held)
+        at_engine = AtEngine()
+        for index, part in enumerate(self.parts):
+            if isinstance(part, Kept):
+                self._places[index] = at_engine
         self._every_place = set(self._places)
         self._staged = {place for place in self._places if isinstance(place, Staged)}
         memory = [self._places[i].read(i, param) for i, param in enumerate(held)]
+        self._lent_at = [self._address(i, lent) for i, lent in enumerate(memory)]
         listed = [
-            Param(name, kind.shape, kind.dtype, lent.data_ptr(), group)
-            for name, kind, lent, group in zip(
-                self.names, self._kinds, memory, own_groups, strict=True
+            Param(name, kind.shape, kind.dtype, address, group, getattr(part, "unit", 0))
+            for name, kind, address, group, part in zip(
+                self.names, self._kinds, self._lent_at, own_groups, self.parts, strict=True
             )
         ]
+        if streaming is not None:
+            listed += streaming.frozen(self.params, self.names)
         for place in self._staged:
             place.finish_reading()
         loaded = None if load is None else load(self.parts)
@@ -178,6 +198,7 @@ class Opened:
         self.engine = Engine(
             runtime(), listed, settings, kept=self._staged, load=loaded, words=in_arguments
         )
+        at_engine.engine = self.engine
         # Notes how the engine left the parameters: one that differs later was written or moved by
         # somebody else.
         if self.engine.resumed or loaded is not None:
@@ -187,18 +208,30 @@ class Opened:
                 self._places[index].write(index, param)
                 torch.autograd.graph.increment_version(param)
         self._versions = [param._version for param in held]
-        self._addresses = [param.data_ptr() for param in held]
+        self._addresses = [self._address(i, param) for i, param in enumerate(held)]
         # Equal shapes share one object, because the garbage collector walks each object.
         known: dict[_Laid, _Laid] = {}
         self._laid = [known.setdefault(laid, laid) for laid in map(_laid, held)]
         self._memory = [param.detach() for param in held]  # keeps the memory alive while it is lent
-        self._lent_at = [lent.data_ptr() for lent in memory]  # the addresses that the engine has
+        if streaming is not None:
+            streaming.take(self, values_are_there=self.engine.resumed or loaded is not None)
+        _all.add(self)
+
+    def _address(self, index: int, tensor: torch.Tensor) -> int | None:
+        """Returns where the engine finds the parameter; None if the engine keeps it."""
+        return None if self._is_kept(index) else tensor.data_ptr()
+
+    def _is_kept(self, index: int) -> bool:
+        return isinstance(self._places[index], AtEngine)
 
     def index(self, param: torch.Tensor) -> int | None:
         """Returns the parameter's index in `params`, or None if this rank has no part of it."""
         return self._indices.get(param)
 
     def close(self) -> None:
+        if self._streaming is not None:
+            self._streaming.give_back()
+        _all.discard(self)
         self.engine.close()
         for place in self._staged:
             place.finish_reading()
@@ -255,6 +288,8 @@ class Opened:
     def step(self, groups: list[GroupStep], blob_follows: bool = False) -> None:
         """Begins a step with all gradients."""
         self.wait()
+        if self._streaming is not None:
+            self._streaming.before_step()
         if self._staged:
             self._hooks.move_scales(self.params, scales_to_host)
         # All gradients are taken before the first is lent, so that a step that is refused has lent
@@ -375,6 +410,8 @@ class Opened:
 
     def _moved(self, index: int, param: torch.Tensor) -> bool:
         """Returns whether the parameter's address, shape or strides have changed."""
+        if self._is_kept(index):
+            return False
         if param.data_ptr() != self._addresses[index]:
             return True
         shape, strides = self._laid[index]
@@ -382,7 +419,9 @@ class Opened:
 
     def _is_written(self, index: int, param: torch.Tensor) -> bool:
         """Returns whether somebody has written or moved the parameter since the engine last wrote
-        or read it."""
+        or read it. What the engine keeps was written only if kept_was_written() told of it."""
+        if self._is_kept(index):
+            return False
         return param._version != self._versions[index] or self._moved(index, param)
 
     def _look_at_params(self) -> None:
@@ -412,6 +451,15 @@ class Opened:
                 self._lent_at[index] = memory.data_ptr()
             self._becomes_master(index)
             self._versions[index] = param._version
+
+    def kept_was_written(self, index: int) -> None:
+        """Tells that somebody has written a parameter that the engine keeps, while its unit is
+        acquired."""
+        if index >= len(self.parts):  # frozen, so it has no master
+            self.engine.param_written(index)
+            return
+        self._versions[index] = self.params[index]._version
+        self._becomes_master(index)
 
     def _becomes_master(self, index: int) -> None:
         self.engine.param_written(index)

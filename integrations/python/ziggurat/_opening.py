@@ -12,6 +12,7 @@ import torch
 
 from ziggurat._among_ranks import AmongRanks
 from ziggurat._gradient_content import Slot
+from ziggurat._kept import Kept
 from ziggurat._names import Named, made_up, matched
 from ziggurat._native import (
     InvalidArgument,
@@ -34,6 +35,7 @@ from ziggurat._placement import (
 from ziggurat._rounding import draws_noise, require_runs
 from ziggurat._sharing import several_ranks
 from ziggurat._state import MOMENTS, StateDicts
+from ziggurat._streaming import Streaming, streaming_of
 
 
 # What open(resume=...) means to the engine.
@@ -133,16 +135,22 @@ class Opening(AmongRanks, StateDicts):
     ) -> Opened:
         settings = self._settings | {"resume": resume}
         settings["placement"] = "optimizer=host" if path is None else "optimizer=nvme"
+        streaming = self._streaming(new, path)
+        if streaming is not None:
+            settings["placement"] += f",params={streaming.placement}"
+            settings["device_memory"] = streaming.memory_bytes
         if path is not None:
             added = f"/added-{len(self._opened)}" if self._opened else ""
             settings["store"] = path + added
             room = memory_beside_drive(self._state_bytes(param for _, param, _ in new))
+            if room is not None and streaming is not None and streaming.placement == "host":
+                room += streaming.size_bytes
             if room is not None:
                 settings.setdefault("host_memory", room)
             if resume in _GOES_ON:
                 new = self._as_stored(settings["store"], new, resume)
         names, params, groups = zip(*new, strict=True)
-        parts = [self._sharing.part(param) for param in params]
+        parts = [self._part(param) for param in params]
         settings["run"] = self._sharing.run(names, params)
 
         def runtime() -> Runtime:
@@ -153,7 +161,36 @@ class Opening(AmongRanks, StateDicts):
             require_runs(parts, names)
         for part in parts:
             part.slot = self._slot_of[part.param]
-        return Opened(parts, names, groups, self._hooks, runtime, settings, self._load)
+        return Opened(parts, names, groups, self._hooks, runtime, settings, self._load, streaming)
+
+    def _part(self, param: torch.Tensor) -> Part:
+        found = streaming_of(param)
+        return self._sharing.part(param) if found is None else Kept(param, found[1].unit.index)
+
+    def _streaming(
+        self, new: list[tuple[str, torch.Tensor, int]], path: str | None
+    ) -> Streaming | None:
+        """Returns what keeps the offloaded ones of `new`, or None if there are none. Errors: by
+        name, if this optimizer cannot have them."""
+        found = [(name, kept[0]) for name, param, _ in new if (kept := streaming_of(param))]
+        if not found:
+            return None
+        streaming = found[0][1]
+        streaming.require_new([name for name, _ in found])
+        streaming.require_memory(self._settings["state_format"])
+        other = [name for name, kept in found if kept is not streaming]
+        if other:
+            raise Unimplemented(
+                f"parameters '{found[0][0]}' and '{other[0]}' are of two offloaded models: give "
+                "each model an optimizer of its own"
+            )
+        if streaming.placement == "nvme" and path is None:
+            raise InvalidArgument(
+                f'offload(placement="nvme") keeps parameters in the directory of the optimizer\'s '
+                f'state, which placement="{self.placement}" puts into host memory: give the optimizer '
+                '"nvme:/path", or offload() "host"'
+            )
+        return streaming
 
     def _has_store(self, store: str) -> bool:
         """Returns whether the store exists. A store keeps the rounding that it was made with."""

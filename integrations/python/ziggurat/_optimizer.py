@@ -22,6 +22,7 @@ from ziggurat._opened import Opened
 from ziggurat._opening import Opening
 from ziggurat._placement import parsed
 from ziggurat._sharing import Alone, several_ranks
+from ziggurat._streaming import streaming_of
 from ziggurat._waits import ModuleWaits
 
 _NO_MEANING = ("foreach", "fused", "capturable", "differentiable")
@@ -153,7 +154,8 @@ class EngineOptimizer(Opening):
         _require_order(params)
         super().__init__(params, {**defaults, "maximize": maximize})
         self._divide(wrapped, group, reduce_dtype)
-        if model is not None:
+        # A model that was offloaded waits for each unit when it acquires it.
+        if model is not None and not any(map(streaming_of, self._order)):
             self._waits = ModuleWaits(model, set(self._order), self._wait_for, self.synchronize)
             if several_ranks():
                 self._watch_for_ddp(model)
@@ -225,6 +227,9 @@ class EngineOptimizer(Opening):
         self._called_by = None
         self._order.extend(added)
         self._attach(added)
+        for found in map(streaming_of, added):
+            if found is not None:
+                found[0].optimizer = weakref.ref(self)
 
     def _attach(self, params: Sequence[torch.Tensor]) -> None:
         name_of = functools.partial(_name_of, weakref.ref(self))

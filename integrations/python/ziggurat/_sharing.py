@@ -26,6 +26,7 @@ from ziggurat._opened import Opened, runtime_of
 from ziggurat._param_gather import ParamGather
 from ziggurat._parts import Part, Shard, Slice
 from ziggurat._ranks import Ranks
+from ziggurat._streaming import values_of
 
 
 _Found = TypeVar("_Found")
@@ -146,7 +147,7 @@ class Alone:
 
     def values(self, param: torch.Tensor) -> torch.Tensor:
         """Returns this process's part of `param`."""
-        return param.detach()
+        return values_of(param)
 
     def close(self) -> None:
         pass

@@ -53,6 +53,9 @@ The state is made from the parameters at the first ``step()``. ``state_dict()`` 
 theirs. :func:`save_checkpoint` writes a checkpoint, in the background if you like, that
 :func:`load_checkpoint` loads on any number of ranks; :func:`load_foreign_checkpoint` loads what DeepSpeed or PyTorch saved.
 
+:func:`offload` lets the engine keep a model's parameters too, and brings them unit by unit while they
+are used; :func:`gathered` brings them for other uses. That is a first version: one rank, on the CPU.
+
 On the CPU gradients are read and parameters written where PyTorch has them: nothing is copied. On
 an accelerator both have pinned copies in host memory, which PyTorch's streams fill and empty
 beside the computation; that has not been run on a real accelerator yet. A parameter without a
@@ -72,6 +75,7 @@ from ziggurat._checkpoint import save_checkpoint
 from ziggurat._checkpoint_load import LoadedCheckpoint, load_checkpoint
 from ziggurat._foreign import ForeignCheckpoint, load_foreign_checkpoint
 from ziggurat._native import GroupStep, InvalidArgument
+from ziggurat._offload import gathered, offload
 from ziggurat._optimizer import EngineOptimizer, from_zero, need
 from ziggurat._resume import Resume
 
@@ -85,8 +89,10 @@ __all__ = [
     "Lion",
     "LoadedCheckpoint",
     "Resume",
+    "gathered",
     "load_checkpoint",
     "load_foreign_checkpoint",
+    "offload",
     "save_checkpoint",
 ]
 

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""offload() and gathered(): what a script calls for a model that does not fit its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ziggurat import _storage
+from ziggurat._memory import size_of
+from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._opened import is_lent
+from ziggurat._passes import enter_at_call
+from ziggurat._pins import PinnedUnit
+from ziggurat._sharing import several_ranks
+from ziggurat._streaming import Streaming, streaming_of
+from ziggurat._units import Choice, Division, divide
+
+__all__ = ["gathered", "offload"]
+
+
+def offload(
+    model: torch.nn.Module,
+    *,
+    memory: int | str,
+    placement: str = "host",
+    units: Choice = "auto",
+) -> torch.nn.Module:
+    """Lets the engine of the optimizer that trains `model` keep its parameters too.
+
+    From the first forward that trains, or the first step, the parameters are where `placement`
+    says, and each unit of the model is brought while its forward and its backward run. Returns the
+    model itself.
+
+    ``placement``
+        ``"host"``, or ``"nvme"``: in the directory of the optimizer's state.
+    ``memory``
+        The hard limit of what is brought: bytes, or a text like "4GiB".
+    ``units``
+        ``"auto"``: the repeated blocks, embeddings and large linear layers outside them; what
+        remains is there as long as the model runs. Or a list of names of modules, or a function of
+        a module's name and the module that tells whether it is a unit.
+
+    Errors: InvalidArgument for too little memory, which says how much works; Unimplemented, which
+    names the parameter or module that cannot be offloaded.
+    """
+    _storage.require_swap()
+    if not _storage.guards_reads():
+        warnings.warn(
+            f"PyTorch {torch.__version__} has no way to refuse reads in C++ of parameters that are "
+            "away: one that Python does not see would end the process instead of raising an error",
+            stacklevel=2,
+        )
+    _check_model(model)
+    if placement not in ("host", "nvme"):
+        raise InvalidArgument(
+            f'placement="{placement}": give "host", or "nvme" to keep parameters in the directory '
+            "of the optimizer's state"
+        )
+    memory_bytes = size_of(memory)
+    if math.isnan(memory_bytes):
+        raise InvalidArgument(f'memory="{memory}": give bytes, or a text like "4GiB"')
+    division = divide(model, units)
+    _check_params(division)
+    division.require(memory_bytes)
+    streaming = Streaming(division, placement, int(memory_bytes))
+    pinned: dict[int, PinnedUnit] = {unit.index: unit for unit in streaming.units}
+    for entry in division.entries:
+        own = [pinned[unit.index] for unit in entry.units]
+        enter_at_call(entry.module, streaming, own, opens=entry.module is model)
+    for module in division.outer:
+        of_root = [pinned[unit.index] for unit in division.entries[0].units]
+        enter_at_call(module, streaming, of_root, opens=True)
+    return model
+
+
+@contextlib.contextmanager
+def gathered(params: torch.Tensor | Iterable[torch.Tensor], *, write: bool = False) -> Iterator[None]:
+    """Brings the units of offloaded parameters for the block, in which they are as ever. Others
+    may be among them. What the block writes stays, also without `write` if PyTorch counts it, as it
+    does not for ``p.data.mul_(2)``; the next step makes masters of it, as of any parameter that was
+    written. What NumPy or another library keeps of their memory must not be used after the block,
+    and so must no graph that was made in it."""
+    given = [params] if isinstance(params, torch.Tensor) else list(params)
+    units: dict[PinnedUnit, Streaming] = {}
+    for found in map(streaming_of, given):
+        if found is not None and found[0].needs_pins():
+            units[found[1].unit] = found[0]
+    with contextlib.ExitStack() as pins:
+        for unit, streaming in units.items():
+            streaming.pin([unit])
+            pins.callback(streaming.unpin, [unit])
+        yield
+        if write:
+            torch.autograd.graph.increment_version(given)
+
+
+def _check_model(model: torch.nn.Module) -> None:
+    if several_ranks():
+        raise Unimplemented(
+            "offload() does not know several ranks yet: train with one process, or shard the model "
+            "with FSDP2 instead"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, (DistributedDataParallel, torch.jit.ScriptModule)):
+            raise Unimplemented(
+                f"module '{name or 'the model'}' is a {type(module).__name__}, whose parameters "
+                "cannot be offloaded: give offload() the plain model"
+            )
+        if hasattr(module, "_orig_mod"):
+            raise Unimplemented(
+                f"module '{name or 'the model'}' is compiled already: call offload() before "
+                "torch.compile()"
+            )
+
+
+def _check_params(division: Division) -> None:
+    params = [param for unit in division.units for _, param in unit.params]
+    names = [name for unit in division.units for name, _ in unit.params]
+    if not params:
+        raise InvalidArgument("offload(): the model has no parameters")
+    for name, param in zip(names, params, strict=True):
+        if streaming_of(param) is not None:
+            raise InvalidArgument(f"parameter '{name}' was offloaded already: call offload() once")
+        if is_lent(param):
+            raise InvalidArgument(
+                f"parameter '{name}' is in an optimizer's engine already: call offload() before "
+                "the optimizer's first step"
+            )

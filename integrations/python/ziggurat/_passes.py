@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pins a model's units around each module's forward, and around its part of a backward.
+
+A unit's module gets a made subclass, whose ``__call__`` pins around everything that the module's
+own does: hooks, checkpointing, compiled code. Nothing is added to the graph, so sums of gradients
+keep their order and with it their bits.
+
+On the CPU backward runs what was made last first. So a hook on what made a unit's outputs comes
+before all that reads the unit's parameters, and a hook on what made its newest input after. A unit
+has also ended where one begins that ran before it, and all have where the backward ends, also by an
+error.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._pins import PinnedUnit
+from ziggurat._streaming import Streaming
+
+
+def enter_at_call(
+    module: torch.nn.Module, streaming: Streaming, units: Sequence[PinnedUnit], opens: bool
+) -> None:
+    """Makes calls of `module` pin `units`. `opens`: a call that trains may open the engine."""
+    module.__dict__["_offloaded"] = _Around(streaming, list(units), opens)
+    module.__class__ = _made(type(module))
+
+
+@functools.cache
+def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """Returns the subclass whose calls pin. Modules of a class share it, so that what is compiled
+    for one serves the others."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__["_offloaded"](original.__call__, self, args, kwargs)
+
+    def __reduce_ex__(self: Any, protocol: Any) -> NoReturn:
+        raise Unimplemented(
+            f"an offloaded {original.__name__} cannot be copied or pickled, because an engine has "
+            "its parameters: copy it before offload(), or save what gathered() brings"
+        )
+
+    def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.__dict__["_offloaded"].streaming.copying():
+            return original.state_dict(self, *args, **kwargs)
+
+    def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("assign") or any(flag is True for flag in args[2:]):
+            raise Unimplemented(
+                f"load_state_dict(assign=True) would replace the parameters of an offloaded "
+                f"{original.__name__}: leave assign out, so that it writes them"
+            )
+        with self.__dict__["_offloaded"].streaming.loading():
+            return original.load_state_dict(self, *args, **kwargs)
+
+    members = {
+        "__call__": __call__,
+        "__reduce_ex__": __reduce_ex__,
+        "state_dict": state_dict,
+        "load_state_dict": load_state_dict,
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+    }
+    return type(original.__name__, (original,), members)
+
+
+class _Around:
+    """Runs a unit's module with its units pinned."""
+
+    def __init__(self, streaming: Streaming, units: list[PinnedUnit], opens: bool) -> None:
+        self.streaming, self._units, self._opens = streaming, units, opens
+
+    def __call__(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._opens and torch.is_grad_enabled():
+            self.streaming.open()
+        if self._is_inside() or not self.streaming.needs_pins():
+            return call(module, *args, **kwargs)
+        use = self._enter((args, kwargs))
+        trains = use is not None
+        try:
+            for unit in self._units:
+                unit.forwards += 1
+                unit.trained_forwards += trains
+            result = call(module, *args, **kwargs)
+            if use is not None:
+                self._watch(use, result)
+        except RuntimeError as error:
+            if "Cannot access data pointer" in str(error):
+                raise InvalidArgument(self._stray()) from error
+            raise
+        finally:
+            for unit in self._units:
+                unit.forwards -= 1
+                unit.trained_forwards -= trains
+            self.streaming.unpin(self._units)
+        return result
+
+    def _is_inside(self) -> bool:
+        """Returns whether a forward around this one has pinned the units, and its backward will."""
+        if torch.is_grad_enabled():
+            return all(unit.trained_forwards for unit in self._units)
+        return all(unit.forwards for unit in self._units)
+
+    @torch._disable_dynamo  # type: ignore[misc]
+    def _enter(self, given: Any) -> _Use | None:
+        use = None
+        if torch.is_grad_enabled():
+            if self._opens and torch.is_autocast_enabled("cpu"):
+                self._warn_of_casts()
+            use = _Use(self.streaming, self._units)
+            made = [tensor.grad_fn for tensor in _tensors(given) if tensor.grad_fn is not None]
+            if made:
+                newest: Any = max(made, key=lambda node: node._sequence_nr())
+                newest.register_prehook(use.end)
+        self.streaming.pin(self._units)
+        return use
+
+    def _warn_of_casts(self) -> None:
+        wide = self.streaming.first_of(torch.float32)
+        if wide is not None:
+            warnings.warn(
+                f"parameter '{wide}' is fp32, and autocast keeps a 16-bit copy of all such "
+                "parameters until backward, beyond the memory that offload() was given: use "
+                "model.bfloat16(), for which the optimizer keeps fp32 masters",
+                stacklevel=4,
+            )
+
+    @torch._disable_dynamo  # type: ignore[misc]
+    def _watch(self, use: _Use, result: Any) -> None:
+        use.last = _sequence()
+        for tensor in _tensors(result):
+            node: Any = tensor.grad_fn
+            # An input that is returned as it is was not made here.
+            if node is not None and node._sequence_nr() >= use.first:
+                node.register_prehook(use.begin)
+
+    def _stray(self) -> str:
+        names = ", ".join(f"'{unit.name}'" for unit in self._units)
+        return (
+            f"the module of {'units' if len(self._units) > 1 else 'unit'} {names} has used a "
+            "parameter of another unit, which is away: give offload() units in which both are "
+            "together"
+        )
+
+
+class _Use:
+    """One forward of a module: its backward pins the units from the first use to the last."""
+
+    def __init__(self, streaming: Streaming, units: list[PinnedUnit]) -> None:
+        self._streaming, self._units = streaming, units
+        self._in: _Backward | None = None
+        # The numbers of the nodes that the forward has made are from `first` to below `last`.
+        self.first = _sequence()
+        self.last = self.first
+
+    def begin(self, *_: Any) -> None:
+        if self._in is None:
+            backward = self._backward()
+            backward.end_after(self.last)
+            self._streaming.pin(self._units)
+            self._in = backward
+            backward.uses.add(self)
+        if torch.is_grad_enabled():  # create_graph: another backward reads the parameters
+            self._streaming.until_step(self._units)
+
+    def end(self, *_: Any) -> None:
+        if self._in is not None:
+            self._in.uses.discard(self)
+            self._in = None
+            self._streaming.unpin(self._units)
+
+    def _backward(self) -> _Backward:
+        task, known = torch._C._current_graph_task_id(), self._streaming.backwards
+        backward: _Backward | None = known.get(task)
+        if backward is None:
+            backward = known[task] = _Backward()
+            torch.autograd.Variable._execution_engine.queue_callback(
+                _AtEnd(backward, self._streaming)
+            )
+        return backward
+
+
+class _Backward:
+    """The uses in one backward."""
+
+    def __init__(self) -> None:
+        self.uses: set[_Use] = set()
+
+    def end_after(self, last: int) -> None:
+        """Ends the uses all of whose nodes come after number `last`, and so before it in here."""
+        for use in [one for one in self.uses if one.first >= last]:
+            use.end()
+
+    def end(self) -> None:
+        for use in list(self.uses):
+            use.end()
+
+
+class _AtEnd:
+    """Ends the uses when PyTorch calls it at the end of a backward. Nothing is called if an error
+    ends the backward; then PyTorch drops this, which nobody else has."""
+
+    def __init__(self, backward: _Backward, streaming: Streaming) -> None:
+        self._backward, self._streaming = backward, streaming
+        self._called = False
+
+    def __call__(self) -> None:
+        self._called = True
+        self._backward.end()
+
+    def __del__(self) -> None:
+        self._backward.end()
+        if not self._called:
+            self._streaming.let_kept_go()
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in a module's arguments or result."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif hasattr(value, "__dataclass_fields__"):
+        yield from _tensors(list(vars(value).values()))
+
+
+def _sequence() -> int:
+    """Returns the number that the next node of this thread's graphs gets."""
+    return int(torch._C._autograd._get_sequence_nr())

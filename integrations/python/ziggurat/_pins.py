@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings the units of a model from the engine, and lets them go.
+
+A unit is *away*, or *pinned*: acquired in the engine, with the engine's memory behind its
+parameters. Pins are counted. One thread at a time may use the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ziggurat import _storage
+from ziggurat._native import InvalidArgument, ResourceExhausted
+from ziggurat._released import Released
+from ziggurat._units import Unit
+
+if TYPE_CHECKING:
+    from ziggurat._opened import Opened
+    from ziggurat._streaming import Streaming
+
+
+class Held:
+    """A parameter, and its memory in the engine while its unit is pinned."""
+
+    storage: torch.UntypedStorage  #: the parameter's, for as long as the engine keeps it
+
+    def __init__(self, name: str, param: torch.nn.Parameter, unit: PinnedUnit) -> None:
+        self.name, self.param, self.unit = name, param, unit
+        self.index = -1  #: in the engine
+        # What is not in the parameter's storage now: the guard while the unit is pinned, else the
+        # engine's memory at `_address`, which may be anybody's by then.
+        self._other: torch.UntypedStorage | None = None
+        self._address = 0
+        self._version = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self.param.numel() * self.param.element_size()
+
+    def leave(self, index: int) -> None:
+        """Frees PyTorch's memory of the parameter, whose values the engine has now."""
+        self.index, self._address = index, 0
+        self.storage = self.param.untyped_storage()
+        self._other = _storage.guard(self.size_bytes)
+        self._exchange(Released)
+        self._other = None
+
+    def put_in(self, address: int) -> None:
+        """Puts the engine's memory at `address` behind the parameter."""
+        if address != self._address:
+            self._other = _storage.over(address, self.size_bytes)
+            self._address = address
+        self._exchange(torch.nn.Parameter)
+        self._version = self.param._version
+
+    def take_out(self) -> None:
+        """Takes the engine's memory away."""
+        self._exchange(Released)
+
+    def give_back(self, values: torch.UntypedStorage) -> None:
+        """Puts memory of PyTorch's, which has the values, behind the parameter for good."""
+        self._other = values
+        self._exchange(torch.nn.Parameter)
+
+    def was_written(self) -> bool:
+        """Returns whether somebody has written the parameter since it was put in."""
+        return self.param._version != self._version
+
+    def has_moved(self) -> bool:
+        """Returns whether the parameter got other memory, as from `p.data = x`."""
+        return _storage.identity(self.param) != int(self.storage._cdata)
+
+    def _exchange(self, now: type[torch.nn.Parameter]) -> None:
+        assert self._other is not None
+        _storage.swap(self.storage, self._other)
+        self.param.__class__ = now
+
+
+class PinnedUnit:
+    """A unit, and how often it is pinned."""
+
+    def __init__(self, unit: Unit, streaming: Streaming) -> None:
+        self.streaming = streaming
+        self.unit, self.name, self.index = unit, unit.name, unit.index
+        self.held = [Held(name, param, self) for name, param in unit.params]
+        self.pins = 0
+        # How many forwards of the unit are under way, and how many of them with gradients. What
+        # they call need not pin.
+        self.forwards = self.trained_forwards = 0
+
+
+class Pins:
+    """The units of one model, and which of them are there."""
+
+    def __init__(self, units: list[PinnedUnit], memory_bytes: int) -> None:
+        self.units = units
+        self.memory_bytes = memory_bytes
+        self._opened: Opened | None = None
+        self._until_step: list[PinnedUnit] = []
+
+    def pin(self, units: Sequence[PinnedUnit]) -> None:
+        """Brings the units and keeps them until unpin()."""
+        done = 0
+        try:
+            for unit in units:
+                if unit.pins == 0:
+                    self._bring(unit)
+                unit.pins += 1
+                done += 1
+        except BaseException:
+            self.unpin(units[:done])
+            raise
+
+    def unpin(self, units: Iterable[PinnedUnit]) -> None:
+        """Ends a pin of each of the units. Errors: the first, when all are ended."""
+        failed: Exception | None = None
+        for unit in units:
+            unit.pins -= 1
+            if unit.pins == 0:
+                try:
+                    self._let_go(unit)
+                except Exception as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def until_step(self, units: Iterable[PinnedUnit]) -> None:
+        """Keeps units that are pinned until the next step."""
+        for unit in units:
+            if unit not in self._until_step:
+                unit.pins += 1
+                self._until_step.append(unit)
+
+    def let_kept_go(self) -> None:
+        """Ends what until_step() began."""
+        while self._until_step:
+            self.unpin([self._until_step.pop()])
+
+    def _bring(self, unit: PinnedUnit) -> None:
+        opened = self._opened
+        if opened is None:
+            raise InvalidArgument(
+                f"unit '{unit.name}' is needed, but the model's optimizer was closed: make the "
+                "model and its optimizer again, and resume"
+            )
+        try:
+            opened.engine.acquire(unit.index)
+        except ResourceExhausted as error:
+            in_use = ", ".join(f"'{one.name}'" for one in self.units if one.pins)
+            raise ResourceExhausted(
+                f"unit '{unit.name}' takes {unit.unit.size_bytes} bytes, and beside the units in use "
+                f"({in_use or 'none'}) memory={self.memory_bytes} has no room for them: give "
+                "offload() more memory, or smaller units"
+            ) from error
+        done: list[Held] = []
+        try:
+            for held in unit.held:
+                held.put_in(opened.engine.address_of(held.index))
+                done.append(held)
+        except BaseException:
+            for held in done:
+                held.take_out()
+            opened.engine.release(unit.index)
+            raise
+
+    def _let_go(self, unit: PinnedUnit) -> None:
+        opened = self._opened
+        assert opened is not None
+        moved = [held.name for held in unit.held if held.has_moved()]
+        try:
+            for held in unit.held:
+                if held.was_written():
+                    opened.kept_was_written(held.index)
+                held.take_out()
+        finally:
+            opened.engine.release(unit.index)
+        if moved:
+            raise InvalidArgument(
+                f"parameter '{moved[0]}' of an offloaded model was given other memory (p.data = "
+                "x), which the engine does not have: write into it instead, as p.copy_(x) does"
+            )

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The class of a parameter while it is away, which tells who uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter
+
+# What reads no values, by the name of the method or property. PyTorch's optimizers, clipping and
+# backward need nothing else of a parameter.
+_METADATA = frozenset(
+    """
+    __hash__ _backward_hooks _fix_weakref _is_view _post_accumulate_grad_hooks _version backward
+    device dim dtype element_size get_device grad grad_dtype grad_fn has_names is_complex is_conj
+    is_contiguous is_cpu is_cuda is_floating_point is_inference is_leaf is_meta is_mps is_mkldnn
+    is_neg is_nested is_quantized is_signed is_sparse is_xla is_xpu itemsize layout name names
+    nbytes ndim ndimension nelement numel output_nr register_hook
+    register_post_accumulate_grad_hook requires_grad requires_grad_ retains_grad shape size
+    storage_offset stride untyped_storage _cdata is_shared is_ipu is_maia is_vulkan is_mtia
+    empty_like full_like ones_like rand_like randn_like zeros_like
+    new_empty new_full new_ones new_zeros
+    """.split()
+)
+
+
+class Released(torch.nn.Parameter):
+    """A parameter whose values are away. Metadata is as ever; what else becomes of a use, that
+    says which keeps the parameter: mostly an error."""
+
+    #: called with a function, its name, the parameter and the arguments
+    used: Callable[[Any, str, torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _OF_GRAPHS or _name_of(func) in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        for value in tree_iter((args, kwargs)):
+            if isinstance(value, Released):
+                return cls.used(func, _name_of(func), value, args, kwargs)
+        return NotImplemented
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Parameter(away, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+_OF_GRAPHS = (torch.autograd.grad, torch.autograd.backward)  # parameters are only named to them
+
+
+def _name_of(func: Any) -> str:
+    name: str = getattr(func, "__name__", str(func))
+    if name in ("__get__", "__set__", "__delete__"):
+        name = getattr(func.__self__, "__name__", name)
+    return name

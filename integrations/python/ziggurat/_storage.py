@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts memory that is not PyTorch's behind a parameter, and takes it away again.
+
+A parameter keeps its storage object for life. What is exchanged is the memory in it, so all that
+autograd has saved of the parameter, views too, finds the memory that is there when backward needs
+it. While a parameter is away its storage has no memory and raises at each access.
+
+PyTorch has no public calls for this. No other file of this package touches the private ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+
+from ziggurat._native import Unimplemented
+
+_IMPL_BYTES = 160  #: of a C++ StorageImpl that are looked at; they belong to its object
+
+
+def require_swap() -> None:
+    """Errors: Unimplemented where PyTorch cannot exchange the memory of a storage."""
+    if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
+        raise Unimplemented(
+            f"offload() needs PyTorch 2.12 or later, and this is {torch.__version__}: update "
+            "PyTorch, or train without offload()"
+        )
+
+
+def swap(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+    """Exchanges the memory of two storages, with all that belongs to it."""
+    one._swap_data_ptr_(other)  # type: ignore[attr-defined]
+
+
+def over(address: int, size_bytes: int) -> torch.UntypedStorage:
+    """Returns a storage whose memory is somebody else's."""
+    made: Any = torch._C._construct_storage_from_data_pointer(
+        address, torch.device("cpu"), size_bytes
+    )
+    its: torch.UntypedStorage = made
+    return its
+
+
+def empty(size_bytes: int) -> torch.UntypedStorage:
+    """Returns a storage with memory of PyTorch's."""
+    return torch.empty(size_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
+
+
+def guard(size_bytes: int) -> torch.UntypedStorage:
+    """Returns a storage without memory: each access raises a RuntimeError. Without the flag that
+    guards_reads() tells of, only a write does, and a read would end the process."""
+    made = over(0, size_bytes)
+    _refuse_access(made)
+    return made
+
+
+def guards_reads() -> bool:
+    """Returns whether C++ code that reads a guard gets an error."""
+    return hasattr(torch._C, "_set_storage_access_error_msg") or _place_of_flag() is not None
+
+
+def shares_memory(tensor: torch.Tensor) -> bool:
+    """Returns whether the tensor's storage has other elements than the tensor's own."""
+    return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+
+
+def identity(tensor: torch.Tensor) -> int:
+    """Returns a number that stays the storage's own, wherever its memory is."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _tensor_of(storage: torch.UntypedStorage, count: int = 0) -> torch.Tensor:
+    empty: Any = torch.empty(0, dtype=torch.uint8, device="cpu")
+    made: torch.Tensor = empty.set_(storage, 0, (count,))
+    return made
+
+
+def _refuse_access(storage: torch.UntypedStorage) -> None:
+    tensor = _tensor_of(storage)
+    if hasattr(torch._C, "_set_storage_access_error_msg"):  # in builds with CUDA
+        torch._C._set_storage_access_error_msg(tensor, "a parameter was used while it is away")
+        return
+    torch._C._set_throw_on_mutable_data_ptr(tensor)
+    place = _place_of_flag()
+    if place is not None:
+        _byte(storage, place).value = 1
+
+
+def _byte(storage: torch.UntypedStorage, place: int) -> ctypes.c_ubyte:
+    return ctypes.c_ubyte.from_address(storage._cdata + place)
+
+
+@functools.cache
+def _place_of_flag() -> int | None:
+    """Returns where a StorageImpl has the flag that makes a read raise, or None.
+
+    Builds without CUDA have no call that sets it. The call for its neighbour, which refuses writes,
+    changes two bytes that lie in a row; the flag is the third. That is tried on a storage that has
+    memory, so that a wrong guess reads that memory and does no harm."""
+    storage = empty(8)
+    seen = bytes((ctypes.c_ubyte * _IMPL_BYTES).from_address(storage._cdata))
+    torch._C._set_throw_on_mutable_data_ptr(_tensor_of(storage))
+    now = bytes((ctypes.c_ubyte * _IMPL_BYTES).from_address(storage._cdata))
+    changed = [place for place, (a, b) in enumerate(zip(seen, now, strict=True)) if a != b]
+    place = changed[-1] + 1
+    if len(changed) != 2 or changed[1] != changed[0] + 1 or now[place] != 0:
+        return None
+    _byte(storage, place).value = 1
+    try:
+        _tensor_of(storage, 8).sum()
+    except RuntimeError:
+        return place
+    finally:
+        _byte(storage, place).value = 0
+    return None

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Divides a model into units: modules whose parameters are brought and let go together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+
+import torch
+
+from ziggurat import _storage
+from ziggurat._native import InvalidArgument, Unimplemented
+
+Choice = str | Sequence[str] | Callable[[str, torch.nn.Module], bool]
+
+ROOT = "(root)"  #: the unit of all parameters that no other unit has
+
+# How the engine lays parameters out in memory for acquired units, where a small one shares tiles.
+_TILE = 16 * 1024  # elements
+_SHARED = 64 * 1024  # elements; the most that small parameters share
+_LINE_BYTES = 4096
+
+
+class Unit:
+    """Parameters that are brought together. Which module has them, an Entry says."""
+
+    def __init__(self, index: int, name: str) -> None:
+        self.index = index
+        self.name = name
+        self.params: list[tuple[str, torch.nn.Parameter]] = []
+        self.packs = True  #: whether small parameters that are trained share memory
+
+    @property
+    def size_bytes(self) -> int:
+        """Returns the memory that the unit takes while it is acquired."""
+        return sum(self.pieces())
+
+    def pieces(self) -> list[int]:
+        """Returns the bytes of each piece of memory that the unit takes."""
+        kinds: dict[tuple[torch.dtype, bool], list[int]] = {}
+        for _, param in self.params:
+            kind = (param.dtype, param.requires_grad)
+            kinds.setdefault(kind, []).append(param.numel())
+        return [
+            _on_device(count * dtype.itemsize)
+            for (dtype, trained), counts in kinds.items()
+            for count in _in_tiles(counts, self.packs or not trained)
+        ]
+
+
+class Entry:
+    """A module at whose call units are pinned: its own, and those of parameters that it shares."""
+
+    def __init__(self, module: torch.nn.Module, units: list[Unit], around: list[Unit]) -> None:
+        self.module = module
+        self.units = units
+        self.around = around  #: the units of the entries that this one lies in
+
+    def pinned(self) -> set[Unit]:
+        """Returns all units that are pinned while the module runs."""
+        return {*self.units, *self.around}
+
+    def between(self) -> int:
+        """Returns the most bytes that are of no use to the unit that comes last: beside the pieces
+        of others there is one hole more than pieces, each smaller than the unit's largest piece."""
+        pieces = {unit: unit.pieces() for unit in self.pinned()}
+        count = sum(map(len, pieces.values()))
+        # Those around are there first. What is there alone lies in a row.
+        last = [pieces[unit] for unit in self.units if len(pieces) > 1]
+        return max(((count - len(own) + 1) * max(own) for own in last), default=0)
+
+
+class Division:
+    """A model's units, and the entries in the order of the model's modules.
+
+    `outer` are the modules around units, such as an encoder, that pin the root's unit if they are
+    called by themselves."""
+
+    def __init__(
+        self, units: list[Unit], entries: list[Entry], outer: list[torch.nn.Module]
+    ) -> None:
+        self.units = units
+        self.entries = entries
+        self.outer = outer
+
+    def require(self, memory_bytes: float, packs: bool = True) -> None:
+        """Checks the memory for units. In a state of 8 bits nothing is packed. Errors:
+        InvalidArgument if it is too little, which says what works."""
+        for unit in self.units:
+            unit.packs = packs
+        smallest, of_what = self.smallest()
+        if memory_bytes < smallest:
+            raise InvalidArgument(
+                f"memory={int(memory_bytes)} is too small for offload(): the smallest that works "
+                f"is {smallest}, for {of_what}; give so much, or smaller units"
+            )
+
+    def smallest(self) -> tuple[int, str]:
+        """Returns the least memory with which every entry runs while the next one is brought, and
+        words that say for what."""
+        pinned = [entry.pinned() for entry in self.entries]
+        following = [*pairwise(pinned[1:]), *((one, set()) for one in pinned)]  # after the root's
+        needs = [(_sum(one | other), one, other - one, 0) for one, other in following]
+        # What is there already may lie anywhere, so that of each hole a part is of no use.
+        apart = [(entry.pinned(), entry.between()) for entry in self.entries]
+        needs += [(_sum(one) + between, one, set(), between) for one, between in apart]
+        most, units, following_units, between = max(needs, key=lambda need: need[0])
+        words = [_told(unit) for unit in sorted(units, key=lambda unit: unit.name != ROOT)]
+        words += [f"the next, {_told(unit)}" for unit in following_units]
+        if between:
+            words.append(f"and {between} bytes between what lies apart")
+        return most, ", ".join(words)
+
+
+def _sum(units: Iterable[Unit]) -> int:
+    return sum(unit.size_bytes for unit in units)
+
+
+def divide(model: torch.nn.Module, choice: Choice) -> Division:
+    """Divides `model` as `choice` says: "auto", names of modules, or whether the module of a name is
+    a unit. Errors: InvalidArgument for a name that the model does not have, and parameters that
+    cannot be in a unit."""
+    chosen = _chosen(model, choice)
+    named = _named_once(model)
+    check_params(named)
+    homes: dict[torch.nn.Parameter, list[torch.nn.Module]] = {}
+    for module, innermost in _innermost(model, chosen):
+        for param in module.parameters(recurse=False):
+            if param in named and innermost not in homes.setdefault(param, []):
+                homes[param].append(innermost)
+    units = {model: Unit(0, ROOT)}
+    for module, name in chosen.items():
+        units[module] = Unit(0, name)
+    for param, name in named.items():
+        # What the rest of the model uses as well is there as long as the model runs.
+        owner = model if model in homes[param] else homes[param][0]
+        units[owner].params.append((name, param))
+    kept = [unit for unit in units.values() if unit.params]
+    for index, unit in enumerate(kept):
+        unit.index = index
+    outer = [one for one in model.modules() if one not in units and set(one.modules()) & set(units)]
+    return Division(kept, _entries(model, units, homes), outer)
+
+
+def _entries(
+    model: torch.nn.Module,
+    units: dict[torch.nn.Module, Unit],
+    homes: dict[torch.nn.Parameter, list[torch.nn.Module]],
+) -> list[Entry]:
+    used: dict[torch.nn.Module, list[Unit]] = {module: [] for module in units}
+    for unit in units.values():
+        for _, param in unit.params:
+            for module in homes[param]:
+                if unit not in used[module]:
+                    used[module].append(unit)
+    entries = []
+    for module in units:
+        outer = [other for other in units if other is not module and module in other.modules()]
+        around = [unit for other in outer for unit in used[other]]
+        # The root has an entry without parameters too: it opens the engine.
+        if used[module] or module is model:
+            entries.append(Entry(module, used[module], list(dict.fromkeys(around))))
+    return entries
+
+
+def _chosen(model: torch.nn.Module, choice: Choice) -> dict[torch.nn.Module, str]:
+    """Returns the modules that are units, and their names, in the model's order."""
+    if choice == "auto":
+        return _automatic(model)
+    modules = dict(model.named_modules())
+    if callable(choice):
+        choice = [name for name, module in modules.items() if name and choice(name, module)]
+    if isinstance(choice, str):
+        raise InvalidArgument(
+            f'units="{choice}": give "auto", a list with names of modules, or a function of a '
+            "module's name and the module"
+        )
+    for name in choice:
+        if name not in modules or not name:
+            raise InvalidArgument(
+                f"units: the model has no module '{name}': give names as model.named_modules() "
+                "has them"
+            )
+        if isinstance(modules[name], _NEVER_CALLED):
+            raise InvalidArgument(
+                f"units: '{name}' is a {type(modules[name]).__name__}, which is never called, so "
+                f"that nothing would bring its parameters: name its elements, such as '{name}.0'"
+            )
+    return {module: name for name, module in modules.items() if name in set(choice)}
+
+
+_NEVER_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
+
+
+def _automatic(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
+    """Takes the repeated blocks, and of what is outside them embeddings and large linear layers."""
+    listed = {
+        name
+        for module in model.modules()
+        for name in getattr(module, "_no_split_modules", None) or ()
+    }
+    chosen: dict[torch.nn.Module, str] = {}
+    inside: set[torch.nn.Module] = set()
+    for name, module in model.named_modules():
+        if module in inside:
+            continue
+        blocks = [module] if name and type(module).__name__ in listed else _repeated(module)
+        for block in blocks:
+            inside.update(block.modules())
+            chosen[block] = ""
+    for module in model.modules():
+        # Exact types: others may be used without a call, as attention's output layer is.
+        if module in inside or module is model or type(module) not in _LAYERS:
+            continue
+        if sum(param.numel() for param in module.parameters()) >= _TILE:
+            chosen[module] = ""
+    return {module: name for name, module in model.named_modules() if module in chosen}
+
+
+_LAYERS = (torch.nn.Embedding, torch.nn.Linear)
+
+
+def _repeated(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Returns the elements of a list of alike modules, or nothing."""
+    if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
+        return []
+    elements = [one for one in module if any(True for _ in one.parameters())]
+    alike = len(elements) > 1 and len({type(one) for one in elements}) == 1
+    return elements if alike and type(elements[0]) not in _LAYERS else []
+
+
+def _innermost(
+    model: torch.nn.Module, chosen: dict[torch.nn.Module, str]
+) -> Iterator[tuple[torch.nn.Module, torch.nn.Module]]:
+    """Yields each module, as often as it is in the model, with the innermost unit around it."""
+    stack = [(model, model)]
+    seen = set()
+    while stack:
+        module, around = stack.pop()
+        around = module if module in chosen else around
+        if (module, around) in seen:
+            continue
+        seen.add((module, around))
+        yield module, around
+        stack.extend((child, around) for child in reversed(list(module.children())))
+
+
+def _named_once(model: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
+    """Returns the parameters that have elements. The others stay where they are."""
+    return {param: name for name, param in model.named_parameters() if param.numel()}
+
+
+def check_params(named: dict[torch.nn.Parameter, str]) -> None:
+    """Errors: what the engine cannot keep, by its name."""
+    users: dict[int, str] = {}
+    for param, name in named.items():
+        _check_kind(param, name)
+        other = users.setdefault(_storage.identity(param), name)
+        if other != name:
+            raise InvalidArgument(
+                f"parameters '{other}' and '{name}' are different parameters in one memory: "
+                "tie them by giving both modules the same parameter, or give one its .clone()"
+            )
+    for param, name in named.items():
+        if _storage.shares_memory(param):
+            raise InvalidArgument(
+                f"parameter '{name}' is a part of a larger memory, which cannot go with it: make "
+                "the parameter from its .clone()"
+            )
+
+
+def _check_kind(param: torch.nn.Parameter, name: str) -> None:
+    if type(param) is not torch.nn.Parameter:
+        raise Unimplemented(
+            f"parameter '{name}' is a {type(param).__name__}: only plain parameters can be "
+            "offloaded; make it a torch.nn.Parameter"
+        )
+    if type(param.data) is not torch.Tensor:
+        raise Unimplemented(
+            f"parameter '{name}' holds a {type(param.data).__name__}: only plain tensors can be "
+            "offloaded; make the parameter from a plain tensor"
+        )
+    if param.layout is not torch.strided or param.is_quantized:
+        raise Unimplemented(
+            f"parameter '{name}' is sparse or quantized, which offload() cannot keep: make it a "
+            "dense tensor of floating point"
+        )
+    if param.device.type != "cpu":
+        raise Unimplemented(
+            f"parameter '{name}' is on {param.device}: offload() only works on the CPU so far; "
+            "call it before model.to(), or train without it"
+        )
+    if param.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise Unimplemented(
+            f"parameter '{name}' is {param.dtype}, but must be fp32, bf16 or fp16"
+        )
+    if not param.is_contiguous():
+        raise Unimplemented(
+            f"parameter '{name}' does not lie in the order of its indices: make it from its "
+            ".contiguous() before offload()"
+        )
+
+
+def _in_tiles(counts: Iterable[int], packs: bool) -> Iterator[int]:
+    """Yields the elements of each piece of memory that parameters of `counts` elements take."""
+    shared = 0
+    for count in counts:
+        if count >= _TILE or not packs:
+            yield math.ceil(count / _TILE) * _TILE
+        elif shared + count > _SHARED:
+            yield math.ceil(shared / _TILE) * _TILE
+            shared = count
+        else:
+            shared += count
+    if shared:
+        yield math.ceil(shared / _TILE) * _TILE
+
+
+def _on_device(size_bytes: int) -> int:
+    """The engine puts large pieces at addresses that differ in their low bits."""
+    return size_bytes + (_LINE_BYTES if size_bytes >= 256 << 10 else 0)
+
+
+def _told(unit: Unit) -> str:
+    return f"unit '{unit.name}' with {unit.size_bytes} bytes"

@@ -1,0 +1,505 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors around ziggurat.torch.offload(): parameters that are used while they are away, passes that
+end with an exception, and what is refused.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, or PyTorch is older
+than offload() takes.
+"""
+
+import copy
+import gc
+import io
+import sys
+import warnings
+import weakref
+
+try:
+    import pytest
+    import torch
+    from forked_runs import forked_runs
+    from small_models import one_thread  # noqa: F401, a fixture
+    from streamed_models import gpt, loss_of, tokens_of, train
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
+    print(f"skipped: PyTorch {torch.__version__} cannot exchange the memory of a storage")
+    sys.exit(77)
+
+import ziggurat
+import ziggurat.torch
+from ziggurat import _storage
+from ziggurat._streaming import streaming_of
+from ziggurat._units import divide
+from ziggurat.torch import gathered, offload
+
+
+def memory_of(model: torch.nn.Module) -> int:
+    return divide(model, "auto").smallest()[0]
+
+
+def offloaded(model, **arguments):
+    """Returns an optimizer of the model, which has made a step; its parameters are away."""
+    offload(model, memory=memory_of(model), **arguments)
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, range(1))
+    return optimizer
+
+
+def pinned(model: torch.nn.Module) -> list[str]:
+    streaming, _ = streaming_of(next(model.parameters()))
+    return [unit.name for unit in streaming.units if unit.pins]
+
+
+def alias_of(param: torch.Tensor) -> torch.Tensor:
+    with gathered(param):
+        return param.detach()
+
+
+def backward_with_a_weight_away(model: torch.nn.Module) -> None:
+    weight = model.narrow.weight
+    with gathered(weight):
+        squares = weight.square().sum()
+    squares.backward()
+
+
+# A parameter of a unit that is away, and what reads or writes it.
+USES = {
+    "add": lambda model, p: p + 1,
+    "sum": lambda model, p: p.sum(),
+    "clone": lambda model, p: p.clone(),
+    "norm": lambda model, p: torch.linalg.vector_norm(p),
+    "detach": lambda model, p: p.detach(),
+    "data": lambda model, p: p.data.mul_(2),
+    "numpy": lambda model, p: p.numpy(force=True),
+    "item": lambda model, p: p[0, 0].item(),
+    "tolist": lambda model, p: p.tolist(),
+    "linear": lambda model, p: torch.nn.functional.linear(torch.ones(1, p.shape[1]), p),
+    "cat": lambda model, p: torch.cat([torch.zeros(p.shape), p]),
+    "foreach": lambda model, p: torch._foreach_norm([p]),
+    "copy_": lambda model, p: p.copy_(torch.zeros(p.shape)),
+    "init": lambda model, p: torch.nn.init.zeros_(p),
+    "deepcopy": lambda model, p: copy.deepcopy(p),
+    "save": lambda model, p: torch.save(p, io.BytesIO()),
+    "state_dict": lambda model, p: model.blocks[1].mlp.state_dict(),
+    "assigned": lambda model, p: model.load_state_dict(model.state_dict(), assign=True),
+    "half": lambda model, p: model.half(),
+    "address": lambda model, p: p.data_ptr(),
+    "functional": lambda model, p: torch.nn.functional.linear(torch.ones(2, 256), model.narrow.weight),
+    "submodule's child": lambda model, p: model.blocks[0].mlp[0](torch.ones(1, 64)),
+}
+# Uses that only C++ code sees. PyTorch's error does not name the parameter.
+UNNAMED = {
+    "alias": lambda model, p: alias_of(p).sum(),
+    "alias written": lambda model, p: alias_of(p).zero_(),
+    "alias to numpy": lambda model, p: alias_of(p).numpy(),
+    "alias viewed": lambda model, p: alias_of(p).t().contiguous(),
+    "alias saved": lambda model, p: torch.save(alias_of(p), io.BytesIO()),
+    "backward": lambda model, p: backward_with_a_weight_away(model),
+}
+
+
+def run_uses(uses, message: str) -> None:
+    model = gpt()
+    optimizer = offloaded(model)
+    for name, use in uses.items():
+        print(f"use: {name}", flush=True)  # the last one before a signal
+        with pytest.raises((ziggurat.InvalidArgument, RuntimeError), match=message):
+            use(model, model.blocks[1].mlp[0].weight)
+        assert not pinned(model)
+    train(model, optimizer, range(1, 2))
+    optimizer.close()
+
+
+@pytest.mark.parametrize(
+    ("uses", "message"),
+    [
+        (USES, "parameter '.*' of unit '.*' is away|leave assign out"),
+        (UNNAMED, "Cannot access data pointer of Storage that is invalid"),
+    ],
+    ids=["named", "unnamed"],
+)
+def test_a_use_of_what_is_away_is_an_error_and_no_signal(uses, message):
+    with forked_runs() as runs:
+        assert runs.status_of(runs.started(run_uses, uses, message), within=120) == 0
+
+
+def test_the_error_names_parameter_unit_and_fix():
+    model = gpt()
+    optimizer = offloaded(model)
+    with pytest.raises(
+        ziggurat.InvalidArgument,
+        match=r"sum: parameter 'blocks\.1\.mlp\.0\.weight' of unit 'blocks\.1' is away.*gathered\(\[param\]\)"
+        r".* units without 'blocks\.1'",
+    ):
+        model.blocks[1].mlp[0].weight.sum()
+    with gathered(model.blocks[1].mlp[0].weight):
+        model.blocks[1].mlp[0].weight.sum()
+    optimizer.close()
+    model.blocks[1].mlp[0].weight.sum()
+
+
+def test_every_use_of_a_guard_raises_here():
+    assert _storage.guards_reads()
+
+
+def test_metadata_and_what_trainers_do_with_it_work():
+    model = gpt()
+    optimizer = offloaded(model)
+    p = model.blocks[0].mlp[0].weight
+    assert (p.shape, p.dtype, p.device.type, p.is_leaf) == ((256, 64), torch.float32, "cpu", True)
+    assert p.numel() == p.nelement() == 256 * 64 and p.stride() == (64, 1)
+    assert isinstance(p, torch.nn.Parameter) and p in set(model.parameters())
+    assert torch.equal(torch.zeros_like(p), torch.zeros(256, 64))
+    assert type(torch.zeros_like(p)) is torch.Tensor
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) == 0.0
+    model.requires_grad_(True)
+    model.zero_grad()
+    model.eval()
+    optimizer.close()
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError("in backward")
+
+
+def fail_in_forward(*_):
+    raise ValueError("in forward")
+
+
+@pytest.mark.parametrize("checkpointing", [None, "reentrant", "not reentrant"])
+@pytest.mark.parametrize("where", ["forward", "backward", "eval"])
+def test_nothing_stays_pinned_after_an_exception(checkpointing, where):
+    results = []
+    for offloads in (False, True):
+        model = gpt(checkpointing=checkpointing)
+        if offloads:
+            optimizer = offloaded(model)
+        else:
+            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+            train(model, optimizer, range(1))
+        fails = fail_in_forward if where != "backward" else lambda module, args, out: Fails.apply(out)
+        handle = model.blocks[1].mlp.register_forward_hook(fails)
+        with torch.set_grad_enabled(where != "eval"), pytest.raises(ValueError, match="in "):
+            loss_of(model, tokens_of(7)).backward()
+        handle.remove()
+        assert not offloads or not pinned(model)
+        optimizer.zero_grad()
+        results.append(train(model, optimizer, range(1, 3)))
+        optimizer.close()
+    assert results[0] == results[1]
+
+
+def test_passes_that_overlap():
+    results = []
+    for offloads in (False, True):
+        model = gpt()
+        if offloads:
+            optimizer = offloaded(model)
+        else:
+            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+            train(model, optimizer, range(1))
+        losses = [loss_of(model, tokens_of(step)) for step in (7, 8)]
+        assert not offloads or not pinned(model)
+        losses[1].backward(retain_graph=True)
+        losses[0].backward()
+        losses[1].backward()
+        assert not offloads or not pinned(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = loss_of(model, tokens_of(9))
+        weights = [model.embedding.weight, model.blocks[2].after.weight]
+        results.append([grad.norm().item() for grad in torch.autograd.grad(loss, weights)])
+        results[-1] += train(model, optimizer, range(1, 3))
+        optimizer.close()
+    assert results[0] == results[1]
+
+
+def test_a_graph_of_before_the_step_raises():
+    model = gpt()
+    optimizer = offloaded(model)
+    loss = loss_of(model, tokens_of(7))
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    assert not pinned(model)
+    optimizer.close()
+
+
+def test_a_model_that_is_dropped_gives_its_store_back(tmp_path):
+    for _ in range(2):
+        model = gpt()
+        offload(model, memory="1GiB", placement="nvme")
+        optimizer = ziggurat.torch.AdamW(
+            model.parameters(), lr=1e-2, placement=f"nvme:{tmp_path}/state"
+        )
+        optimizer.open(resume=True)
+        loss_of(model, tokens_of(1)).backward()
+        optimizer.step()
+        kept = weakref.ref(streaming_of(model.norm.weight)[0])
+        del model, optimizer
+        gc.collect()
+        assert kept() is None
+
+
+def test_a_model_may_change_until_its_engine_is_opened():
+    results = []
+    for offloads in (False, True):
+        model = gpt()
+        if offloads:
+            offload(model, memory=memory_of(model))
+        model.bfloat16()
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        results.append(train(model, optimizer, range(3)))
+        optimizer.close()
+    assert results[0] == results[1]
+
+
+def test_a_parameter_that_gets_other_memory_is_an_error_by_name():
+    model = gpt()
+    optimizer = offloaded(model)
+
+    def assign(module, args, out):
+        module.weight.data = module.weight.data.clone()
+
+    handle = model.blocks[1].mlp[0].register_forward_hook(assign)
+    for _ in range(2):
+        with pytest.raises(
+            ziggurat.InvalidArgument, match=r"'blocks\.1\.mlp\.0\.weight' .* was given other memory"
+        ):
+            loss_of(model, tokens_of(1))
+        assert not pinned(model)
+        handle.remove()  # the parameter stays what it was made
+
+
+def test_autocast_keeps_the_bits_and_warns_of_its_copies():
+    results = []
+    for offloads in (False, True):
+        model = gpt()
+        if offloads:
+            offload(model, memory=memory_of(model))
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        losses = []
+        for step in range(2):
+            with warnings.catch_warnings(record=True) as told, torch.autocast("cpu", torch.bfloat16):
+                warnings.simplefilter("always")
+                loss = loss_of(model, tokens_of(step))
+            assert any("autocast keeps a 16-bit copy" in str(one.message) for one in told) == offloads
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        results.append(losses)
+        optimizer.close()
+    assert results[0] == results[1]
+
+
+def test_a_model_goes_on_after_its_optimizer():
+    results = []
+    for offloads in (False, True):
+        model = gpt()
+        if offloads:
+            offload(model, memory=memory_of(model))
+        losses = []
+        for _ in range(2):
+            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+            losses += train(model, optimizer, range(2))
+            optimizer.close()
+            losses.append(loss_of(model, tokens_of(3)).item())
+        results.append(losses)
+    assert results[0] == results[1]
+
+
+def test_values_that_memory_has_no_room_for_stay_in_the_store(monkeypatch, tmp_path):
+    model = gpt()
+    offload(model, memory=memory_of(model))
+    optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
+    train(model, optimizer, range(1))
+    monkeypatch.setattr(ziggurat._streaming, "free_bytes", lambda: 1000)
+    with pytest.raises(ziggurat.ResourceExhausted, match="'position' is offloaded, and memory"):
+        model.state_dict()
+    optimizer.close()
+    with pytest.raises(ziggurat.InvalidArgument, match="optimizer was closed"):
+        model(tokens_of(1)[:, :-1])
+    with pytest.raises(ziggurat.InvalidArgument, match="closed when memory had no room"):
+        model.norm.weight.sum()
+    with pytest.raises(ziggurat.InvalidArgument, match="closed when memory had no room"):
+        ziggurat.torch.AdamW(model.parameters()).open()
+
+
+def test_an_optimizer_that_is_not_the_only_one():
+    model = gpt()
+    offload(model, memory=memory_of(model))
+    wide = ziggurat.torch.AdamW([p for p in model.parameters() if p.dim() > 1])
+    narrow = ziggurat.torch.AdamW([p for p in model.parameters() if p.dim() == 1])
+    loss_of(model, tokens_of(1)).backward()
+    with pytest.raises(ziggurat.Unimplemented, match="give one optimizer all parameters"):
+        wide.step()
+        narrow.step()
+    model = gpt()
+    model.norm.requires_grad_(False)
+    offload(model, memory=memory_of(model))
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    train(model, optimizer, range(1))
+    model.norm.requires_grad_(True)
+    with pytest.raises(ziggurat.Unimplemented, match="parameter '.*' of an offloaded model is in"):
+        train(model, optimizer, range(1, 2))
+
+
+def test_a_backward_that_memory_has_no_room_for_is_an_error_by_name():
+    """With create_graph all units stay until the step."""
+    results = []
+    for offloads in (False, True):
+        model = gpt()
+        if offloads:
+            optimizer = offloaded(model)
+            loss = loss_of(model, tokens_of(7))
+            with pytest.raises(
+                ziggurat.ResourceExhausted, match=r"unit 'blocks\.2' takes \d+ bytes, and beside the "
+                r"units in use \(.*'blocks\.3'.*\) memory=\d+ has no room"
+            ):
+                torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            assert not pinned(model)
+        else:
+            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+            train(model, optimizer, range(1))
+        results.append(train(model, optimizer, range(1, 3)))
+        optimizer.close()
+    assert results[0] == results[1]
+
+
+def test_units_within_units():
+    results = []
+    for units in (None, ["blocks.0", "blocks.0.mlp", "blocks.0.mlp.2", "blocks.3.attention"]):
+        model = gpt()
+        if units is not None:
+            smallest = divide(model, units).smallest()[0]
+            offload(model, memory=smallest, units=units)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        results.append(train(model, optimizer, range(3)))
+        optimizer.close()
+    assert results[0] == results[1]
+    with pytest.raises(ziggurat.InvalidArgument, match="'blocks' is a ModuleList.*'blocks.0'"):
+        offload(gpt(), memory="1GiB", units=["blocks"])
+
+
+def test_two_models_of_which_one_is_offloaded():
+    results = []
+    for offloads in (False, True):
+        models = gpt(), gpt()
+        if offloads:
+            offload(models[1], memory=memory_of(models[1]))
+        params = [*models[0].parameters(), *models[1].parameters()]
+        optimizer = ziggurat.torch.AdamW(params, lr=1e-2)
+        losses = []
+        for step in range(3):
+            loss = loss_of(lambda x: models[0](x) + models[1](x), tokens_of(step))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        results.append(losses)
+        optimizer.close()
+    assert results[0] == results[1]
+
+
+def test_gathered_writes_become_masters():
+    results = []
+    for offloads in (False, True):
+        model = gpt()
+        if offloads:
+            optimizer = offloaded(model)
+        else:
+            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+            train(model, optimizer, range(1))
+        weight = model.blocks[1].mlp[0].weight
+        with torch.no_grad(), gathered(weight):
+            weight.mul_(0.5)
+        with gathered([weight, model.norm.weight], write=True):
+            model.norm.weight.data.mul_(0.25)
+        results.append(train(model, optimizer, range(1, 3)))
+        optimizer.close()
+    assert results[0] == results[1]
+
+
+def test_a_step_within_gathered_is_refused():
+    model = gpt()
+    optimizer = offloaded(model)
+    loss_of(model, tokens_of(1)).backward()
+    with gathered(model.norm.weight), pytest.raises(
+        ziggurat.InvalidArgument, match=r"a step began while unit '\(root\)' is in use"
+    ):
+        optimizer.step()
+    optimizer.step()
+    optimizer.close()
+
+
+class Kind(torch.nn.Parameter):
+    pass
+
+
+def module_with(**params) -> torch.nn.Module:
+    module = torch.nn.Module()
+    for name, param in params.items():
+        module.register_parameter(name, param)
+    return module
+
+
+def refused_models():
+    whole = torch.zeros(64)
+    one, other = torch.nn.Parameter(whole[:32]), torch.nn.Parameter(whole[32:])
+    yield "parameters 'a' and 'b' are different parameters in one memory", module_with(a=one, b=other)
+    yield "parameter 'a' is a part of a larger memory", module_with(a=one)
+    yield "parameter 'a' is a Kind", module_with(a=Kind(torch.zeros(4)))
+    yield "parameter 'a' is torch.float64", module_with(a=torch.nn.Parameter(torch.zeros(4).double()))
+    yield "parameter 'a' does not lie in the order", module_with(a=torch.nn.Parameter(torch.zeros(4, 3).t()))
+    yield "parameter 'a' is on meta", module_with(a=torch.nn.Parameter(torch.zeros(4, device="meta")))
+    sparse = torch.nn.Parameter(torch.zeros(4, 3).to_sparse())
+    yield "parameter 'a' is sparse", module_with(a=sparse)
+    quantized = torch.quantize_per_tensor(torch.zeros(4), 1.0, 0, torch.qint8)
+    yield "parameter 'a' is sparse or quantized", module_with(
+        a=torch.nn.Parameter(quantized, requires_grad=False)
+    )
+    yield "the model has no parameters", torch.nn.GELU()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_offloaded_is_refused_by_name():
+    for message, model in refused_models():
+        with pytest.raises(ziggurat.ZigguratError, match=message):
+            offload(model, memory="1GiB")
+
+
+def test_what_else_is_refused():
+    with pytest.raises(ziggurat.InvalidArgument, match='placement="nvme:/x": give "host"'):
+        offload(gpt(), memory="1GiB", placement="nvme:/x")
+    with pytest.raises(ziggurat.InvalidArgument, match='memory="much": give bytes'):
+        offload(gpt(), memory="much")
+    with pytest.raises(ziggurat.InvalidArgument, match="has no module 'blocks.9'"):
+        offload(gpt(), memory="1GiB", units=["blocks.9"])
+    model = gpt()
+    offload(model, memory="1GiB", placement="nvme")
+    with pytest.raises(ziggurat.InvalidArgument, match="'position' was offloaded already"):
+        offload(model, memory="1GiB")
+    with pytest.raises(ziggurat.Unimplemented, match="an offloaded Gpt cannot be copied"):
+        copy.deepcopy(model)
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    with pytest.raises(ziggurat.InvalidArgument, match='which placement="host" puts into'):
+        model(tokens_of(0)[:, :-1])
+    plain = gpt()
+    optimizer = ziggurat.torch.AdamW(plain.parameters())
+    train(plain, optimizer, range(1))
+    with pytest.raises(ziggurat.InvalidArgument, match="in an optimizer's engine already"):
+        offload(plain, memory="1GiB")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__]))
