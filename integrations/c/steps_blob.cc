@@ -12,7 +12,7 @@
 namespace ziggurat {
 namespace {
 
-constexpr std::uint64_t kRanksMax = 100'000;  ///< of a store
+constexpr std::uint64_t kStoreRanksMax = 100'000;
 
 /// Stands before the counts of steps and the trainer's blob.
 struct StepsHeader {
@@ -42,7 +42,7 @@ StepsBlob StepsBlob::read(std::span<const std::byte> blob, std::size_t params) {
                 "the store's blob does not begin with its parameters' counts of steps");
   }
   if (of_ranks) std::memcpy(&its.of_ranks, blob.data() + sizeof(header), sizeof(its.of_ranks));
-  if (its.of_ranks > kRanksMax)
+  if (its.of_ranks > kStoreRanksMax)
     throw Error(
         ErrorCode::kDataLoss,
         fmt::format("the store's blob is of {} ranks, but no store has so many", its.of_ranks));

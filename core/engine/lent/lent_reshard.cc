@@ -147,7 +147,9 @@ Task<> LentReshard::require_together(Communicator& ranks) const {
   std::vector<std::string> lacking;
   for (const UnitSpec& unit : whole.units) {
     const std::size_t at = index.at(unit.name);
-    const WholePlace all{.name = unit.name, .shape = unit.params[0].shape, .first = 0};
+    WholePlace all;
+    all.name = unit.name;
+    all.shape = unit.params[0].shape;
     const std::uint64_t copies = taken[at] / unit.count();
     const bool covers = copies > 0 && taken[at] % unit.count() == 0 &&
                         taken[tensors + at] == copies * sum_of_places(piece_at(all, unit.count()));

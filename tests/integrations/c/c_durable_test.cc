@@ -170,20 +170,23 @@ TEST_P(CDurable, ABlobMayFollowWhileTheNextGradientsAreExpected) {
 
 TEST_P(CDurable, AStepIsLostWhoseBlobNeverCame) {
   ASSERT_DONE(open(here()));
-  const TypedArray before = values_[1];
-  lend_both(1);
+  make_a_step();
+  const TypedArray before = updated(1);
+  lend_both(2);
   ASSERT_DONE(step(blob_follows()));
   reopen(here());
-  EXPECT_EQ(state().generation, 0U);
-  EXPECT_EQ(steps_of(0), 0U);
+  EXPECT_EQ(state().generation, 1U);
+  EXPECT_EQ(steps_of(0), 1U);
   EXPECT_EQ(values_[1], before);
 }
 
 TEST_P(CDurable, MemoryIsTheTrainersOnceTheEngineIsClosedInMidUpdate) {
   ASSERT_DONE(open(here()));
   PlainParam expected(values_[1]);
-  const TypedArray before = values_[1];
-  auto gradient = std::make_unique<TypedArray>(gradient_of(1, 1));
+  make_a_step();
+  expected.step(scalars(1, 1), gradient_of(1, 1));
+  const TypedArray before = updated(1);
+  auto gradient = std::make_unique<TypedArray>(gradient_of(1, 2));
   const ziggurat_memory memory = memory_of(*gradient);
   ASSERT_DONE(ziggurat_lend_gradient(engine_, 1, &memory, 1));
   ASSERT_DONE(step());
@@ -194,8 +197,8 @@ TEST_P(CDurable, MemoryIsTheTrainersOnceTheEngineIsClosedInMidUpdate) {
   }
   for (std::size_t p = 0; p < kParams; ++p) params_[p].values = memory_of(values_[p]);
   ASSERT_DONE(open(here()));
-  expected.step(scalars(1, 1), gradient_of(1, 1));
-  EXPECT_EQ(values_[1], state().generation == 0 ? before : expected.values());
+  expected.step(scalars(1, 2), gradient_of(1, 2));
+  EXPECT_EQ(values_[1], state().generation == 1 ? before : expected.values());
 }
 
 class CMemoryAlone : public Embedder {};
