@@ -7,6 +7,7 @@ parameters. Pins are counted. One thread at a time may use the model.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -100,6 +101,7 @@ class Pins:
         self.memory_bytes = memory_bytes
         self._opened: Opened | None = None
         self._until_step: list[PinnedUnit] = []
+        self._process = os.getpid()
 
     def pin(self, units: Sequence[PinnedUnit]) -> None:
         """Brings the units and keeps them until unpin()."""
@@ -145,6 +147,11 @@ class Pins:
             raise InvalidArgument(
                 f"unit '{unit.name}' is needed, but the model's optimizer was closed: make the "
                 "model and its optimizer again, and resume"
+            )
+        if os.getpid() != self._process:
+            raise InvalidArgument(
+                f"unit '{unit.name}' is needed in a forked process, which has no engine: use an "
+                "offloaded model only in the process that called offload()"
             )
         try:
             opened.engine.acquire(unit.index)

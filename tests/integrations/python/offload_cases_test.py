@@ -9,6 +9,7 @@ than offload() takes.
 import copy
 import gc
 import io
+import os
 import sys
 import warnings
 import weakref
@@ -122,6 +123,22 @@ def run_uses(uses, message: str) -> None:
 def test_a_use_of_what_is_away_is_an_error_and_no_signal(uses, message):
     with forked_runs() as runs:
         assert runs.status_of(runs.started(run_uses, uses, message), within=120) == 0
+
+
+def test_a_forked_worker_gets_an_error():
+    model = gpt()
+    optimizer = offloaded(model)
+    child = os.fork()
+    if child == 0:
+        try:
+            loss_of(model, tokens_of(0))
+        except ziggurat.InvalidArgument as error:
+            os._exit(7 if "in a forked process" in str(error) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    train(model, optimizer, range(1, 2))
+    optimizer.close()
 
 
 def test_the_error_names_parameter_unit_and_fix():
