@@ -72,7 +72,7 @@ def offload(
     pinned: dict[int, PinnedUnit] = {unit.index: unit for unit in streaming.units}
     for entry in division.entries:
         own = [pinned[unit.index] for unit in entry.units]
-        enter_at_call(entry.module, streaming, own, opens=entry.module is model)
+        enter_at_call(entry.module, streaming, own, opens=True)
     for module in division.outer:
         of_root = [pinned[unit.index] for unit in division.entries[0].units]
         enter_at_call(module, streaming, of_root, opens=True)

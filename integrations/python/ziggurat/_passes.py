@@ -141,6 +141,10 @@ class _Around:
             # An input that is returned as it is was not made here.
             if node is not None and node._sequence_nr() >= use.first:
                 node.register_prehook(use.begin)
+            # A view that is written in place afterwards gets another node; its base's stays.
+            base: Any = tensor._base.grad_fn if tensor._is_view() else None
+            if base is not None and base._sequence_nr() >= use.first:
+                base.register_prehook(use.begin)
 
     def _stray(self) -> str:
         names = ", ".join(f"'{unit.name}'" for unit in self._units)
@@ -232,7 +236,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
     elif hasattr(value, "__dataclass_fields__"):
-        yield from _tensors(list(vars(value).values()))
+        yield from _tensors([getattr(value, name, None) for name in value.__dataclass_fields__])
 
 
 def _sequence() -> int:

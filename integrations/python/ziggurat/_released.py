@@ -19,7 +19,7 @@ _METADATA = frozenset(
     is_neg is_nested is_quantized is_signed is_sparse is_xla is_xpu itemsize layout name names
     nbytes ndim ndimension nelement numel output_nr register_hook
     register_post_accumulate_grad_hook requires_grad requires_grad_ retains_grad shape size
-    storage_offset stride untyped_storage _cdata is_shared is_ipu is_maia is_vulkan is_mtia
+    storage_offset stride untyped_storage _cdata is_ipu is_maia is_vulkan is_mtia
     empty_like full_like ones_like rand_like randn_like zeros_like
     new_empty new_full new_ones new_zeros
     """.split()

@@ -18,7 +18,8 @@ import torch
 
 from ziggurat._native import Unimplemented
 
-_IMPL_BYTES = 160  #: of a C++ StorageImpl that are looked at; they belong to its object
+_IMPL_BYTES = 88  #: of a C++ StorageImpl that are looked at; all belong to its object
+_TRIES = 3
 
 
 def require_swap() -> None:
@@ -95,7 +96,13 @@ def _byte(storage: torch.UntypedStorage, place: int) -> ctypes.c_ubyte:
 
 @functools.cache
 def _place_of_flag() -> int | None:
-    """Returns where a StorageImpl has the flag that makes a read raise, or None.
+    """Returns where a StorageImpl has the flag that makes a read raise, or None."""
+    tries = (_probed_place() for _ in range(_TRIES))
+    return next((place for place in tries if place is not None), None)
+
+
+def _probed_place() -> int | None:
+    """Looks for the flag's place once.
 
     Builds without CUDA have no call that sets it. The call for its neighbour, which refuses writes,
     changes two bytes that lie in a row; the flag is the third. That is tried on a storage that has

@@ -135,13 +135,23 @@ class Streaming(Pins):
 
     def give_back(self) -> None:
         """Gives the values back to PyTorch's memory before the engine is closed, if there is room.
-        Otherwise the parameters stay away."""
+        Otherwise the parameters stay away, in the store.
+
+        Errors: ResourceExhausted if there is no room and some of them are in no store."""
         opened = self._opened
         if opened is None:
             return
         self.before_step()
+        away = self.size_bytes > free_bytes()
+        frozen = any(held.index >= len(opened.parts) for held in self._all())
+        if away and (opened.store is None or frozen):
+            raise ResourceExhausted(
+                f"close(): memory has no room for the model's {self.size_bytes} bytes, and "
+                f"{'its frozen parameters are' if opened.store else 'they are'} in no store: save "
+                "them with ziggurat.torch.save_checkpoint() or under gathered(), and end the process"
+            )
         self._opened = self.optimizer = None
-        self._lost = self.size_bytes > free_bytes()
+        self._lost = away
         if self._lost:
             return
         for held in self._all():
