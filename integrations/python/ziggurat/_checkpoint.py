@@ -18,7 +18,8 @@ from ziggurat._background_save import BackgroundSave, check_copied, limits, refu
 from ziggurat._foreign._plan import Places
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Save, Values, save_checkpoint as save_natively
-from ziggurat._opened import DTYPES, Opened
+from ziggurat._opened import Opened
+from ziggurat._parts import DTYPES
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._resume import random_states
 from ziggurat._streaming import values_of

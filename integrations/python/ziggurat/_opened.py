@@ -25,12 +25,10 @@ from ziggurat._native import (
     Unimplemented,
     ZigguratError,
 )
-from ziggurat._parts import Nothing, Part
+from ziggurat._parts import DTYPES, Nothing, Part
 from ziggurat._rounding import as_fp32, draws_params, rounds_to
 from ziggurat._streaming import Streaming
 from ziggurat._words import in_arguments
-
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 _Laid = tuple[torch.Size, tuple[int, ...]]

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ziggurat import _storage
 from ziggurat._memory import free_bytes
 from ziggurat._native import InvalidArgument, Param, ResourceExhausted, Unimplemented
+from ziggurat._parts import DTYPES
 from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._released import Released
 from ziggurat._units import Division, check_params
@@ -99,7 +100,7 @@ class Streaming(Pins):
             Param(
                 held.name if held.name not in names else f"{held.name} (frozen)",
                 tuple(held.param.shape),
-                _DTYPES[held.param.dtype],
+                DTYPES[held.param.dtype],
                 None,
                 unit=held.unit.index,
                 frozen=True,
@@ -223,9 +224,6 @@ class Streaming(Pins):
             "it: use it within `with ziggurat.torch.gathered([param])`, or give offload() units "
             f"without '{held.unit.name}', so that it is there while the model runs"
         )
-
-
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def streaming_of(param: torch.Tensor) -> tuple[Streaming, Held] | None:

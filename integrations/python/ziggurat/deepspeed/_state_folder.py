@@ -17,7 +17,8 @@ import torch
 
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Checkpoint, save_checkpoint
-from ziggurat._opened import DTYPES, Opened, runtime_of
+from ziggurat._opened import Opened, runtime_of
+from ziggurat._parts import DTYPES
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._sharing import Divided
 
