@@ -12,6 +12,7 @@
 #include "core/engine/lent/streamed_params.h"
 #include "core/engine/lent_engine.h"
 #include "core/engine/state/state_door.h"
+#include "core/schedule/homes/grad_sums.h"
 
 namespace ziggurat {
 
@@ -90,11 +91,9 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   Task<> updated_from_memory();
 
   std::span<const TypedSpan<std::byte>> lent_;  // per parameter; set while the engine is opened
-  // The state's: one of these two.
-  LentParamHome* params_ = nullptr;
-  StreamedParamHome* streamed_home_ = nullptr;
-  std::unique_ptr<StreamedParams> streamed_;  // null if all parameters are lent
-  LentGradHome* grads_ = nullptr;             // the state's
+  std::unique_ptr<StreamedParams> streamed_;    // null if all parameters are lent
+  std::unique_ptr<GradSums> sums_;              // null if gradients are not summed on NVMe
+  GradHome* grads_ = nullptr;                   // the state's
 };
 
 }  // namespace ziggurat

@@ -12,7 +12,7 @@
 namespace ziggurat {
 
 GradSums& LentEngineImpl::sums(const char* call) const {
-  if (GradSums* const its = grads_->sums()) return *its;
+  if (sums_) return *sums_;
   throw Error(
       ErrorCode::kInvalidArgument,
       fmt::format("{}(): gradients are not summed on NVMe: choose `placement=grads=nvme`", call));
@@ -20,8 +20,7 @@ GradSums& LentEngineImpl::sums(const char* call) const {
 
 bool LentEngineImpl::has_gradient(std::span<const TypedSpan<const std::byte>> gradients,
                                   ParamId param) const {
-  const GradSums* const its = grads_->sums();
-  return !gradients[param].bytes.empty() || (its != nullptr && its->has(param));
+  return !gradients[param].bytes.empty() || (sums_ && sums_->has(param));
 }
 
 void LentEngineImpl::add_gradient(ParamId param, TypedSpan<const std::byte> values, float scale,

@@ -37,6 +37,7 @@
 #include "core/plan/host_plan.h"
 #include "core/plan/node_plan.h"
 #include "core/schedule/context.h"
+#include "core/schedule/homes/grad_sums.h"
 #include "core/schedule/optimizer/optimizer_sweep.h"
 #include "core/schedule/rank_channels.h"
 #include "core/schedule/unit_gates.h"
