@@ -219,6 +219,12 @@ class StateEngine {
   virtual StateLine line() const = 0;
 };
 
+/// The fp32 master parameters of consecutive elements of a unit.
+struct MasterChunk {
+  std::uint64_t first = 0;    ///< the first element in the unit's flat parameters
+  std::vector<float> values;  ///< without padding, and so it may be empty
+};
+
 /// An engine for a trainer that computes with parameters which the engine brings to a device, unit
 /// by unit.
 class Engine : public StateEngine {
@@ -303,11 +309,12 @@ class Engine : public StateEngine {
   /// call throws, and the newest durable generation is undamaged.
   virtual StepResult step(const StepOptions& options) = 0;
 
-  /// Passes the fp32 master parameters of `unit` that this rank updates, at generation(), to
-  /// `consume(first, values)`, in the order of elements.
-  virtual void read_master(
-      UnitId unit,
-      const std::function<void(std::uint64_t first, std::span<const float> values)>& consume) = 0;
+  /// Returns how many chunks of `unit` this rank updates.
+  virtual std::size_t master_chunks(UnitId unit) const = 0;
+  /// Reads the fp32 master parameters of one of them, numbered from 0 in the order of elements, at
+  /// generation(). Errors: kInvalidArgument for a chunk that this rank does not have; kDataLoss for
+  /// a damaged record.
+  virtual MasterChunk read_master(UnitId unit, std::size_t chunk) = 0;
 };
 
 }  // namespace ziggurat

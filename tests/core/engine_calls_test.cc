@@ -58,8 +58,12 @@ TEST_P(EngineCalls, OfUnitsThatAreNotThereAreRefused) {
   expect_refused([&] { engine.release(kNoUnit); }, "release(unit 5)", fix);
   expect_refused([&] { engine.gradient(kNoUnit); }, "gradient(unit 5)", fix);
   expect_refused([&] { engine.finish_gradient(kNoUnit); }, "finish_gradient(unit 5)", fix);
-  expect_refused([&] { engine.read_master(kNoUnit, [](auto, auto) {}); }, "read_master(unit 5)",
-                 fix);
+  expect_refused([&] { engine.master_chunks(kNoUnit); }, "master_chunks(unit 5)", fix);
+  expect_refused([&] { engine.read_master(kNoUnit, 0); }, "read_master(unit 5)", fix);
+  const std::size_t chunks = engine.master_chunks(4);
+  expect_refused([&] { engine.read_master(4, chunks); },
+                 "read_master(unit 4, chunk " + std::to_string(chunks) + ")",
+                 "chunks 0 to " + std::to_string(chunks - 1));
 }
 
 TEST_P(EngineCalls, OutOfOrderAreRefusedAndTheTrainingGoesOn) {

@@ -506,9 +506,9 @@ void LentEngineImpl::read_state_of(int rank, std::string_view piece, std::string
             "read_state_of(rank {}, '{}'): {} elements were asked for, but the piece has {}", rank,
             piece, values.size(), count));
   }
-  if (rank == state_.runtime().ranks->rank())
-    return read_state(static_cast<ParamId>(index), name, values);
   const std::size_t state = state_.state_index("read_state_of", piece, name);
+  if (rank == state_.runtime().ranks->rank())
+    return run(state_.read_state(static_cast<ParamId>(index), state, values));
   run(state_.read_state_of(rank, index, state, values));
 }
 

@@ -80,7 +80,7 @@ void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
     const Turn turn(turn_);
     its = &streamed("acquire");
     its->require_unit("acquire", unit);
-    stream.wait(Event());  // throws, before anything changes, if the stream may not wait
+    require_waits(stream);
     its->acquiring(unit);
   }
   bool acquired = false;
@@ -88,13 +88,7 @@ void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
     const CountedTime waited(state_.runtime().metrics, Counter::kWaitParamsNs);
     const std::vector<Event> landed = run(its->acquire(unit, std::this_thread::get_id()));
     acquired = true;
-    for (const Event& event : landed) {
-      if (dynamic_cast<Host*>(&stream) == nullptr) {
-        stream.wait(event);
-      } else {
-        run(state_.ending_the_run(event.wait()));
-      }
-    }
+    for (const Event& event : landed) wait_on(stream, event);
   } catch (...) {
     if (acquired) {
       its->released(unit);

@@ -82,15 +82,22 @@ class StateDoor : public Interface {
   StateLine line() const override { return state_.line(); }
 
  protected:
-  /// Serializes a trainer's calls. It is recursive, because a function that is given values
-  /// (Engine::read_master()) may make calls too.
-  using Turn = std::lock_guard<std::recursive_mutex>;
+  /// Puts the calls of a trainer's threads in an order.
+  using Turn = std::lock_guard<std::mutex>;
 
   /// Runs a call. If the state has ended, throws only when no job uses memory that the trainer
   /// lends, or ever will.
   template <class T>
   T run(Task<T> call) {
     return state_.runtime().reactor.block_on(state_.giving_back(std::move(call)));
+  }
+  /// Throws, before anything changes, if `stream` may not wait for events.
+  static void require_waits(StreamRef& stream) { stream.wait(Event()); }
+  /// Makes `stream` wait for an event. The host waits on the reactor, like all calls of the engine,
+  /// so that a lost device ends the run.
+  void wait_on(StreamRef& stream, const Event& event) {
+    if (dynamic_cast<Host*>(&stream) == nullptr) return stream.wait(event);
+    run(state_.ending_the_run(event.wait()));
   }
   void open_state(Hand& hand, StateSource* source, const LoadOptions& options) {
     state_.runtime().reactor.block_on(state_.open(hand, source, options));
@@ -105,7 +112,7 @@ class StateDoor : public Interface {
         fmt::format("{}(unit {}): the model has only units 0 to {}", call, unit, count - 1));
   }
 
-  mutable std::recursive_mutex turn_;
+  mutable std::mutex turn_;
   TrainingState state_;
 };
 

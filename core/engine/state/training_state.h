@@ -235,7 +235,7 @@ class TrainingState {
   /// Reads array `index` of a parameter that the trainer lends, at generation(), as written since.
   Task<> read_state(ParamId param, std::size_t index, std::span<float> values);
   Task<> write_state(ParamId param, std::size_t index, std::span<const float> values);
-  /// Engine::read_master(), a chunk at a time: returns the chunk's values without padding.
+  /// Returns a chunk's masters without padding.
   Task<std::vector<float>> read_master(ChunkId chunk);
 
   // state_serve.cc
