@@ -189,9 +189,13 @@ class StateEngine {
   /// while the save begins or ends), it is considered to hang, and the save is given up.
   virtual void finish_saves() = 0;
   /// Whether a save was given up because its target hangs, and a thread is still blocked in a call
-  /// to that target. Destroying the engine would wait for this thread. To end sooner, end the
-  /// process without destroying the engine and what it uses.
+  /// to that target. Closing the engine would wait for this thread. To end sooner, end the
+  /// process without closing the engine and destroying what it uses.
   virtual bool saves_hang() const { return false; }
+  /// Ends the engine: everything that waits fails, and what is under way is awaited. Then memory of
+  /// the trainer is not used any more, and later calls throw kCancelled. Not while another call is
+  /// under way. The destructor waits for nothing after this, and else does the same.
+  virtual void close() = 0;
   /// Returns the saves that have ended since the last call, whether they succeeded or failed.
   virtual std::vector<SaveOutcome> ended_saves() = 0;
 

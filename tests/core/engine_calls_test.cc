@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cctype>
+#include <functional>
 
 #include "base/error.h"
 #include "tests/core/engine_harness.h"
@@ -103,6 +104,34 @@ TEST_P(EngineCalls, ThatAcquireWhatIsHeldFromAnOlderGenerationAreRefused) {
   expect_refused([&] { engine.acquire(3); }, "acquire(unit 3 'unit3')", "release() first");
   engine.release(3);
   EXPECT_TRUE(same_params(engine, plain, model_));
+}
+
+/// Closing gives everything back before the engine is destroyed: its store opens again.
+TEST_P(EngineCalls, AfterCloseAreRefusedAndNothingIsHeld) {
+  Rig rig(model_, config(), 2, 8 * kMiB);
+  Engine& engine = *rig.engine;
+  train_step(engine, model_, 0, kLearningRate);
+  engine.make_durable();
+  engine.close();
+  engine.close();
+  const auto expect_closed = [](const char* call, const std::function<void()>& made) {
+    try {
+      made();
+      ADD_FAILURE() << call << " was not refused";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kCancelled) << call;
+      EXPECT_THAT(error.what(), HasSubstr("the engine was closed")) << call;
+    }
+  };
+  expect_closed("acquire", [&] { engine.acquire(0); });
+  expect_closed("gradient", [&] { engine.gradient(0); });
+  expect_closed("step", [&] { engine.step({.learning_rate = kLearningRate, .blob = {}}); });
+  expect_closed("read_master", [&] { engine.read_master(0, 0); });
+  expect_closed("make_durable", [&] { engine.make_durable(); });
+  EXPECT_EQ(engine.host_account().used_bytes(), 0U);
+  EXPECT_EQ(rig.device->account().used_bytes(), 0U);
+  const auto next = Engine::open(model_, config(), *rig.runtime, *rig.device, initialize);
+  EXPECT_EQ(next->generation(), 1U);
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ class RamEngine final : public Engine {
   void save_checkpoint(const CheckpointRequest&) override {}
   void give_blob(std::span<const std::byte>) override {}
   void finish_saves() override {}
+  void close() override {}
   std::vector<SaveOutcome> ended_saves() override { return {}; }
   bool resumed() const override { return false; }
   std::span<const std::byte> resumed_blob() const override { return {}; }

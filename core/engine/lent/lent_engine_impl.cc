@@ -136,20 +136,6 @@ void LentEngineImpl::validate() {
   require_streams(model);
 }
 
-/// Ends what is being brought, for which no other rank waits.
-LentEngineImpl::~LentEngineImpl() {
-  if (streamed_ && !state_.has_ended()) {
-    state_.runtime().reactor.block_on([](StreamedParams& params) -> Task<> {
-      try {
-        co_await params.quiesce();
-      } catch (const std::exception& error) {
-        log().debug("while an engine is closed: {}", error.what());
-      }
-    }(*streamed_));
-  }
-  close_state();
-}
-
 /// Notes that a frozen parameter is constant. Throws unless it may be frozen, or if a trained one
 /// comes after a frozen one.
 void LentEngineImpl::require_frozen_last(ModelSpec& model, std::size_t param) {
@@ -243,7 +229,16 @@ void LentEngineImpl::begin_generation(std::uint64_t generation) {
   if (streamed_) streamed_->begin_generation(generation);
 }
 
-void LentEngineImpl::close() {
+Task<> LentEngineImpl::end_loads() {
+  if (!streamed_) co_return;
+  try {
+    co_await streamed_->quiesce();
+  } catch (const std::exception& error) {
+    log().debug("while an engine is closed: {}", error.what());
+  }
+}
+
+void LentEngineImpl::destroy_parts() {
   if (streamed_) streamed_->close();
   sums_.reset();
 }

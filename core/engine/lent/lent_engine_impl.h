@@ -20,7 +20,7 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
  public:
   LentEngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
                  Device* device);
-  ~LentEngineImpl() override;
+  ~LentEngineImpl() override { close(); }
   /// Does the rest of construction. `source` may be null.
   void open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
             const LoadOptions& options);
@@ -65,7 +65,8 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   void plan_device() override;
   Task<> build() override;
   void begin_generation(std::uint64_t generation) override;
-  void close() override;
+  Task<> end_loads() override;
+  void destroy_parts() override;
   Homes make_homes(Context& context, const std::vector<StripePlace>& places) override;
   bool make_masters(ChunkId chunk, std::span<float> masters) const override;
   void updated(UnitId unit, std::uint64_t generation) override {

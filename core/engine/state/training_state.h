@@ -278,7 +278,7 @@ class TrainingState {
   std::span<const std::byte> resumed_blob() const noexcept { return resumed_blob_; }
   double state_seconds() const noexcept { return state_seconds_; }
   const HostPlan& plan() const noexcept { return plan_; }
-  Account host_account() const { return pool_->account(); }
+  Account host_account() const { return pool_ ? pool_->account() : Account(0); }
 
  private:
   /// Memory for a chunk while the store is made or read.

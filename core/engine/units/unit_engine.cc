@@ -101,7 +101,7 @@ void UnitEngine::updated(UnitId unit, std::uint64_t generation) {
 
 bool UnitEngine::in_step() const { return announced_.has_value() || (calls_ && calls_->in_step()); }
 
-void UnitEngine::close() {
+void UnitEngine::destroy_parts() {
   home_gather_.reset();
   flow_.reset();
   residency_.reset();

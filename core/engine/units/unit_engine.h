@@ -19,8 +19,7 @@ namespace ziggurat {
 class UnitEngine final : public StateDoor<Engine>, private Hand {
  public:
   UnitEngine(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device);
-  /// Ends the engine: everything that waits fails, and everything in flight is awaited.
-  ~UnitEngine() override { close_state(); }
+  ~UnitEngine() override { close(); }
 
   /// Do the rest of construction: all of it that can fail for reasons outside the program.
   void open(const Initializer& initialize);
@@ -49,7 +48,7 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   void begin_generation(std::uint64_t generation) override;
   Task<> quiesce() override { co_await residency_->quiesce(); }
   bool in_step() const override;
-  void close() override;
+  void destroy_parts() override;
 
   ResidencyLimits residency_limits() const;
   Task<std::unique_ptr<UnitGather>> make_gather();
