@@ -315,6 +315,8 @@ class TrainingState {
   StateHomes homes() const { return {*params_, *grads_, *records_}; }
   Task<Lease> state_lease(ChunkId id, std::uint64_t size_bytes);
   Task<ItemMemory> item_of(ChunkId id);
+  Task<> make_params(ChunkId id, ParamSteps steps, std::span<const std::byte> record,
+                     const WorkMemory& work);
   Task<> take_record(ChunkId id, const WorkMemory& work);
   void count_steps();
   void report_progress(ChunkId id, const char* what);
