@@ -92,7 +92,9 @@ class StateDoor : public Interface {
     std::mutex mutex;
     bool closed = false;  ///< no call follows
   };
-  /// The turn of a call. Errors: kCancelled once the engine is closed.
+  /// The turn of a call, which others wait for. So a call that waits for what another thread's call
+  /// gives back (LentEngine::acquire) ends its turn before. Errors: kCancelled once the engine is
+  /// closed.
   class Turn {
    public:
     explicit Turn(TurnOrder& order) : lock_(order.mutex) {
