@@ -149,8 +149,7 @@ TEST_P(EveryParamHome, HasTheNewestVersion) {
 }
 
 TEST_P(EveryParamHome, BeginsWithZerosIfItSaysSo) {
-  if (!home_->begins_with_zeros()) GTEST_SKIP() << "this home promises nothing";
-  rig_.run(expect_zeros());
+  if (home_->begins_with_zeros()) rig_.run(expect_zeros());
 }
 
 TEST_P(EveryParamHome, HasWhatTheTrainerHasStored) {
