@@ -33,6 +33,10 @@ struct StateArray {
     return element == StateElement::kF32 ? 4 : element == StateElement::kBF16 ? 2 : 1;
   }
   bool is_scale() const noexcept { return block > 1; }
+  /// Returns how many values belong to `count` elements from the beginning of a block on.
+  std::uint64_t values_of(std::uint64_t count) const noexcept {
+    return (count + block - 1) / block;
+  }
 };
 
 /// Returns the arrays: the master first, then moments, then their scales.

@@ -20,10 +20,6 @@ TensorType type_of(StateElement element) {
   return TensorType::kF32;
 }
 
-std::uint64_t blocks(std::uint64_t count, std::uint32_t block) {
-  return (count + block - 1) / block;
-}
-
 }  // namespace
 
 ChunkRuns::ChunkRuns(const ChunkTable& table)
@@ -63,7 +59,7 @@ void ChunkRuns::add_unit(UnitId unit, const UnitSpec& whole) {
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
     if (!arrays_[a].is_scale()) continue;
     scales_[unit][a] = static_cast<int>(tensors_.size());
-    const std::uint64_t count = blocks(whole.count(), arrays_[a].block);
+    const std::uint64_t count = arrays_[a].values_of(whole.count());
     tensors_.push_back({.name = state_tensor_name(arrays_[a].name, whole.name),
                         .owner = whole.name,
                         .array = arrays_[a].name,
@@ -127,11 +123,10 @@ void ChunkRuns::add_scales(ChunkId id, std::vector<OfTensor>& all) const {
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
     const int tensor = scales_[chunk.unit][a];
     if (tensor < 0) continue;
-    const std::uint32_t block = arrays_[a].block;
     all.push_back({.tensor = static_cast<std::size_t>(tensor),
                    .array = a,
-                   .runs = {{.first = chunk.begin / block,
-                             .count = blocks(table_.real_count(id), block),
+                   .runs = {{.first = chunk.begin / arrays_[a].block,
+                             .count = arrays_[a].values_of(table_.real_count(id)),
                              .at = 0}}});
   }
 }

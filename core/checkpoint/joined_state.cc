@@ -20,10 +20,6 @@
 namespace ziggurat {
 namespace {
 
-std::uint64_t blocks_in(std::uint64_t count, std::uint32_t block) {
-  return (count + block - 1) / block;
-}
-
 /// Returns the first element of a piece in the whole tensor, and the one after its last.
 std::pair<std::uint64_t, std::uint64_t> bounds_of(const WholePlace& place, std::uint64_t count) {
   if (!place.is_box()) return {place.first, place.first + count};
@@ -216,22 +212,22 @@ void JoinedState::describe(const Whole& whole, std::size_t index) {
                        .array = array.name,
                        .type = pieces_.content().tensors[static_cast<std::size_t>(first)].type,
                        .shape = whole.shape};
-    if (array.is_scale())
-      tensor.shape = {static_cast<std::int64_t>(blocks_in(whole.count, array.block))};
+    if (array.is_scale()) tensor.shape = {static_cast<std::int64_t>(array.values_of(whole.count))};
     content_.tensors.push_back(std::move(tensor));
-    from_.push_back({.whole = index, .array = a, .block = array.block});
+    from_.push_back({.whole = index, .array = a});
   }
 }
 
 Task<> JoinedState::read(std::size_t tensor, std::span<const TensorRun> runs,
                          std::span<std::byte> array) {
   const From from = from_[tensor];
+  const StateArray& kind = arrays_[from.array];
   for (const Piece& piece : wholes_[from.whole].pieces) {
     std::vector<TensorRun> its;
     // In 8 bits every piece is a run, on blocks.
-    const bool is_run = !piece.place.is_box() || from.block > 1;
-    const std::uint64_t low = piece.low / from.block;
-    const std::uint64_t high = blocks_in(piece.high, from.block);
+    const bool is_run = !piece.place.is_box() || kind.is_scale();
+    const std::uint64_t low = piece.low / kind.block;
+    const std::uint64_t high = kind.values_of(piece.high);
     for (const TensorRun& run : runs) {
       if (run.first >= high || run.first + run.count <= low) continue;
       if (is_run) {

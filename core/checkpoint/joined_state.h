@@ -59,8 +59,7 @@ class JoinedState final : public StateSource {
   /// Says where a tensor of content_ is from.
   struct From {
     std::size_t whole;
-    std::size_t array;
-    std::uint32_t block;  ///< elements for each value: more than 1 for scales
+    std::size_t array;  ///< of arrays_
   };
   void add_rank(int rank, const char* what);
   /// A parameter of a rank.

@@ -243,7 +243,7 @@ class Planner {
       const int tensor = array.is_scale() ? runs_.tensor(a, id, 0) : -1;
       if (tensor < 0) continue;
       const auto first = static_cast<std::int64_t>(range.begin / array.block);
-      const auto end = static_cast<std::int64_t>((range.end + array.block - 1) / array.block);
+      const auto end = static_cast<std::int64_t>(array.values_of(range.end));
       files_.add(static_cast<std::uint32_t>(tensor), {{first}, {end - first}});
     }
   }

@@ -35,6 +35,21 @@ std::optional<std::uint64_t> run_begin(const TensorPiece& part) {
   return runs.front().first;
 }
 
+std::uint64_t sum_of_places(const TensorPiece& part) {
+  const auto below = [](std::uint64_t n) { return n % 2 == 0 ? n / 2 * (n - 1) : (n - 1) / 2 * n; };
+  std::uint64_t sum = 0;
+  for (const TensorBox& box : part.boxes) {
+    std::uint64_t stride = 1;
+    for (std::size_t d = part.shape.size(); d-- > 0;) {
+      const auto size = static_cast<std::uint64_t>(box.shape[d]);
+      const auto offset = static_cast<std::uint64_t>(box.offsets[d]);
+      sum += box.count() / size * stride * (size * offset + below(size));
+      stride *= static_cast<std::uint64_t>(part.shape[d]);
+    }
+  }
+  return sum;
+}
+
 std::vector<TensorRun> whole_runs(const TensorPiece& part, const TensorRun& run) {
   std::vector<TensorRun> runs;
   const TensorBox whole = whole_box(part.shape);

@@ -30,6 +30,9 @@ TensorPiece piece_at(const WholePlace& place, std::uint64_t count);
 /// another there.
 std::optional<std::uint64_t> run_begin(const TensorPiece& part);
 
+/// Returns the sum of the numbers that the part's elements have in the whole tensor, modulo 2^64.
+std::uint64_t sum_of_places(const TensorPiece& part);
+
 /// Returns elements of a part as runs of the whole tensor, in order. `run` counts in the part,
 /// which has all of its elements.
 std::vector<TensorRun> whole_runs(const TensorPiece& part, const TensorRun& run);

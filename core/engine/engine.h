@@ -189,9 +189,13 @@ class StateEngine {
   /// while the save begins or ends), it is considered to hang, and the save is given up.
   virtual void finish_saves() = 0;
   /// Whether a save was given up because its target hangs, and a thread is still blocked in a call
-  /// to that target. Destroying the engine would wait for this thread. To end sooner, end the
-  /// process without destroying the engine and what it uses.
+  /// to that target. Closing the engine would wait for this thread. To end sooner, end the
+  /// process without closing the engine and destroying what it uses.
   virtual bool saves_hang() const { return false; }
+  /// Ends the engine: everything that waits fails, and what is under way is awaited. Then memory of
+  /// the trainer is not used any more, and later calls throw kCancelled. Not while another call is
+  /// under way. The destructor waits for nothing after this, and else does the same.
+  virtual void close() = 0;
   /// Returns the saves that have ended since the last call, whether they succeeded or failed.
   virtual std::vector<SaveOutcome> ended_saves() = 0;
 
@@ -217,6 +221,12 @@ class StateEngine {
   virtual std::vector<std::string> description() const = 0;
   /// Returns the line of history to which the engine's states belong. Its checkpoints record it.
   virtual StateLine line() const = 0;
+};
+
+/// The fp32 master parameters of consecutive elements of a unit.
+struct MasterChunk {
+  std::uint64_t first = 0;    ///< the first element in the unit's flat parameters
+  std::vector<float> values;  ///< without padding, and so it may be empty
 };
 
 /// An engine for a trainer that computes with parameters which the engine brings to a device, unit
@@ -303,11 +313,12 @@ class Engine : public StateEngine {
   /// call throws, and the newest durable generation is undamaged.
   virtual StepResult step(const StepOptions& options) = 0;
 
-  /// Passes the fp32 master parameters of `unit` that this rank updates, at generation(), to
-  /// `consume(first, values)`, in the order of elements.
-  virtual void read_master(
-      UnitId unit,
-      const std::function<void(std::uint64_t first, std::span<const float> values)>& consume) = 0;
+  /// Returns how many chunks of `unit` this rank updates.
+  virtual std::size_t master_chunks(UnitId unit) const = 0;
+  /// Reads the fp32 master parameters of one of them, numbered from 0 in the order of elements, at
+  /// generation(). Errors: kInvalidArgument for a chunk that this rank does not have; kDataLoss for
+  /// a damaged record.
+  virtual MasterChunk read_master(UnitId unit, std::size_t chunk) = 0;
 };
 
 }  // namespace ziggurat

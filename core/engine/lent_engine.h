@@ -130,7 +130,7 @@ class LentEngine : public StateEngine {
   /// is never needed. Unknown units are an error.
   virtual void expect_units(std::span<const StreamedUnit> units) = 0;
   /// Fails those threads that wait in acquire(), and those that will, with kCancelled: the engine
-  /// is about to be destroyed.
+  /// is about to be closed.
   virtual void end_waits() = 0;
   /// Returns where a streamed parameter is on the device while its unit is acquired, without
   /// padding, aligned to its elements.

@@ -178,6 +178,7 @@ void TrainRun::go_on_from_newer() {
                   options_.store, step, newer->directory, short_text(line.id)));
   engine_->make_durable();  // after this the ranks may part
   ranks_->part();
+  engine_->close();
   engine_.reset();
   replaces_store_ = true;
   begin_from(newer->directory, {.continues_line = newer->continues_line});

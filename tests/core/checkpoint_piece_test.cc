@@ -86,6 +86,16 @@ TEST(TensorPiece, RunsHaveTheElementsOfThePieceInItsOrder) {
   }
 }
 
+TEST(TensorPiece, TheSumOfPlacesIsThatOfItsElements) {
+  std::mt19937 draws(2);
+  for (int i = 0; i < 2'000; ++i) {
+    const TensorPiece piece = drawn(draws);
+    const std::vector<std::uint64_t> places = places_of(piece);
+    ASSERT_EQ(sum_of_places(piece), std::accumulate(places.begin(), places.end(), std::uint64_t{0}))
+        << "piece " << i;
+  }
+}
+
 TEST(TensorPiece, ASliceOfAMatrixIsPlannedOnceAFile) {
   const std::vector<StateTensor> tensors{
       {.name = "weight", .owner = "weight", .array = "master", .shape = {4, 5}}};

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cctype>
+#include <functional>
 
 #include "base/error.h"
 #include "tests/core/engine_harness.h"
@@ -58,8 +59,12 @@ TEST_P(EngineCalls, OfUnitsThatAreNotThereAreRefused) {
   expect_refused([&] { engine.release(kNoUnit); }, "release(unit 5)", fix);
   expect_refused([&] { engine.gradient(kNoUnit); }, "gradient(unit 5)", fix);
   expect_refused([&] { engine.finish_gradient(kNoUnit); }, "finish_gradient(unit 5)", fix);
-  expect_refused([&] { engine.read_master(kNoUnit, [](auto, auto) {}); }, "read_master(unit 5)",
-                 fix);
+  expect_refused([&] { engine.master_chunks(kNoUnit); }, "master_chunks(unit 5)", fix);
+  expect_refused([&] { engine.read_master(kNoUnit, 0); }, "read_master(unit 5)", fix);
+  const std::size_t chunks = engine.master_chunks(4);
+  expect_refused([&] { engine.read_master(4, chunks); },
+                 "read_master(unit 4, chunk " + std::to_string(chunks) + ")",
+                 "chunks 0 to " + std::to_string(chunks - 1));
 }
 
 TEST_P(EngineCalls, OutOfOrderAreRefusedAndTheTrainingGoesOn) {
@@ -99,6 +104,34 @@ TEST_P(EngineCalls, ThatAcquireWhatIsHeldFromAnOlderGenerationAreRefused) {
   expect_refused([&] { engine.acquire(3); }, "acquire(unit 3 'unit3')", "release() first");
   engine.release(3);
   EXPECT_TRUE(same_params(engine, plain, model_));
+}
+
+/// Closing gives everything back before the engine is destroyed: its store opens again.
+TEST_P(EngineCalls, AfterCloseAreRefusedAndNothingIsHeld) {
+  Rig rig(model_, config(), 2, 8 * kMiB);
+  Engine& engine = *rig.engine;
+  train_step(engine, model_, 0, kLearningRate);
+  engine.make_durable();
+  engine.close();
+  engine.close();
+  const auto expect_closed = [](const char* call, const std::function<void()>& made) {
+    try {
+      made();
+      ADD_FAILURE() << call << " was not refused";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kCancelled) << call;
+      EXPECT_THAT(error.what(), HasSubstr("the engine was closed")) << call;
+    }
+  };
+  expect_closed("acquire", [&] { engine.acquire(0); });
+  expect_closed("gradient", [&] { engine.gradient(0); });
+  expect_closed("step", [&] { engine.step({.learning_rate = kLearningRate, .blob = {}}); });
+  expect_closed("read_master", [&] { engine.read_master(0, 0); });
+  expect_closed("make_durable", [&] { engine.make_durable(); });
+  EXPECT_EQ(engine.host_account().used_bytes(), 0U);
+  EXPECT_EQ(rig.device->account().used_bytes(), 0U);
+  const auto next = Engine::open(model_, config(), *rig.runtime, *rig.device, initialize);
+  EXPECT_EQ(next->generation(), 1U);
 }
 
 }  // namespace

@@ -104,10 +104,7 @@ TEST_P(EveryFormat, GivesTheBitsOfPlainArraysWhateverHappens) {
     ASSERT_TRUE(same_params(*rig.engine, expected, model_));
     rig.engine->make_durable();
     for (UnitId u = 0; u < model_.units.size(); ++u) {
-      std::vector<float> master;
-      rig.engine->read_master(u, [&](std::uint64_t, std::span<const float> values) {
-        master.insert(master.end(), values.begin(), values.end());
-      });
+      const std::vector<float> master = master_of(*rig.engine, u);
       const std::vector<float> want = expected.master(u);
       ASSERT_EQ(master.size(), want.size());
       ASSERT_EQ(std::memcmp(master.data(), want.data(), want.size() * sizeof(float)), 0) << u;

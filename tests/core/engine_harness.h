@@ -3,6 +3,8 @@
 // bits, and the same training in plain arrays, to compare an engine of any placement with.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -321,6 +323,17 @@ inline EngineConfig small_config(const std::string& directory) {
   config.numerics_fingerprint = "test";
   config.optimizer.rounding_seed = kRoundingSeed;
   return config;
+}
+
+/// The masters of a unit that one rank updates, from all its chunks, which follow each other.
+inline std::vector<float> master_of(Engine& engine, UnitId unit) {
+  std::vector<float> all;
+  for (std::size_t chunk = 0; chunk < engine.master_chunks(unit); ++chunk) {
+    const MasterChunk its = engine.read_master(unit, chunk);
+    EXPECT_TRUE(its.first == all.size() || its.values.empty()) << "unit " << unit;
+    all.insert(all.end(), its.values.begin(), its.values.end());
+  }
+  return all;
 }
 
 /// A runtime, a device and an engine over them, in the right order of destruction.

@@ -59,11 +59,7 @@ TEST_P(EveryPlacement, GivesTheBitsOfPlainArrays) {
   rig.engine->make_durable();
   EXPECT_EQ(rig.engine->durable_generation(), 5U);
   for (UnitId u = 0; u < model.units.size(); ++u) {
-    std::vector<float> master;
-    rig.engine->read_master(u, [&](std::uint64_t first, std::span<const float> values) {
-      ASSERT_EQ(first, master.size());
-      master.insert(master.end(), values.begin(), values.end());
-    });
+    const std::vector<float> master = master_of(*rig.engine, u);
     const std::vector<float> expected = plain.master(u);
     ASSERT_EQ(master.size(), expected.size());
     EXPECT_EQ(std::memcmp(master.data(), expected.data(), expected.size() * sizeof(float)), 0)

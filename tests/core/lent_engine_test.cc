@@ -174,6 +174,18 @@ class LentCalls : public ::testing::Test {
   std::unique_ptr<Runtime> runtime_ = runtime_of(1);
 };
 
+TEST_F(LentCalls, AfterCloseAreRefused) {
+  const EngineConfig config = config_of(kUsual, Where::kNvme, directory_);
+  const auto engine = open(config);
+  trainer_.step(*engine);
+  engine->close();
+  EXPECT_TRUE(engine->has_ended());
+  EXPECT_THAT(refusal([&] { engine->check(); }, ErrorCode::kCancelled),
+              HasSubstr("the engine was closed"));
+  EXPECT_THAT(refusal([&] { engine->wait_all_updated(); }, ErrorCode::kCancelled),
+              HasSubstr("the engine was closed"));
+}
+
 TEST_F(LentCalls, RefuseSettingsThatATrainerOfThisKindHasItself) {
   const EngineConfig good = config_of(kUsual, Where::kNvme, directory_);
   EngineConfig config = good;

@@ -82,13 +82,6 @@ class PartialLoad : public ::testing::Test {
     }
     return "loaded";
   }
-  static std::vector<float> masters(Engine& engine, UnitId unit) {
-    std::vector<float> all;
-    engine.read_master(unit, [&](std::uint64_t, std::span<const float> values) {
-      all.insert(all.end(), values.begin(), values.end());
-    });
-    return all;
-  }
 
   ScratchDirectory saved_;
   ScratchDirectory fresh_;
@@ -160,10 +153,10 @@ TEST_F(PartialLoad, LeavesInitialValuesWhereTheStateHasNone) {
     const std::vector<float> fresh = initial(0, first.size());
     const auto bias = static_cast<std::ptrdiff_t>(small_model().units[0].params[0].count());
     std::copy(fresh.begin() + bias, fresh.end(), first.begin() + bias);
-    EXPECT_EQ(masters(*loaded.engine, 0), first);
+    EXPECT_EQ(master_of(*loaded.engine, 0), first);
     for (const UnitId unit : {1U, 2U, 3U})
-      EXPECT_EQ(masters(*loaded.engine, unit), plain_.master(unit)) << unit;
-    EXPECT_EQ(masters(*loaded.engine, 4), initial(4, 40 * 128));
+      EXPECT_EQ(master_of(*loaded.engine, unit), plain_.master(unit)) << unit;
+    EXPECT_EQ(master_of(*loaded.engine, 4), initial(4, 40 * 128));
   }
 }
 

@@ -105,9 +105,8 @@ void RamEngine::update(Unit& unit, float learning_rate, float scale) {
   round_params(unit.master, {dtype_, unit.params});
 }
 
-void RamEngine::read_master(
-    UnitId unit, const std::function<void(std::uint64_t, std::span<const float>)>& consume) {
-  consume(0, units_.at(unit).master);
+MasterChunk RamEngine::read_master(UnitId unit, std::size_t) {
+  return {.first = 0, .values = units_.at(unit).master};
 }
 
 int RamEngine::acquired() const {

@@ -6,8 +6,8 @@
 // finished once before step(). Every stream is the host to it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -37,12 +37,12 @@ class RamEngine final : public Engine {
   void save_checkpoint(const CheckpointRequest&) override {}
   void give_blob(std::span<const std::byte>) override {}
   void finish_saves() override {}
+  void close() override {}
   std::vector<SaveOutcome> ended_saves() override { return {}; }
   bool resumed() const override { return false; }
   std::span<const std::byte> resumed_blob() const override { return {}; }
-  void read_master(
-      UnitId unit,
-      const std::function<void(std::uint64_t, std::span<const float>)>& consume) override;
+  std::size_t master_chunks(UnitId) const override { return 1; }
+  MasterChunk read_master(UnitId unit, std::size_t chunk) override;
   const Metrics& metrics() const override { return metrics_; }
   Account host_account() const override { return Account(0); }
   std::vector<std::string> description() const override { return {"everything in RAM"}; }

@@ -136,20 +136,6 @@ void LentEngineImpl::validate() {
   require_streams(model);
 }
 
-/// Ends what is being brought, for which no other rank waits.
-LentEngineImpl::~LentEngineImpl() {
-  if (streamed_ && !state_.has_ended()) {
-    state_.runtime().reactor.block_on([](StreamedParams& params) -> Task<> {
-      try {
-        co_await params.quiesce();
-      } catch (const std::exception& error) {
-        log().debug("while an engine is closed: {}", error.what());
-      }
-    }(*streamed_));
-  }
-  close_state();
-}
-
 /// Notes that a frozen parameter is constant. Throws unless it may be frozen, or if a trained one
 /// comes after a frozen one.
 void LentEngineImpl::require_frozen_last(ModelSpec& model, std::size_t param) {
@@ -220,21 +206,16 @@ void LentEngineImpl::plan_device() {
 }
 
 Hand::Homes LentEngineImpl::make_homes(Context& context, const std::vector<StripePlace>& places) {
-  Homes homes;
-  std::unique_ptr<GradSums> sums;
+  context.lent.lend(lent_);
   if (state_.config().placement.grads == Tier::kNvme)
-    sums = std::make_unique<GradSums>(context, places, lent_.size());
-  auto grads = std::make_unique<LentGradHome>(context, lent_.size(), std::move(sums));
-  grads_ = grads.get();
-  homes.grads = std::move(grads);
+    sums_ = std::make_unique<GradSums>(context, places, lent_.size());
+  Homes homes;
+  homes.grads = GradHome::create_lent(context, sums_.get());
+  grads_ = homes.grads.get();
   if (streamed_) {
-    auto params = streamed_->make_home(context, places, lent_);
-    streamed_home_ = params.get();
-    homes.params = std::move(params);
+    homes.params = streamed_->make_home(context, places);
   } else {
-    auto params = std::make_unique<LentParamHome>(context, lent_);
-    params_ = params.get();
-    homes.params = std::move(params);
+    homes.params = ParamHome::create_lent(context);
   }
   return homes;
 }
@@ -248,8 +229,18 @@ void LentEngineImpl::begin_generation(std::uint64_t generation) {
   if (streamed_) streamed_->begin_generation(generation);
 }
 
-void LentEngineImpl::close() {
+Task<> LentEngineImpl::end_loads() {
+  if (!streamed_) co_return;
+  try {
+    co_await streamed_->quiesce();
+  } catch (const std::exception& error) {
+    log().debug("while an engine is closed: {}", error.what());
+  }
+}
+
+void LentEngineImpl::destroy_parts() {
   if (streamed_) streamed_->close();
+  sums_.reset();
 }
 
 /// Makes the masters of a chunk in a new store from the lent parameters.
@@ -284,12 +275,9 @@ void LentEngineImpl::lend_params(ParamId param, TypedSpan<std::byte> values) {
   run([](LentEngineImpl& self, UnitId in, ParamId of, auto lent) -> Task<> {
     co_await self.state_.gates().wait(in);
     // Another rank may read the state of a parameter that has no record yet.
-    co_await self.state_.context().lent.idle();
-    if (self.streamed_home_ != nullptr) {
-      self.streamed_home_->lend(of, lent);
-    } else {
-      self.params_->lend(of, lent);
-    }
+    LentMemory& memory = self.state_.context().lent;
+    co_await memory.idle();
+    memory.lend(of, lent);
   }(*this, unit, param, values));
 }
 
@@ -423,9 +411,9 @@ Task<StepResult> LentEngineImpl::finish_step(std::span<const TypedSpan<const std
   std::vector<bool> present;
   for (ParamId p = 0; p < gradients.size(); ++p) {
     present.push_back(has_gradient(gradients, p));
-    grads_->lend(p, gradients[p]);
+    state_.context().lent.lend_gradient(p, gradients[p]);
   }
-  if (GradSums* const sums = grads_->sums()) sums->take();
+  if (sums_) sums_->take();
   state_.sweep().gradient_started(0, state_.generation() + 1, nullptr);
   for (ChunkId id = 0; id < table.chunks().size(); ++id) grads_->arrived(id).set();
   const auto grad_scale = static_cast<float>(1.0 / state_.gradient_divisor(options));
@@ -513,9 +501,9 @@ void LentEngineImpl::read_state_of(int rank, std::string_view piece, std::string
             "read_state_of(rank {}, '{}'): {} elements were asked for, but the piece has {}", rank,
             piece, values.size(), count));
   }
-  if (rank == state_.runtime().ranks->rank())
-    return read_state(static_cast<ParamId>(index), name, values);
   const std::size_t state = state_.state_index("read_state_of", piece, name);
+  if (rank == state_.runtime().ranks->rank())
+    return run(state_.read_state(static_cast<ParamId>(index), state, values));
   run(state_.read_state_of(rank, index, state, values));
 }
 

@@ -12,6 +12,7 @@
 #include "core/engine/lent/streamed_params.h"
 #include "core/engine/lent_engine.h"
 #include "core/engine/state/state_door.h"
+#include "core/schedule/homes/grad_sums.h"
 
 namespace ziggurat {
 
@@ -19,7 +20,7 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
  public:
   LentEngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
                  Device* device);
-  ~LentEngineImpl() override;
+  ~LentEngineImpl() override { close(); }
   /// Does the rest of construction. `source` may be null.
   void open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
             const LoadOptions& options);
@@ -64,7 +65,8 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   void plan_device() override;
   Task<> build() override;
   void begin_generation(std::uint64_t generation) override;
-  void close() override;
+  Task<> end_loads() override;
+  void destroy_parts() override;
   Homes make_homes(Context& context, const std::vector<StripePlace>& places) override;
   bool make_masters(ChunkId chunk, std::span<float> masters) const override;
   void updated(UnitId unit, std::uint64_t generation) override {
@@ -90,11 +92,9 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   Task<> updated_from_memory();
 
   std::span<const TypedSpan<std::byte>> lent_;  // per parameter; set while the engine is opened
-  // The state's: one of these two.
-  LentParamHome* params_ = nullptr;
-  StreamedParamHome* streamed_home_ = nullptr;
-  std::unique_ptr<StreamedParams> streamed_;  // null if all parameters are lent
-  LentGradHome* grads_ = nullptr;             // the state's
+  std::unique_ptr<StreamedParams> streamed_;    // null if all parameters are lent
+  std::unique_ptr<GradSums> sums_;              // null if gradients are not summed on NVMe
+  GradHome* grads_ = nullptr;                   // the state's
 };
 
 }  // namespace ziggurat

@@ -112,22 +112,6 @@ void LentReshard::require(StoredState& stored) {
   const PieceSource cut(*whole_, parts(), {}, {});
 }
 
-/// The sum of the numbers that a piece's elements have in the whole tensor, modulo 2^64.
-std::uint64_t sum_of_places(const TensorPiece& piece) {
-  const auto below = [](std::uint64_t n) { return n % 2 == 0 ? n / 2 * (n - 1) : (n - 1) / 2 * n; };
-  std::uint64_t sum = 0;
-  for (const TensorBox& box : piece.boxes) {
-    std::uint64_t stride = 1;
-    for (std::size_t d = piece.shape.size(); d-- > 0;) {
-      const auto size = static_cast<std::uint64_t>(box.shape[d]);
-      const auto offset = static_cast<std::uint64_t>(box.offsets[d]);
-      sum += box.count() / size * stride * (size * offset + below(size));
-      stride *= static_cast<std::uint64_t>(piece.shape[d]);
-    }
-  }
-  return sum;
-}
-
 /// Throws on every rank if the ranks together leave out a part of a tensor. Every rank has read the
 /// same tensors, in the same order. Pieces that overlap leave out others, and the sum of their
 /// elements' numbers is not that of whole copies.

@@ -12,7 +12,7 @@
 namespace ziggurat {
 
 GradSums& LentEngineImpl::sums(const char* call) const {
-  if (GradSums* const its = grads_->sums()) return *its;
+  if (sums_) return *sums_;
   throw Error(
       ErrorCode::kInvalidArgument,
       fmt::format("{}(): gradients are not summed on NVMe: choose `placement=grads=nvme`", call));
@@ -20,8 +20,7 @@ GradSums& LentEngineImpl::sums(const char* call) const {
 
 bool LentEngineImpl::has_gradient(std::span<const TypedSpan<const std::byte>> gradients,
                                   ParamId param) const {
-  const GradSums* const its = grads_->sums();
-  return !gradients[param].bytes.empty() || (its != nullptr && its->has(param));
+  return !gradients[param].bytes.empty() || (sums_ && sums_->has(param));
 }
 
 void LentEngineImpl::add_gradient(ParamId param, TypedSpan<const std::byte> values, float scale,
@@ -81,7 +80,7 @@ void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
     const Turn turn(turn_);
     its = &streamed("acquire");
     its->require_unit("acquire", unit);
-    stream.wait(Event());  // throws, before anything changes, if the stream may not wait
+    require_waits(stream);
     its->acquiring(unit);
   }
   bool acquired = false;
@@ -89,13 +88,7 @@ void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
     const CountedTime waited(state_.runtime().metrics, Counter::kWaitParamsNs);
     const std::vector<Event> landed = run(its->acquire(unit, std::this_thread::get_id()));
     acquired = true;
-    for (const Event& event : landed) {
-      if (dynamic_cast<Host*>(&stream) == nullptr) {
-        stream.wait(event);
-      } else {
-        run(state_.ending_the_run(event.wait()));
-      }
-    }
+    for (const Event& event : landed) wait_on(stream, event);
   } catch (...) {
     if (acquired) {
       its->released(unit);

@@ -74,11 +74,9 @@ void StreamedParams::require_device_room() const {
                   format_bytes(needed_bytes)));
 }
 
-std::unique_ptr<StreamedParamHome> StreamedParams::make_home(
-    Context& context, const std::vector<StripePlace>& places,
-    std::span<const TypedSpan<std::byte>> lent) {
-  auto home =
-      std::make_unique<StreamedParamHome>(context, UnitParamHome::create(context, places), lent);
+std::unique_ptr<ParamHome> StreamedParams::make_home(Context& context,
+                                                     const std::vector<StripePlace>& places) {
+  auto home = UnitParamHome::create_streamed(context, places);
   home_ = home.get();
   return home;
 }

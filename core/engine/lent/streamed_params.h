@@ -29,10 +29,8 @@ class StreamedParams {
   /// device.
   explicit StreamedParams(TrainingState& state);
 
-  /// Makes the home of all parameters, `lent` by ParamId.
-  std::unique_ptr<StreamedParamHome> make_home(Context& context,
-                                               const std::vector<StripePlace>& places,
-                                               std::span<const TypedSpan<std::byte>> lent);
+  /// Makes the home of all parameters, also of those that are lent.
+  std::unique_ptr<ParamHome> make_home(Context& context, const std::vector<StripePlace>& places);
   /// Makes what brings them.
   void build(Context& context);
   void close() { residency_.reset(); }

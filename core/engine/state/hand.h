@@ -54,8 +54,11 @@ class Hand {
   /// Whether a step was begun in which other ranks will wait for this rank.
   virtual bool in_step() const { return false; }
 
-  /// Destroys the hand's own parts, when nothing is under way any more.
-  virtual void close() {}
+  // While it is closed.
+  /// Waits for what the hand brings, if no other rank takes part in that. The state has not failed.
+  virtual Task<> end_loads() { co_return; }
+  /// Destroys the hand's own parts. Nothing is under way any more.
+  virtual void destroy_parts() {}
 };
 
 }  // namespace ziggurat

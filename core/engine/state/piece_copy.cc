@@ -80,7 +80,7 @@ Task<> PieceCopy::save_run(ChunkId id, const ParamRun& run, std::span<const std:
   for (std::size_t a = 0; a < arrays.size(); ++a) {
     const StateArray& array = arrays[a];
     const auto taken = std::make_shared<const AlignedBytes>(
-        memory_.take((run.count + array.block - 1) / array.block * array.element_bytes()));
+        memory_.take(array.values_of(run.count) * array.element_bytes()));
     const std::span<std::byte> values = taken->span();
     const std::function<void()> job = [&] {
       if (kind == kept) return read_state_array(kind, a, record, run.begin / array.block, values);

@@ -17,8 +17,8 @@
 
 namespace ziggurat {
 
-/// `Interface` is StateEngine, or derives from it. A derived class closes the state in its
-/// destructor.
+/// `Interface` is StateEngine, or derives from it. A derived class is the state's hand, so its
+/// destructor calls close().
 template <class Interface>
 class StateDoor : public Interface {
  public:
@@ -80,11 +80,30 @@ class StateDoor : public Interface {
   Account host_account() const override { return state_.host_account(); }
   std::vector<std::string> description() const override { return state_.notes(); }
   StateLine line() const override { return state_.line(); }
+  void close() override {
+    const std::lock_guard lock(turn_.mutex);
+    if (std::exchange(turn_.closed, true)) return;
+    state_.runtime().reactor.block_on(state_.close());
+  }
 
  protected:
-  /// Serializes a trainer's calls. It is recursive, because a function that is given values
-  /// (Engine::read_master()) may make calls too.
-  using Turn = std::lock_guard<std::recursive_mutex>;
+  /// Puts the calls of a trainer's threads in an order.
+  struct TurnOrder {
+    std::mutex mutex;
+    bool closed = false;  ///< no call follows
+  };
+  /// The turn of a call, which others wait for. So a call that waits for what another thread's call
+  /// gives back (LentEngine::acquire) ends its turn before. Errors: kCancelled once the engine is
+  /// closed.
+  class Turn {
+   public:
+    explicit Turn(TurnOrder& order) : lock_(order.mutex) {
+      if (order.closed) throw Error(ErrorCode::kCancelled, "the engine was closed");
+    }
+
+   private:
+    std::lock_guard<std::mutex> lock_;
+  };
 
   /// Runs a call. If the state has ended, throws only when no job uses memory that the trainer
   /// lends, or ever will.
@@ -92,10 +111,17 @@ class StateDoor : public Interface {
   T run(Task<T> call) {
     return state_.runtime().reactor.block_on(state_.giving_back(std::move(call)));
   }
+  /// Throws, before anything changes, if `stream` may not wait for events.
+  static void require_waits(StreamRef& stream) { stream.wait(Event()); }
+  /// Makes `stream` wait for an event. The host waits on the reactor, like all calls of the engine,
+  /// so that a lost device ends the run.
+  void wait_on(StreamRef& stream, const Event& event) {
+    if (dynamic_cast<Host*>(&stream) == nullptr) return stream.wait(event);
+    run(state_.ending_the_run(event.wait()));
+  }
   void open_state(Hand& hand, StateSource* source, const LoadOptions& options) {
     state_.runtime().reactor.block_on(state_.open(hand, source, options));
   }
-  void close_state() { state_.runtime().reactor.block_on(state_.close()); }
   /// Throws kInvalidArgument for a unit that the model does not have.
   void require_unit(const char* call, UnitId unit) const {
     const std::size_t count = state_.model().units.size();
@@ -105,7 +131,7 @@ class StateDoor : public Interface {
         fmt::format("{}(unit {}): the model has only units 0 to {}", call, unit, count - 1));
   }
 
-  mutable std::recursive_mutex turn_;
+  mutable TurnOrder turn_;
   TrainingState state_;
 };
 

@@ -19,6 +19,7 @@ bool is_lost_store(const std::exception_ptr& error) {
 }  // namespace
 
 Task<> TrainingState::close() {
+  if (hand_ != nullptr && !cancel_.cancelled()) co_await hand_->end_loads();
   const auto closed =
       std::make_exception_ptr(Error(ErrorCode::kCancelled, "the engine was closed"));
   // After make_durable() the other ranks need nothing more from this rank, and may still be in the
@@ -27,6 +28,7 @@ Task<> TrainingState::close() {
   if (awaited_by_ranks() && !cancel_.cancelled() && !at_rest_) tell_ranks(closed);
   if (service_) co_await service_->close(agreements_);
   if (!cancel_.cancelled()) cancel_.cancel(closed);
+  ended_ = true;
   if (tasks_) {
     try {
       co_await tasks_->wait_idle();
@@ -40,7 +42,7 @@ Task<> TrainingState::close() {
   saves_.reset();
   sweep_.reset();
   copier_.reset();
-  if (hand_ != nullptr) hand_->close();
+  if (hand_ != nullptr) hand_->destroy_parts();
   staging_.reset();
   records_.reset();
   grads_.reset();

@@ -346,11 +346,17 @@ Task<TrainingState::ItemMemory> TrainingState::item_of(ChunkId id) {
   co_return std::move(memory);
 }
 
+/// Makes the parameters at home from a record, in the memory of `work`.
+Task<> TrainingState::make_params(ChunkId id, ParamSteps steps, std::span<const std::byte> record,
+                                  const WorkMemory& work) {
+  const std::vector<ParamRun> packed = packed_runs(id);
+  co_await params_->publish_record(id, steps, record, work.param, packed);
+}
+
 /// Makes the parameters at home, and the record where it stays, from the record of generation_ in
 /// `work`.
 Task<> TrainingState::take_record(ChunkId id, const WorkMemory& work) {
-  const std::vector<ParamRun> packed = packed_runs(id);
-  co_await params_->publish_record(id, steps_in(generation_), work.record, work.param, packed);
+  co_await make_params(id, steps_in(generation_), work.record, work);
   if (records_->updated_on_device(id)) co_await records_->bring_home(id, work.record);
   records_->set_holds(id, generation_);
 }
@@ -448,9 +454,7 @@ Task<> TrainingState::create_chunk(ChunkId id) {
   if (unmade_ && !given && params_->begins_with_zeros()) co_return;
   if (store != nullptr) co_await store->write(id, 0, memory.work.record, hash);
   if (unmade_) {
-    const std::vector<ParamRun> packed = packed_runs(id);
-    co_await params_->publish_record(id, steps_in(generation_), memory.work.record,
-                                     memory.work.param, packed);
+    co_await make_params(id, steps_in(generation_), memory.work.record, memory.work);
   } else if (!table_->has_home(chunk.unit) && !loader_) {
     records_->set_holds(id, generation_);  // made from the parameters that are there
   } else {
@@ -474,9 +478,7 @@ Task<> TrainingState::fill_home(ChunkId id) {
   const std::span<float> real = std::span(masters).first(table_->real_count(id));
   if (!hand_->make_masters(id, real) && params_->begins_with_zeros()) co_return;
   const ItemMemory memory = co_await item_of(id);
-  const std::vector<ParamRun> packed = packed_runs(id);
-  co_await params_->publish_record(id, {.generation = 0}, std::as_bytes(std::span(masters)),
-                                   memory.work.param, packed);
+  co_await make_params(id, {.generation = 0}, std::as_bytes(std::span(masters)), memory.work);
 }
 
 }  // namespace ziggurat

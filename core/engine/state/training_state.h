@@ -37,6 +37,7 @@
 #include "core/plan/host_plan.h"
 #include "core/plan/node_plan.h"
 #include "core/schedule/context.h"
+#include "core/schedule/homes/grad_sums.h"
 #include "core/schedule/optimizer/optimizer_sweep.h"
 #include "core/schedule/rank_channels.h"
 #include "core/schedule/unit_gates.h"
@@ -234,7 +235,7 @@ class TrainingState {
   /// Reads array `index` of a parameter that the trainer lends, at generation(), as written since.
   Task<> read_state(ParamId param, std::size_t index, std::span<float> values);
   Task<> write_state(ParamId param, std::size_t index, std::span<const float> values);
-  /// Engine::read_master(), a chunk at a time: returns the chunk's values without padding.
+  /// Returns a chunk's masters without padding.
   Task<std::vector<float>> read_master(ChunkId chunk);
 
   // state_serve.cc
@@ -277,7 +278,7 @@ class TrainingState {
   std::span<const std::byte> resumed_blob() const noexcept { return resumed_blob_; }
   double state_seconds() const noexcept { return state_seconds_; }
   const HostPlan& plan() const noexcept { return plan_; }
-  Account host_account() const { return pool_->account(); }
+  Account host_account() const { return pool_ ? pool_->account() : Account(0); }
 
  private:
   /// Memory for a chunk while the store is made or read.
@@ -314,6 +315,8 @@ class TrainingState {
   StateHomes homes() const { return {*params_, *grads_, *records_}; }
   Task<Lease> state_lease(ChunkId id, std::uint64_t size_bytes);
   Task<ItemMemory> item_of(ChunkId id);
+  Task<> make_params(ChunkId id, ParamSteps steps, std::span<const std::byte> record,
+                     const WorkMemory& work);
   Task<> take_record(ChunkId id, const WorkMemory& work);
   void count_steps();
   void report_progress(ChunkId id, const char* what);

@@ -11,12 +11,6 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
-
-/// Throws, before anything changes, if `stream` may not wait for events.
-void refuse_unfit(StreamRef& stream) { stream.wait(Event()); }
-
-}  // namespace
 
 UnitEngine::UnitEngine(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
                        Device& device)
@@ -107,36 +101,36 @@ void UnitEngine::updated(UnitId unit, std::uint64_t generation) {
 
 bool UnitEngine::in_step() const { return announced_.has_value() || (calls_ && calls_->in_step()); }
 
-void UnitEngine::close() {
+void UnitEngine::destroy_parts() {
   home_gather_.reset();
   flow_.reset();
   residency_.reset();
 }
 
-/// Makes `stream` wait for an event. The host waits on the reactor, like all calls of the engine,
-/// so that a lost device ends the run.
-void UnitEngine::wait_on(StreamRef& stream, const Event& event) {
-  if (dynamic_cast<Host*>(&stream) == nullptr) return stream.wait(event);
-  run(state_.ending_the_run(event.wait()));
+std::size_t UnitEngine::master_chunks(UnitId unit) const {
+  require_unit("master_chunks", unit);
+  return state_.table().unit(unit).chunk_count;
 }
 
-void UnitEngine::read_master(
-    UnitId unit, const std::function<void(std::uint64_t, std::span<const float>)>& consume) {
+MasterChunk UnitEngine::read_master(UnitId unit, std::size_t chunk) {
   const Turn turn(turn_);
   require_unit("read_master", unit);
-  const ChunkTable& table = state_.table();
-  const UnitChunks& chunks = table.unit(unit);
-  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
-    const std::vector<float> values = run(state_.read_master(id));
-    if (!values.empty()) consume(table.chunk(id).begin, values);
+  const UnitChunks& chunks = state_.table().unit(unit);
+  if (chunk >= chunks.chunk_count) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("read_master(unit {}, chunk {}): this rank updates only chunks 0 to {} "
+                            "of the unit",
+                            unit, chunk, chunks.chunk_count - 1));
   }
+  const ChunkId id = chunks.first_chunk + static_cast<ChunkId>(chunk);
+  return {.first = state_.table().chunk(id).begin, .values = run(state_.read_master(id))};
 }
 
 TypedDeviceSpan<const std::byte> UnitEngine::acquire(UnitId unit, StreamRef& stream) {
   const Turn turn(turn_);
   require_unit("acquire", unit);
   calls_->require_acquire(unit, state_.generation());
-  refuse_unfit(stream);
+  require_waits(stream);
   state_.begin_call();
   const Residency::Acquired acquired =
       run(state_.ending_the_run(residency_->acquire(unit, Residency::Room::kWaitedFor)));
@@ -170,7 +164,7 @@ DeviceSpan<float> UnitEngine::gradient(UnitId unit, StreamRef& stream) {
   const Turn turn(turn_);
   require_unit("gradient", unit);
   calls_->require_gradient(unit);
-  refuse_unfit(stream);
+  require_waits(stream);
   const CountedTime waited(state_.runtime().metrics, Counter::kWaitGradsNs);
   const GradientFlow::Accumulator its = run(state_.ending_the_run(flow_->accumulator(unit)));
   wait_on(stream, its.zeroed);

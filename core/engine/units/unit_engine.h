@@ -19,8 +19,7 @@ namespace ziggurat {
 class UnitEngine final : public StateDoor<Engine>, private Hand {
  public:
   UnitEngine(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device);
-  /// Ends the engine: everything that waits fails, and everything in flight is awaited.
-  ~UnitEngine() override { close_state(); }
+  ~UnitEngine() override { close(); }
 
   /// Do the rest of construction: all of it that can fail for reasons outside the program.
   void open(const Initializer& initialize);
@@ -32,12 +31,10 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   void release(UnitId unit, StreamRef& stream) override;
   DeviceSpan<float> gradient(UnitId unit, StreamRef& stream) override;
   void finish_gradient(UnitId unit, StreamRef& stream) override;
-  using Engine::finish_gradient;
   void prepare_step(const StepOptions& options) override;
   StepResult step(const StepOptions& options) override;
-  void read_master(
-      UnitId unit,
-      const std::function<void(std::uint64_t, std::span<const float>)>& consume) override;
+  std::size_t master_chunks(UnitId unit) const override;
+  MasterChunk read_master(UnitId unit, std::size_t chunk) override;
 
  private:
   // Hand
@@ -51,11 +48,10 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   void begin_generation(std::uint64_t generation) override;
   Task<> quiesce() override { co_await residency_->quiesce(); }
   bool in_step() const override;
-  void close() override;
+  void destroy_parts() override;
 
   ResidencyLimits residency_limits() const;
   Task<std::unique_ptr<UnitGather>> make_gather();
-  void wait_on(StreamRef& stream, const Event& event);
   Task<> clear_frozen(UnitId unit);
   Task<> send_gradient(UnitId unit, Event added);
   void finish_now(UnitId unit);
@@ -63,6 +59,7 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   // unit_step.cc
   void require_checkpoint(const StepOptions& options) const;
   Task<StepResult> finish_step(const StepOptions& options);
+  Task<> finish_frozen();
   Task<> settle_optional();
   Task<std::vector<bool>> have_gradients();
   Task<> finish_optional(UnitId unit, bool anywhere);

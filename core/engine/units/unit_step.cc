@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "core/engine/state/step_agreement.h"
@@ -46,10 +47,6 @@ StepResult UnitEngine::step(const StepOptions& options) {
   const Turn turn(turn_);
   state_.require_blob_given("step()");
   if (options.checkpoint != nullptr) require_checkpoint(options);
-  const std::vector<UnitSpec>& units = state_.model().units;
-  for (UnitId u = 0; u < units.size(); ++u) {
-    if (units[u].frozen() && !flow_->finished(u)) finish_gradient(u);
-  }
   return run(finish_step(options));
 }
 
@@ -59,6 +56,17 @@ void UnitEngine::require_checkpoint(const StepOptions& options) const {
   throw Error(ErrorCode::kInvalidArgument,
               "step(): a checkpoint has its step's blob, which must not follow the step then: give "
               "the blob with the step, or call save_checkpoint() after give_blob()");
+}
+
+/// Finishes the frozen units for which the trainer has not done it.
+Task<> UnitEngine::finish_frozen() {
+  const std::vector<UnitSpec>& units = state_.model().units;
+  for (UnitId u = 0; u < units.size(); ++u) {
+    if (!units[u].frozen() || flow_->finished(u)) continue;
+    Task<> sending = send_gradient(u, Event());
+    co_await state_.ending_the_run(std::move(sending));
+    calls_->finished_gradient(u);
+  }
 }
 
 /// Finishes the optional units that have a gradient on any rank, in the order of the model, on
@@ -116,6 +124,7 @@ Task<> UnitEngine::finish_optional(UnitId unit, bool anywhere) {
 
 Task<StepResult> UnitEngine::finish_step(const StepOptions& options) {
   Metrics& metrics = state_.runtime().metrics;
+  co_await finish_frozen();
   co_await settle_optional();
   {
     const CountedTime waited(metrics, Counter::kWaitGradsNs);

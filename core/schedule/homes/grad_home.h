@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/schedule/homes/grad_home.h: where gradients live between backward and the update, one class
 // for each tier: rounded to the model's type, or as the trainer lent them. Only these classes know
-// the tier. Reactor's thread only.
+// the tier; make_grad_home.cc chooses among them. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,18 @@
 
 #include "base/typed_span.h"
 #include "core/schedule/context.h"
-#include "core/schedule/homes/grad_sums.h"
 #include "tiers/swap_file.h"
 
 namespace ziggurat {
 
+class GradSums;
+
 /// What an update needs of a home.
 class GradHome {
  public:
+  /// Makes the home of gradients that the trainer lends (Context::lent), or sums in `sums`, which
+  /// may be null.
+  static std::unique_ptr<GradHome> create_lent(Context& context, GradSums* sums);
   virtual ~GradHome() = default;
   GradHome(const GradHome&) = delete;
   GradHome& operator=(const GradHome&) = delete;
@@ -78,37 +82,6 @@ class UnitGradHome : public GradHome {
 
  private:
   std::vector<bool> absent_;  // per chunk
-};
-
-/// Gradients in the trainer's memory, which it lends for a step: without padding, in any type. They
-/// are used where they are; those of a packed unit are brought together in fp32. Parameters may
-/// have a sum on NVMe instead.
-class LentGradHome final : public GradHome {
- public:
-  /// `sums` may be null.
-  LentGradHome(Context& context, std::size_t params, std::unique_ptr<GradSums> sums = nullptr)
-      : GradHome(context), lent_(params), sums_(std::move(sums)) {}
-  GradSums* sums() const noexcept { return sums_.get(); }
-  /// Takes a parameter's gradient. The engine may use the memory until the parameter is updated.
-  void lend(ParamId param, TypedSpan<const std::byte> gradient) noexcept {
-    lent_[param] = gradient;
-  }
-
-  std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
-    if (chunk.constant) return 0;
-    return sums_ || context_.table.is_packed(chunk.unit) ? chunk.count * sizeof(float) : 0;
-  }
-  bool absent(ChunkId chunk) const override;
-  bool absent(const ParamRun& run) const noexcept override {
-    return lent_[run.lent].bytes.empty() && !summed(run);
-  }
-  Task<TypedSpan<const std::byte>> fetch(ChunkId chunk, std::span<std::byte> item) override;
-
- private:
-  bool summed(const ParamRun& run) const noexcept { return sums_ && sums_->taken(run.lent); }
-
-  std::vector<TypedSpan<const std::byte>> lent_;  // by ParamSpec::lent
-  std::unique_ptr<GradSums> sums_;
 };
 
 }  // namespace ziggurat

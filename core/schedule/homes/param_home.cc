@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/homes/param_home.cc: what homes of parameters share, and the one of lent memory.
+// core/schedule/homes/param_home.cc: what homes of parameters share.
 #include "core/schedule/homes/param_home.h"
 
 #include <algorithm>
@@ -53,15 +53,6 @@ Task<> ParamHome::publish_record(ChunkId id, ParamSteps steps, std::span<const s
   co_await publish(id, param, runs);
 }
 
-std::unique_ptr<UnitParamHome> UnitParamHome::create(Context& context,
-                                                     std::vector<StripePlace> places) {
-  switch (context.placement.params) {
-    case Tier::kHost: return params_on_host(context);
-    case Tier::kNvme: return params_on_nvme(context, std::move(places));
-    default: return params_on_device(context);
-  }
-}
-
 Task<UnitParamHome::Loading> UnitParamHome::load(UnitId unit, std::byte* destination, Need need,
                                                  IoPriority priority) {
   Fetched fetched = co_await fetch(unit, need, priority);
@@ -101,88 +92,6 @@ Task<> UnitParamHome::gather_in(UnitId unit, std::span<std::byte> whole) {
       whole.subspan(context_.table.own_begin(unit) * element_bytes,
                     context_.table.unit(unit).slice_count * element_bytes),
       whole);
-}
-
-TypedSpan<std::byte> LentParamHome::destination(ChunkId id,
-                                                std::span<std::byte> item) const noexcept {
-  const ChunkTable& table = context_.table;
-  const Chunk& chunk = table.chunk(id);
-  if (table.is_packed(chunk.unit)) return {table.dtype(chunk.unit), item};
-  const ParamId param = *table.model().units[chunk.unit].params.front().lent;
-  return lent_[param].subspan(chunk.begin, table.real_count(id));
-}
-
-Task<> LentParamHome::bring(ChunkId id, std::span<std::byte> item, std::span<const ParamRun> runs) {
-  if (!context_.table.is_packed(context_.table.chunk(id).unit)) co_return;
-  co_await copy_from_lent(id, destination(id, item), runs);
-}
-
-Task<> LentParamHome::publish(ChunkId id, TypedSpan<const std::byte> values,
-                              std::span<const ParamRun> runs) {
-  if (!context_.table.is_packed(context_.table.chunk(id).unit)) co_return;
-  co_await copy_to_lent(id, values, runs);
-}
-
-Task<> LentParamHome::copy_from_lent(ChunkId id, TypedSpan<std::byte> values,
-                                     std::span<const ParamRun> runs) {
-  if (runs.empty()) co_return;
-  const std::function<void()> job = [&] {
-    for (const ParamRun& run : runs)
-      std::ranges::copy(lent(run).bytes, values.subspan(run.begin, run.count).bytes.begin());
-  };
-  const LentMemory::Use its(context_.lent);
-  co_await context_.run_near(id, "bring params", job);
-}
-
-Task<> LentParamHome::copy_to_lent(ChunkId id, TypedSpan<const std::byte> values,
-                                   std::span<const ParamRun> runs) {
-  if (runs.empty()) co_return;
-  const std::function<void()> job = [&] {
-    for (const ParamRun& run : runs)
-      std::ranges::copy(values.subspan(run.begin, run.count).bytes, lent(run).bytes.begin());
-  };
-  const LentMemory::Use its(context_.lent);
-  co_await context_.run_near(id, "publish params", job);
-}
-
-std::vector<ParamRun> StreamedParamHome::lent_of(ChunkId id, std::span<const ParamRun> runs) const {
-  const UnitSpec& unit = context_.table.model().units[context_.table.chunk(id).unit];
-  std::vector<ParamRun> lent(runs.begin(), runs.end());
-  std::erase_if(lent,
-                [&](const ParamRun& run) { return unit.params[run.param].streamed.has_value(); });
-  return lent;
-}
-
-TypedSpan<std::byte> StreamedParamHome::destination(ChunkId id,
-                                                    std::span<std::byte> item) const noexcept {
-  const ChunkTable& table = context_.table;
-  const TypedSpan<std::byte> all = of(table.chunk(id).unit).destination(id, item);
-  return table.is_packed(table.chunk(id).unit) ? all : all.subspan(0, table.real_count(id));
-}
-
-Task<> StreamedParamHome::bring(ChunkId id, std::span<std::byte> item,
-                                std::span<const ParamRun> runs) {
-  if (!context_.table.has_home(context_.table.chunk(id).unit)) {
-    co_await lent_.bring(id, item, runs);
-    co_return;
-  }
-  co_await home_->bring(id, item, runs);
-  const std::vector<ParamRun> lent = lent_of(id, runs);
-  co_await lent_.copy_from_lent(id, destination(id, item), lent);
-}
-
-Task<> StreamedParamHome::publish(ChunkId id, TypedSpan<const std::byte> values,
-                                  std::span<const ParamRun> runs) {
-  if (!context_.table.has_home(context_.table.chunk(id).unit)) {
-    co_await lent_.publish(id, values, runs);
-    co_return;
-  }
-  // Homes keep whole chunks. The padding follows the values where destination() is.
-  const std::span<const std::byte> whole(values.bytes.data(),
-                                         context_.table.chunk(id).param_bytes());
-  co_await home_->publish(id, {values.dtype, whole}, runs);
-  const std::vector<ParamRun> lent = lent_of(id, runs);
-  co_await lent_.copy_to_lent(id, values, lent);
 }
 
 }  // namespace ziggurat

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/schedule/homes/param_home.h: where parameters in the model's type live between uses, one
 // class for each tier: whole units, or in stage 3 this rank's slices. Only these classes know the
-// tier: pipelines ask a home for bytes.
+// tier: pipelines ask a home for bytes. make_param_home.cc chooses among them.
 //
 // A chunk is updated either by the CPU, with bytes that the CPU can reach, or by the device, with
 // bytes in the device's memory. A home serves both: it gives the bytes where they live, or in
@@ -29,6 +29,8 @@ struct ParamSteps {
 /// What an update needs of a home.
 class ParamHome {
  public:
+  /// Makes the home of parameters that the trainer lends (Context::lent).
+  static std::unique_ptr<ParamHome> create_lent(Context& context);
   virtual ~ParamHome() = default;
   ParamHome(const ParamHome&) = delete;
   ParamHome& operator=(const ParamHome&) = delete;
@@ -81,6 +83,9 @@ class UnitParamHome : public ParamHome {
   /// Makes the home on the tier that the placement names. `places` are for its file, if that is
   /// NVMe.
   static std::unique_ptr<UnitParamHome> create(Context& context, std::vector<StripePlace> places);
+  /// Makes the same for a trainer that lends the other parameters (ParamSpec::streamed).
+  static std::unique_ptr<UnitParamHome> create_streamed(Context& context,
+                                                        std::vector<StripePlace> places);
 
   /// Whether the trainer uses whole units where they live, at view(), so that nothing is ever
   /// loaded.
@@ -125,95 +130,6 @@ class UnitParamHome : public ParamHome {
   Task<Lease> lease(std::uint64_t size_bytes, Need need, const char* holder);
   /// Gathers a whole unit in host memory, where this rank's slice is.
   Task<> gather_in(UnitId unit, std::span<std::byte> whole);
-};
-
-/// Homes on each tier.
-std::unique_ptr<UnitParamHome> params_on_device(Context& context);
-std::unique_ptr<UnitParamHome> params_on_host(Context& context);
-std::unique_ptr<UnitParamHome> params_on_nvme(Context& context, std::vector<StripePlace> places);
-
-/// Parameters in the trainer's memory, which it lends. They are updated where they are; those of a
-/// packed unit in the item's memory.
-class LentParamHome final : public ParamHome {
- public:
-  /// `lent` has each parameter, by ParamSpec::lent.
-  LentParamHome(Context& context, std::span<const TypedSpan<std::byte>> lent)
-      : ParamHome(context), lent_(lent.begin(), lent.end()) {}
-  /// Takes the new memory of a parameter, which the trainer has moved. No update of it may be under
-  /// way.
-  void lend(ParamId param, TypedSpan<std::byte> values) noexcept { lent_[param] = values; }
-
-  std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
-    return context_.table.is_packed(chunk.unit) ? chunk.param_bytes() : 0;
-  }
-  TypedSpan<std::byte> destination(ChunkId chunk,
-                                   std::span<std::byte> item) const noexcept override;
-  Task<> bring(ChunkId chunk, std::span<std::byte> item, std::span<const ParamRun> runs) override;
-  Task<> publish(ChunkId chunk, TypedSpan<const std::byte> values,
-                 std::span<const ParamRun> runs) override;
-  bool in_memory(UnitId) const noexcept override { return true; }
-
-  /// Copy the parameters of `runs` between the trainer's memory and `values`, a chunk's.
-  Task<> copy_from_lent(ChunkId chunk, TypedSpan<std::byte> values, std::span<const ParamRun> runs);
-  Task<> copy_to_lent(ChunkId chunk, TypedSpan<const std::byte> values,
-                      std::span<const ParamRun> runs);
-
- private:
-  TypedSpan<std::byte> lent(const ParamRun& run) const noexcept {
-    return lent_[run.lent].subspan(run.first, run.count);
-  }
-
-  std::vector<TypedSpan<std::byte>> lent_;
-};
-
-/// Parameters of a trainer that lends some and leaves others to the engine. A unit that has both
-/// (packed before it was streamed) is at home as a whole, and its lent parameters are copied.
-class StreamedParamHome final : public UnitParamHome {
- public:
-  StreamedParamHome(Context& context, std::unique_ptr<UnitParamHome> home,
-                    std::span<const TypedSpan<std::byte>> lent)
-      : UnitParamHome(context), home_(std::move(home)), lent_(context, lent) {}
-  /// As LentParamHome's.
-  void lend(ParamId param, TypedSpan<std::byte> values) noexcept { lent_.lend(param, values); }
-
-  std::uint64_t item_bytes(const Chunk& chunk) const noexcept override {
-    return of(chunk.unit).item_bytes(chunk);
-  }
-  /// Without padding, as gradients are lent.
-  TypedSpan<std::byte> destination(ChunkId chunk,
-                                   std::span<std::byte> item) const noexcept override;
-  Task<> bring(ChunkId chunk, std::span<std::byte> item, std::span<const ParamRun> runs) override;
-  Task<> publish(ChunkId chunk, TypedSpan<const std::byte> values,
-                 std::span<const ParamRun> runs) override;
-  bool in_memory(UnitId unit) const noexcept override { return of(unit).in_memory(unit); }
-  bool begins_with_zeros() const noexcept override { return home_->begins_with_zeros(); }
-
-  bool used_at_home() const noexcept override { return home_->used_at_home(); }
-  DeviceSpan<const std::byte> view(UnitId unit) const noexcept override {
-    return home_->view(unit);
-  }
-  Task<Loading> load(UnitId unit, std::byte* destination, Need need, IoPriority priority) override {
-    return home_->load(unit, destination, need, priority);
-  }
-  Task<Fetched> fetch(UnitId unit, Need need, IoPriority priority) override {
-    return home_->fetch(unit, need, priority);
-  }
-  Task<> gather(UnitId unit, Need need) override { return home_->gather(unit, need); }
-  void hurry(UnitId unit) override { home_->hurry(unit); }
-  Task<> store(UnitId unit, DeviceSpan<const std::byte> from) override {
-    return home_->store(unit, from);
-  }
-
- private:
-  const ParamHome& of(UnitId unit) const noexcept {
-    if (context_.table.has_home(unit)) return *home_;
-    return lent_;
-  }
-  /// Returns those of `runs` that the trainer lends.
-  std::vector<ParamRun> lent_of(ChunkId chunk, std::span<const ParamRun> runs) const;
-
-  std::unique_ptr<UnitParamHome> home_;
-  LentParamHome lent_;
 };
 
 }  // namespace ziggurat

@@ -2,11 +2,11 @@
 // core/schedule/params/residency.h: whether a unit's parameters are on the device, and who gives
 // way. It serves acquire and release.
 //
-// There are three policies. Units that live on the device are used at home. Other units are loaded:
-// in a learned order ahead of the trainer, and dropped when the device is full (loaded.cc). In
-// stage 3 they are gathered from all ranks (gathered.cc). All device memory that is needed during a
-// step is taken through allocate(), so that accumulators and gradients can drive out clean
-// parameters too. Reactor's thread only.
+// There are three policies, and make_residency.cc chooses among them. Units that live on the device
+// are used at home (at_home.h). Other units are loaded: in a learned order ahead of the trainer,
+// and dropped when the device is full (loaded.h). In stage 3 they are gathered from all ranks
+// (gathered.h). All device memory that is needed during a step is taken through allocate(), so that
+// accumulators and gradients can drive out clean parameters too. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -110,13 +110,5 @@ class Residency {
   UnitParamHome& home_;
   DeviceRoom room_;
 };
-
-/// The policies.
-std::unique_ptr<Residency> residency_at_home(Context& context, UnitParamHome& home);
-std::unique_ptr<Residency> residency_loaded(Context& context, UnitParamHome& home,
-                                            const ResidencyLimits& limits);
-std::unique_ptr<Residency> residency_gathered(Context& context, UnitParamHome& home,
-                                              const ResidencyLimits& limits,
-                                              std::unique_ptr<UnitGather> gather);
 
 }  // namespace ziggurat

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/homes/params_on_device.cc: parameters in the device's memory. Where the CPU cannot
-// reach it, the CPU's update writes them in memory of its work item.
+// core/schedule/homes/params_on_device.h: parameters in the device's memory. Where the CPU cannot
+// reach it, the CPU's update writes them in memory of its work item. For make_param_home.cc.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "core/schedule/homes/param_home.h"
 
 namespace ziggurat {
-namespace {
 
 class DeviceParamHome final : public UnitParamHome {
  public:
@@ -92,11 +97,5 @@ class DeviceParamHome final : public UnitParamHome {
   bool reachable_;  // the CPU can read and write the device's memory
   std::vector<DeviceBuffer> units_;
 };
-
-}  // namespace
-
-std::unique_ptr<UnitParamHome> params_on_device(Context& context) {
-  return std::make_unique<DeviceParamHome>(context);
-}
 
 }  // namespace ziggurat

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/params/at_home.cc: units that a trainer uses where they live, on the device; and
-// the choice among the policies.
-#include <utility>
+// core/schedule/params/at_home.h: units that a trainer uses where they live, on the device. For
+// make_residency.cc.
+#pragma once
+
+#include <cstddef>
 #include <vector>
 
 #include "base/check.h"
 #include "core/schedule/params/residency.h"
 
 namespace ziggurat {
-namespace {
 
-class AtHome final : public Residency {
+class AtHomeResidency final : public Residency {
  public:
-  AtHome(Context& context, UnitParamHome& home)
+  AtHomeResidency(Context& context, UnitParamHome& home)
       : Residency(context, home), units_(context.table.unit_count()) {}
 
   Task<Acquired> acquire(UnitId unit, Room) override {
@@ -44,19 +45,5 @@ class AtHome final : public Residency {
   };
   std::vector<Unit> units_;
 };
-
-}  // namespace
-
-std::unique_ptr<Residency> residency_at_home(Context& context, UnitParamHome& home) {
-  return std::make_unique<AtHome>(context, home);
-}
-
-std::unique_ptr<Residency> Residency::create(Context& context, UnitParamHome& home,
-                                             const ResidencyLimits& limits,
-                                             std::unique_ptr<UnitGather> gather) {
-  if (gather) return residency_gathered(context, home, limits, std::move(gather));
-  if (home.used_at_home()) return residency_at_home(context, home);
-  return residency_loaded(context, home, limits);
-}
 
 }  // namespace ziggurat

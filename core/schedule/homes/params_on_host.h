@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/homes/params_on_host.cc: parameters in host memory, updated where they are.
+// core/schedule/homes/params_on_host.h: parameters in host memory, updated where they are. For
+// make_param_home.cc.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "core/schedule/homes/param_home.h"
 
 namespace ziggurat {
-namespace {
 
 class HostParamHome final : public UnitParamHome {
  public:
@@ -38,11 +44,5 @@ class HostParamHome final : public UnitParamHome {
  private:
   std::vector<Lease> units_;
 };
-
-}  // namespace
-
-std::unique_ptr<UnitParamHome> params_on_host(Context& context) {
-  return std::make_unique<HostParamHome>(context);
-}
 
 }  // namespace ziggurat
