@@ -39,7 +39,7 @@ class Loaded final : public Brought {
 
   bool make_room() override { return drop_farthest(0); }
   bool bring_ahead(UnitId unit) override {
-    context_.spawn(load(unit, /*on_demand=*/false, Room::kThereNow));
+    context_.spawn_local(load(unit, /*on_demand=*/false, Room::kThereNow));
     return true;
   }
   void free(UnitId unit) override { copies_[unit].buffer = {}; }
@@ -108,7 +108,7 @@ Task<> Loaded::load(UnitId unit, bool on_demand, Room room) {
                               on_demand ? IoPriority::kDemand : IoPriority::kPrefetch);
       copy.buffer = std::move(buffer);
       copy.landed = loading.landed;
-      context_.spawn(land(unit, std::move(loading)));
+      context_.spawn_local(land(unit, std::move(loading)));
     }
   } catch (...) {
     error = std::current_exception();
