@@ -77,8 +77,9 @@ struct Context {
   /// be closed in peace while it is under way.
   void spawn_local(Task<> task);
   /// Runs `job`, which must outlive the await, on a worker near `chunk`'s bytes.
-  Task<> run_near(ChunkId chunk, const char* name, const std::function<void()>& job) {
-    return workers.run(reactor, name, job, node_of(chunk));
+  Task<> run_near(ChunkId chunk, const char* name, const std::function<void()>& job,
+                  WorkerPool::Turn turn = WorkerPool::Turn::kInOrder) {
+    return workers.run(reactor, name, job, node_of(chunk), turn);
   }
   /// Runs `jobs` on the workers; they must outlive the await. Returns when all have ended, and
   /// rethrows the error of the first that failed.
