@@ -171,7 +171,7 @@ class IdleStream final : public StreamRef {
   void wait(const Event&) override {}
 };
 
-/// Parameters still come to one rank's device when its trainer closes: no other rank waits for them.
+/// Parameters still come to one rank's device when its trainer closes: no other rank waits for it.
 TEST(EngineStreams, AnEngineIsClosedInPeaceWhileItsOwnParametersCome) {
   const ModelSpec model = small_model();
   const ScratchDirectory directory;
