@@ -47,9 +47,7 @@ Task<> RangeFile::run(Move move, std::uint64_t offset_bytes, std::span<std::byte
   const std::uint64_t end = offset_bytes + memory.size();
   const std::uint64_t first = round_up(offset_bytes, kBlockBytes);
   const std::uint64_t last = end / kBlockBytes * kBlockBytes;
-  const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
-  const bool placed = address % kBlockBytes == offset_bytes % kBlockBytes;
-  if (!blocks_ || !placed || first >= last) {
+  if (!blocks_ || !is_placed(offset_bytes, memory) || first >= last) {
     co_await move(*edges_, offset_bytes, memory, priority);
     co_return;
   }

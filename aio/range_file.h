@@ -34,8 +34,14 @@ class RangeFile {
     return pool.take(size_bytes, offset_bytes % kBlockBytes);
   }
 
-  /// Fills `memory` from any range. If the memory is from memory_for(), the range's blocks go
-  /// directly; otherwise the whole range goes through the page cache. Errors: as DirectFile's.
+  /// Whether memory lies so that the blocks of its range go directly, as memory_for() makes it.
+  static bool is_placed(std::uint64_t offset_bytes, std::span<const std::byte> memory) noexcept {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    return address % kBlockBytes == offset_bytes % kBlockBytes;
+  }
+
+  /// Fills `memory` from any range. If the memory is_placed(), the range's blocks go directly;
+  /// otherwise the whole range goes through the page cache. Errors: as DirectFile's.
   Task<> read(std::uint64_t offset_bytes, std::span<std::byte> memory,
               IoPriority priority = IoPriority::kDemand);
   Task<> write(std::uint64_t offset_bytes, std::span<const std::byte> memory,

@@ -187,6 +187,7 @@ bool WorkerPool::run_one_job(std::size_t index, Look look) {
     if (from == nullptr) return false;
     job = std::move(from->jobs.front());
     from->jobs.pop_front();
+    if (from->soon > 0) --from->soon;
     from->queued.store(from->jobs.size());
     if (metrics_ != nullptr && job.placed)
       metrics_->add(from == &own ? Counter::kJobsOnNode : Counter::kJobsElsewhere, 1);
@@ -238,13 +239,14 @@ void WorkerPool::run_team(const std::function<void(Team&)>& region, const char* 
   if (region_error_) std::rethrow_exception(std::exchange(region_error_, {}));
 }
 
-void WorkerPool::submit(const char* name, std::function<void()> job, int numa_node) {
+void WorkerPool::submit(const char* name, std::function<void()> job, int numa_node, Turn turn) {
   Group* woken = nullptr;
   {
     const std::lock_guard lock(mutex_);
     Group& group = queue_for(numa_node);
     const bool placed = groups_.size() > 1 && group.node == numa_node;
-    group.jobs.push_back({name, std::move(job), placed});
+    const auto place = turn == Turn::kSoon ? group.jobs.begin() + group.soon++ : group.jobs.end();
+    group.jobs.insert(place, {name, std::move(job), placed});
     group.queued.store(group.jobs.size());  // sequentially consistent, as Parking needs
     woken = &group;
     if (group.has_surplus()) {
@@ -260,7 +262,7 @@ void WorkerPool::submit(const char* name, std::function<void()> job, int numa_no
 }
 
 Task<> WorkerPool::run(Reactor& reactor, const char* name, const std::function<void()>& job,
-                       int numa_node) {
+                       int numa_node, Turn turn) {
   Signal done(reactor);
   reactor.external_begin();
   const auto report = [&reactor, &done, &job] {
@@ -279,7 +281,7 @@ Task<> WorkerPool::run(Reactor& reactor, const char* name, const std::function<v
       }
     });
   };
-  submit(name, report, numa_node);
+  submit(name, report, numa_node, turn);
   co_await done.wait();
 }
 

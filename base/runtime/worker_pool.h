@@ -16,6 +16,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -103,14 +104,20 @@ class WorkerPool {
     run_team([&](Team& team) { team.for_each(count, body); });
   }
 
+  /// When a queued job is begun.
+  enum class Turn : std::uint8_t {
+    kInOrder,  ///< after all jobs that were queued before it
+    kSoon,     ///< before the jobs in order; for jobs that are few and that others wait for
+  };
   /// Queues `job`, which must not throw. `name` must outlive the pool (a literal). Workers of
   /// `numa_node` take it first; with -1, or a node without workers, any worker does. Thread-safe.
-  void submit(const char* name, std::function<void()> job, int numa_node = -1);
+  void submit(const char* name, std::function<void()> job, int numa_node = -1,
+              Turn turn = Turn::kInOrder);
 
   /// Runs `job` on a worker, resumes on the reactor, and rethrows what it threw. `job` must outlive
   /// the await: name it.
   Task<> run(Reactor& reactor, const char* name, const std::function<void()>& job,
-             int numa_node = -1);
+             int numa_node = -1, Turn turn = Turn::kInOrder);
 
  private:
   friend class Team;
@@ -124,6 +131,7 @@ class WorkerPool {
   struct Group {
     int node = -1;
     std::deque<Job> jobs;
+    std::ptrdiff_t soon = 0;  // how many of them, the first ones, have Turn::kSoon
     std::condition_variable wake;
     alignas(64) std::atomic<std::size_t> queued{0};
     std::atomic<std::size_t> idle{0};  // workers asleep, or at a barrier

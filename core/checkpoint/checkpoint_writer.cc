@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -93,6 +94,26 @@ std::vector<CheckpointWriter::Segment> CheckpointWriter::segments(
   return found;
 }
 
+std::uint64_t CheckpointWriter::lead_bytes(std::size_t tensor, std::uint64_t first) const {
+  const TensorRun one{.first = first, .count = 1, .at = 0};
+  for (const std::size_t p : pieces_of_[tensor]) {
+    const StatePiece& piece = plan_.pieces[p];
+    const std::vector<Segment> found = segments(tensors_[tensor], piece, std::span(&one, 1));
+    if (found.empty()) continue;
+    const std::uint64_t size = ziggurat::size_bytes(tensors_[tensor].type);
+    return (piece.offset_bytes + found.front().in_piece * size) % RangeFile::kBlockBytes;
+  }
+  return 0;
+}
+
+/// Whether segments that follow one another in a piece do so in the array too.
+bool CheckpointWriter::lie_together(std::span<const Segment> segments) {
+  const Segment& first = segments.front();
+  return std::ranges::all_of(segments, [&](const Segment& its) {
+    return its.at - first.at == its.in_piece - first.in_piece;
+  });
+}
+
 Task<> CheckpointWriter::write(std::size_t tensor, std::span<const TensorRun> runs,
                                std::span<const std::byte> array) {
   for (const std::size_t piece : pieces_of_[tensor]) {
@@ -116,19 +137,26 @@ Task<> CheckpointWriter::write_piece(std::size_t index, std::span<const Segment>
   const std::uint64_t first = segments.front().in_piece;
   const std::uint64_t count = segments.back().in_piece + segments.back().count - first;
   const std::uint64_t offset = piece.offset_bytes + first * size;
-  const AlignedBytes memory = RangeFile::memory_for(offset, count * size, memory_);
-  const std::span<std::byte> stretch = memory.span();
-  ZIGGURAT_CHECK(stretch.size() <= kHashedBytesMax, "{} bytes of '{}' at once", stretch.size(),
+  const std::uint64_t bytes = count * size;
+  ZIGGURAT_CHECK(bytes <= kHashedBytesMax, "{} bytes of '{}' at once", bytes,
                  tensors_[piece.tensor].name);
+  std::span<const std::byte> stretch;
+  std::optional<AlignedBytes> copied;
+  if (lie_together(segments)) stretch = array.subspan(segments.front().at * size, bytes);
+  if (stretch.empty() || !RangeFile::is_placed(offset, stretch)) {
+    copied = RangeFile::memory_for(offset, bytes, memory_);
+    stretch = copied->span();
+  }
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] {
-    for (const Segment& segment : segments) {
-      std::memcpy(stretch.data() + (segment.in_piece - first) * size,
+    for (const Segment& segment : copied ? segments : std::span<const Segment>()) {
+      std::memcpy(copied->span().data() + (segment.in_piece - first) * size,
                   array.data() + segment.at * size, segment.count * size);
     }
     hash = hash64(stretch, 0);
   };
-  co_await environment_.workers.run(environment_.reactor, "hash checkpoint", job);
+  co_await environment_.workers.run(environment_.reactor, "hash checkpoint", job, -1,
+                                    WorkerPool::Turn::kSoon);
   co_await files_[piece.file]->write(offset, stretch, IoPriority::kWriteBack);
   const auto [its, fresh] = hashed_[index].insert_or_assign(
       first * size, HashedBytes{.size_bytes = stretch.size(), .hash = hash});

@@ -39,6 +39,7 @@ class CheckpointWriter final : public StateSink {
   /// Leaves what no piece of this rank covers to other ranks.
   Task<> write(std::size_t tensor, std::span<const TensorRun> runs,
                std::span<const std::byte> array) override;
+  std::uint64_t lead_bytes(std::size_t tensor, std::uint64_t first) const override;
   /// Syncs the files after everything was given, and returns the pieces with their hashes. The
   /// files are durable when their directory is synced, too. Errors: kInvalidArgument naming a
   /// tensor of which a part was not given or was given twice; system errors.
@@ -59,6 +60,7 @@ class CheckpointWriter final : public StateSink {
   };
   std::vector<Segment> segments(const StateTensor& tensor, const StatePiece& piece,
                                 std::span<const TensorRun> runs) const;
+  static bool lie_together(std::span<const Segment> segments);
   Task<> write_piece(std::size_t piece, std::span<const Segment> segments,
                      std::span<const std::byte> array);
   void make_files();

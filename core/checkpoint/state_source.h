@@ -44,6 +44,10 @@ class StateSink {
   /// elements. Errors: system errors, naming the file.
   virtual Task<> write(std::size_t tensor, std::span<const TensorRun> runs,
                        std::span<const std::byte> array) = 0;
+  /// Returns how many bytes after a multiple of AlignedBytes::kAlignment an array should begin
+  /// whose first value is element `first` of `tensor`. Then it is written from where it lies, and
+  /// not copied first.
+  virtual std::uint64_t lead_bytes(std::size_t tensor, std::uint64_t first) const = 0;
 };
 
 }  // namespace ziggurat

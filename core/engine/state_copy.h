@@ -36,10 +36,13 @@ class StateCopy {
   /// for bit. Neither training nor the end of the engine waits for it.
   using Take = std::function<Task<>(ParamId param, std::size_t array, std::uint64_t first,
                                     std::shared_ptr<const AlignedBytes> values)>;
-  /// Gives every array of every parameter to `take`, in no certain order. Called once. Errors:
-  /// those of reading records and of `take`; kDeadlineExceeded if steps have waited too long;
-  /// kCancelled if the engine is closed before the copy is complete.
-  virtual Task<> run(Take take) = 0;
+  /// Returns how many bytes after a multiple of AlignedBytes::kAlignment the values should begin
+  /// that `take` gets for the same elements.
+  using Lead = std::function<std::uint64_t(ParamId param, std::size_t array, std::uint64_t first)>;
+  /// Gives every array of every parameter to `take`, in no certain order, several at a time. Called
+  /// once. Errors: those of reading records and of `take`; kDeadlineExceeded if steps have waited
+  /// too long; kCancelled if the engine is closed before the copy is complete.
+  virtual Task<> run(Take take, Lead lead) = 0;
   /// Lets the steps go on that wait for the copy, so that run() fails with `why`.
   virtual void give_up(std::exception_ptr why) = 0;
   /// Ends the copy; no step waits for it any more. Called when run() has returned, or instead of

@@ -14,6 +14,8 @@ namespace ziggurat {
 
 void Context::spawn(Task<> task) { tasks.spawn(guarded(std::move(task))); }
 
+void Context::spawn_local(Task<> task) { local_tasks.spawn(guarded(std::move(task))); }
+
 Task<> Context::copy_to_device(DeviceSpan<std::byte> to, std::span<const std::byte> from) {
   return copy(reactor, *to_device,
               {.destination = reinterpret_cast<std::byte*>(to.address()),

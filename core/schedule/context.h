@@ -48,8 +48,10 @@ struct Context {
   /// The scope of all that pipelines wait for; it is cancelled when the engine has failed or is
   /// closed.
   CancelScope& cancel;
-  /// The engine's background pipelines. The first one that fails ends the run through `fail`.
+  /// The engine's background pipelines. The first one that fails ends the run through `fail`. Other
+  /// ranks may wait for what is in `tasks`, and know nothing of what is in `local_tasks`.
   WorkGroup& tasks;
+  WorkGroup& local_tasks;
   UnitGates& gates;  ///< which units are at home at the generation that the trainer uses
   /// The parameters and gradients that a trainer lends.
   LentMemory& lent;
@@ -71,9 +73,13 @@ struct Context {
   Task<> copy_to_host(std::span<std::byte> to, DeviceSpan<const std::byte> from);
   /// Starts `task` as a background pipeline.
   void spawn(Task<> task);
+  /// Starts a background pipeline in which no other rank has a part, so that this rank's engine can
+  /// be closed in peace while it is under way.
+  void spawn_local(Task<> task);
   /// Runs `job`, which must outlive the await, on a worker near `chunk`'s bytes.
-  Task<> run_near(ChunkId chunk, const char* name, const std::function<void()>& job) {
-    return workers.run(reactor, name, job, node_of(chunk));
+  Task<> run_near(ChunkId chunk, const char* name, const std::function<void()>& job,
+                  WorkerPool::Turn turn = WorkerPool::Turn::kInOrder) {
+    return workers.run(reactor, name, job, node_of(chunk), turn);
   }
   /// Runs `jobs` on the workers; they must outlive the await. Returns when all have ended, and
   /// rethrows the error of the first that failed.

@@ -7,20 +7,20 @@
 namespace ziggurat {
 
 Task<std::uint64_t> hash_record(Context& context, ChunkId chunk, std::span<const std::byte> record,
-                                std::uint64_t seed) {
+                                std::uint64_t seed, WorkerPool::Turn turn) {
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] {
     hash = record_hash(record, seed, context.table.record_format(chunk));
   };
-  co_await context.run_near(chunk, "hash record", job);
+  co_await context.run_near(chunk, "hash record", job, turn);
   co_return hash;
 }
 
 namespace {
 
 Task<bool> is_as_expected(Context& context, ChunkId chunk, StateStore::Expected expected,
-                          std::span<const std::byte> record) {
-  const std::uint64_t hash = co_await hash_record(context, chunk, record, expected.seed);
+                          std::span<const std::byte> record, WorkerPool::Turn turn) {
+  const std::uint64_t hash = co_await hash_record(context, chunk, record, expected.seed, turn);
   co_return hash == expected.hash;
 }
 
@@ -28,7 +28,8 @@ Task<bool> is_as_expected(Context& context, ChunkId chunk, StateStore::Expected 
 
 Task<bool> is_record_of(Context& context, const StripedStore& store, ChunkId chunk,
                         std::uint64_t generation, std::span<const std::byte> record) {
-  co_return co_await is_as_expected(context, chunk, store.expected(chunk, generation), record);
+  co_return co_await is_as_expected(context, chunk, store.expected(chunk, generation), record,
+                                    WorkerPool::Turn::kInOrder);
 }
 
 Task<> require_record_of(Context& context, const StripedStore& store, ChunkId chunk,
@@ -38,12 +39,12 @@ Task<> require_record_of(Context& context, const StripedStore& store, ChunkId ch
 }
 
 Task<> read_record(Context& context, StripedStore& store, ChunkId chunk, std::uint64_t generation,
-                   std::span<std::byte> record) {
+                   std::span<std::byte> record, WorkerPool::Turn turn) {
   // The expected hash is asked for before the read. During the read later generations may be
   // sealed, and then a constant record would count as one of theirs.
   const StateStore::Expected expected = store.expected(chunk, generation);
   co_await store.read(chunk, generation, record);
-  const bool right = co_await is_as_expected(context, chunk, expected, record);
+  const bool right = co_await is_as_expected(context, chunk, expected, record, turn);
   if (!right) throw store.corrupt_record(chunk, generation);
 }
 

@@ -13,7 +13,8 @@
 namespace ziggurat {
 
 Task<std::uint64_t> hash_record(Context& context, ChunkId chunk, std::span<const std::byte> record,
-                                std::uint64_t seed);
+                                std::uint64_t seed,
+                                WorkerPool::Turn turn = WorkerPool::Turn::kInOrder);
 
 /// Whether `record` has the bytes that were written as `chunk`'s record of `generation`.
 /// Generations are counted as the store does.
@@ -22,8 +23,9 @@ Task<bool> is_record_of(Context& context, const StripedStore& store, ChunkId chu
 /// Throws kDataLoss naming the record if is_record_of() is false.
 Task<> require_record_of(Context& context, const StripedStore& store, ChunkId chunk,
                          std::uint64_t generation, std::span<const std::byte> record);
-/// Reads the whole record and verifies it. Errors: the drive's; kDataLoss.
+/// Reads the whole record and verifies it; `turn` is that of the job which hashes it. Errors: the
+/// drive's; kDataLoss.
 Task<> read_record(Context& context, StripedStore& store, ChunkId chunk, std::uint64_t generation,
-                   std::span<std::byte> record);
+                   std::span<std::byte> record, WorkerPool::Turn turn = WorkerPool::Turn::kInOrder);
 
 }  // namespace ziggurat

@@ -308,15 +308,28 @@ Task<> EmbeddedSaving::copy_engine(std::size_t engine) {
                                               std::shared_ptr<const AlignedBytes> values) {
     return write(save_.engines[engine].parts[param], array, first, std::move(values));
   };
+  const StateCopy::Lead lead = [this, engine](ParamId param, std::size_t array,
+                                              std::uint64_t first) {
+    return lead_bytes(save_.engines[engine].parts[param], array, first);
+  };
   std::exception_ptr failure;
   try {
-    co_await copies_[engine]->run(take);
+    co_await copies_[engine]->run(take, lead);
   } catch (...) {
     failure = std::current_exception();
   }
   if (!failure) co_return;
   for (const std::shared_ptr<StateCopy>& its : copies_) its->give_up(failure);
   std::rethrow_exception(failure);
+}
+
+/// Returns where memory for values should begin (StateSink::lead_bytes()).
+std::uint64_t EmbeddedSaving::lead_bytes(const EmbeddedSave::Part& part, std::size_t array,
+                                         std::uint64_t first) const {
+  if (part.part.boxes.empty()) return 0;
+  if (!tensors_.is_scale(array))
+    first = whole_runs(part.part, {.first = first, .count = 1, .at = 0}).front().first;
+  return checkpoint_->sink().lead_bytes(tensors_.of(part.param, array), first);
 }
 
 /// Writes values, or returns with an error when the save is given up: then the target may hang, and
@@ -375,7 +388,8 @@ Task<> EmbeddedSaving::copy_array(const EmbeddedSave::Part& part, std::size_t ar
   const std::uint64_t all = part.part.count();
   for (std::uint64_t first = 0; first < all; first += kWrittenAtOnce) {
     const std::uint64_t count = std::min(kWrittenAtOnce, all - first);
-    auto copied = std::make_shared<const AlignedBytes>(count * element);
+    auto copied =
+        std::make_shared<const AlignedBytes>(count * element, lead_bytes(part, array, first));
     std::memcpy(copied->span().data(), &values[first * element], count * element);
     co_await write(part, array, first, std::move(copied));
   }

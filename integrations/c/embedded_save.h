@@ -59,6 +59,8 @@ class EmbeddedSaving {
   Task<> copy();
   Task<> copy_engine(std::size_t engine);
   Task<> end_checkpoint();
+  std::uint64_t lead_bytes(const EmbeddedSave::Part& part, std::size_t array,
+                           std::uint64_t first) const;
   Task<> write(const EmbeddedSave::Part& part, std::size_t array, std::uint64_t first,
                std::shared_ptr<const AlignedBytes> values);
   Task<> write_now(const EmbeddedSave::Part& part, std::size_t array, std::uint64_t first,

@@ -460,7 +460,8 @@ ZIGGURAT_API ziggurat_status ziggurat_save_checkpoint(ziggurat_runtime runtime,
 ///                          absent: 0
 ///   "stall_max"            the longest time, in seconds, that steps may wait for the save in all;
 ///                          then it is given up, and training goes on; absent: 60
-///   "bandwidth"            the most bytes a second that this rank writes; absent: no limit
+///   "bandwidth"            the most bytes a second that this rank writes, on average: a save that
+///                          fell behind may catch up for a quarter of a second; absent: no limit
 ///
 /// An engine takes part in one save at a time. To close it ends the save: wait first. A rank that
 /// saves for "others" cannot save so. Errors: ZIGGURAT_INVALID_ARGUMENT for wrong arguments; all

@@ -155,6 +155,31 @@ TEST(WorkersBetweenTiles, TakeOneJobATime) {
   EXPECT_GT(jobs, 0);
 }
 
+TEST(WorkersJobs, OfOneTurnKeepTheirOrderAndThoseThatAreWantedSoonGoFirst) {
+  using enum WorkerPool::Turn;
+  std::promise<void> go_on;
+  std::string order;
+  {
+    WorkerPool pool(with_threads(1));
+    std::promise<void> begun;
+    pool.submit("job", [&] {
+      begun.set_value();
+      go_on.get_future().wait();
+    });
+    begun.get_future().wait();
+    const auto submit = [&](char name, WorkerPool::Turn turn) {
+      pool.submit(
+          "job", [&order, name] { order += name; }, -1, turn);
+    };
+    submit('c', kInOrder);
+    submit('a', kSoon);
+    submit('d', kInOrder);
+    submit('b', kSoon);
+    go_on.set_value();
+  }
+  EXPECT_EQ(order, "abcd");
+}
+
 TEST_P(Workers, DestructorFinishesQueuedJobs) {
   std::atomic<int> ran{0};
   {

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <future>
+#include <latch>
 #include <thread>
 
 #include "core/engine/engine.h"
@@ -161,6 +162,44 @@ TEST(EngineStreams, AGatherFillsAPlaceWhenItsReadersHaveRead) {
     engine.make_durable();
   }));
   EXPECT_TRUE(met) << "the case that is meant";
+}
+
+/// A stream on which nothing waits: what is queued on it never begins.
+class IdleStream final : public StreamRef {
+ public:
+  Event record() override { return {}; }
+  void wait(const Event&) override {}
+};
+
+/// Parameters still come to one rank's device when its trainer closes: no other rank waits for it.
+TEST(EngineStreams, AnEngineIsClosedInPeaceWhileItsOwnParametersCome) {
+  const ModelSpec model = small_model();
+  const ScratchDirectory directory;
+  const auto runtimes = connected_runtimes(2, 1);
+  std::latch closed(1);
+  expect_none(run_ranks(2, [&](int rank) {
+    EngineConfig config = small_config(directory.path());
+    config.max_reuse_distance = 0;  // a unit that is released gives its place to the next
+    RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config, 2 * kMiB);
+    Reactor& reactor = rig.runtime.reactor;
+    rig.engine->acquire(4);
+    rig.engine->release(4);
+    if (rank == 0) {
+      LateReader reader(*rig.engine, reactor, 4);
+      IdleStream idle;
+      EXPECT_TRUE(reader.overlaps(HostDevice::view(rig.engine->acquire(4, idle)).bytes))
+          << "the case that is meant";
+      reader.begin_to_read();
+      rig.engine.reset();
+      EXPECT_TRUE(reader.read_well());
+      closed.count_down();
+    } else {
+      closed.wait();
+      rig.engine->acquire(4);
+      rig.engine->release(4);
+    }
+    reactor.block_on(rig.runtime.ranks->barrier());
+  }));
 }
 
 /// Threads of one trainer, each with units of its own.

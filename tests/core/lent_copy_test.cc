@@ -24,6 +24,11 @@ const std::vector<std::int64_t> kSizes{70'000, 5, 16'383, 40'000, 300, 65'536, 1
 /// What a copy gives, by parameter and array.
 using Arrays = std::map<std::pair<ParamId, std::size_t>, std::vector<std::byte>>;
 
+/// Where values are wanted: anywhere.
+std::uint64_t lead_of(ParamId param, std::size_t array, std::uint64_t first) {
+  return (param * 1001 + array * 37 + first * 4) % AlignedBytes::kAlignment;
+}
+
 /// Takes a copy on the reactor, as slowly as the test wants.
 class Taker {
  public:
@@ -72,13 +77,15 @@ class Taker {
   Task<> take() {
     const StateCopy::Take one = [this](ParamId param, std::size_t array, std::uint64_t first,
                                        std::shared_ptr<const AlignedBytes> values) -> Task<> {
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(values->span().data()) % AlignedBytes::kAlignment,
+                lead_of(param, array, first));
       co_await gate_.wait();
       std::memcpy(&taken_.at({param, array}).at(first * arrays_of_[array].element_bytes()),
                   values->span().data(), values->span().size());
     };
     std::exception_ptr failure;
     try {
-      co_await copy_->run(one);
+      co_await copy_->run(one, lead_of);
     } catch (...) {
       failure = std::current_exception();
     }
@@ -288,7 +295,7 @@ TEST(LentCopies, ThatNobodyTakesEndWithTheEngineToo) {
   run.engine.reset();
   const auto taken = [](ParamId, std::size_t, std::uint64_t,
                         std::shared_ptr<const AlignedBytes>) -> Task<> { co_return; };
-  EXPECT_THROW(run.runtime->reactor.block_on(copy->run(taken)), Error);
+  EXPECT_THROW(run.runtime->reactor.block_on(copy->run(taken, lead_of)), Error);
 }
 
 TEST(LentCopies, FailWithWhatTheTakerThrows) {
@@ -301,7 +308,7 @@ TEST(LentCopies, FailWithWhatTheTakerThrows) {
     co_return;
   };
   try {
-    run.runtime->reactor.block_on(copy->run(full));
+    run.runtime->reactor.block_on(copy->run(full, lead_of));
     FAIL() << "taken";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);

@@ -6,11 +6,15 @@
 #include <utility>
 #include <vector>
 
+#include "base/runtime/for_each.h"
 #include "optimizer/state_arrays.h"
 #include "optimizer/state_values.h"
 
 namespace ziggurat {
 namespace {
+
+/// How many arrays of a record are on their way to the taker at once: all of a large parameter's.
+constexpr std::size_t kPartsAtOnce = 4;
 
 std::exception_ptr closed() {
   return std::make_exception_ptr(
@@ -36,18 +40,18 @@ PieceCopy::PieceCopy(const Parts& parts, std::uint64_t generation, std::uint64_t
       [stored = parts.context.table.stored_chunks().size()](ChunkId id) { return id < stored; });
 }
 
-Task<> PieceCopy::run(Take take) {
+Task<> PieceCopy::run(Take take, Lead lead) {
   if (!parts_) std::rethrow_exception(failure_ ? failure_ : closed());
   Signal ended(parts_->context.reactor);
-  parts_->tasks.spawn(copy(std::make_shared<const Take>(std::move(take)), ended));
+  parts_->tasks.spawn(copy(std::make_shared<const Take>(std::move(take)), lead, ended));
   co_await ended.wait();
   if (failure_) std::rethrow_exception(failure_);
 }
 
 /// A task of the engine, so that it has ended before the engine's memory goes.
-Task<> PieceCopy::copy(TakePtr take, Signal& ended) {
+Task<> PieceCopy::copy(TakePtr take, const Lead& lead, Signal& ended) {
   const RecordCopier::Save give = [&](ChunkId id, std::span<std::byte> record) {
-    return save(id, record, take);
+    return save(id, record, take, lead);
   };
   RecordCopier& copier = parts_->copier;
   try {
@@ -61,39 +65,48 @@ Task<> PieceCopy::copy(TakePtr take, Signal& ended) {
   ended.set();
 }
 
-Task<> PieceCopy::save(ChunkId id, std::span<std::byte> record, TakePtr take) {
+Task<> PieceCopy::save(ChunkId id, std::span<std::byte> record, TakePtr take, const Lead& lead) {
   Context& context = parts_->context;
   if (const auto its = written_.find(id); its != written_.end()) {
     const std::function<void()> job = [&] {
       StateWrites(context.table.state()).apply(*its->second, record);
     };
-    co_await context.run_near(id, "apply writes", job);
+    co_await context.run_near(id, "apply writes", job, WorkerPool::Turn::kSoon);
   }
-  for (const ParamRun& run : context.table.param_runs(id)) co_await save_run(id, run, record, take);
+  const std::size_t arrays = state_arrays(copied_kind(context.table.state(), widens_)).size();
+  std::vector<Part> parts;
+  for (const ParamRun& run : context.table.param_runs(id)) {
+    for (std::size_t a = 0; a < arrays; ++a) parts.push_back({run, a});
+  }
+  const std::function<Task<>(std::size_t)> save_one = [&](std::size_t i) {
+    return save_part(id, parts[i], record, take, lead);
+  };
+  co_await for_each_index(context.reactor, parts.size(), kPartsAtOnce, save_one);
 }
 
-Task<> PieceCopy::save_run(ChunkId id, const ParamRun& run, std::span<const std::byte> record,
-                           TakePtr take) {
+Task<> PieceCopy::save_part(ChunkId id, const Part& part, std::span<const std::byte> record,
+                            TakePtr take, const Lead& lead) {
   const StateKind kept = parts_->context.table.state();
   const StateKind kind = copied_kind(kept, widens_);
-  const std::vector<StateArray> arrays = state_arrays(kind);
-  for (std::size_t a = 0; a < arrays.size(); ++a) {
-    const StateArray& array = arrays[a];
-    const auto taken = std::make_shared<const AlignedBytes>(
-        memory_.take(array.values_of(run.count) * array.element_bytes()));
-    const std::span<std::byte> values = taken->span();
-    const std::function<void()> job = [&] {
-      if (kind == kept) return read_state_array(kind, a, record, run.begin / array.block, values);
-      std::vector<float> wide(run.count);
-      read_state_values(kept, a, record, run.begin, wide);
-      std::memcpy(values.data(), wide.data(), values.size());
-    };
-    co_await parts_->context.run_near(id, "copy state", job);
-    const auto ended = std::make_shared<Signal>(parts_->context.cancel);
-    parts_->context.reactor.spawn(give(take, run.lent, a, run.first / array.block, taken, ended),
-                                  [](std::exception_ptr) {});
-    co_await ended->wait();
-  }
+  const StateArray array = state_arrays(kind)[part.array];
+  const ParamRun& run = part.run;
+  const std::uint64_t first = run.first / array.block;
+  const auto taken = std::make_shared<const AlignedBytes>(
+      memory_.take(array.values_of(run.count) * array.element_bytes(),
+                   lead(run.lent, part.array, first)));
+  const std::span<std::byte> values = taken->span();
+  const std::function<void()> job = [&] {
+    if (kind == kept)
+      return read_state_array(kind, part.array, record, run.begin / array.block, values);
+    std::vector<float> wide(run.count);
+    read_state_values(kept, part.array, record, run.begin, wide);
+    std::memcpy(values.data(), wide.data(), values.size());
+  };
+  co_await parts_->context.run_near(id, "copy state", job, WorkerPool::Turn::kSoon);
+  const auto ended = std::make_shared<Signal>(parts_->context.cancel);
+  parts_->context.reactor.spawn(give(take, run.lent, part.array, first, taken, ended),
+                                [](std::exception_ptr) {});
+  co_await ended->wait();
 }
 
 /// Gives values to the taker. If that never ends, an engine that is closed does not wait for it.

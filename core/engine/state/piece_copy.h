@@ -33,7 +33,7 @@ class PieceCopy final : public StateCopy {
   PieceCopy(const Parts& parts, std::uint64_t generation, std::uint64_t stored, Written written,
             const CopyOptions& options);
 
-  Task<> run(Take take) override;
+  Task<> run(Take take, Lead lead) override;
   void give_up(std::exception_ptr why) override;
   void end() override;
   bool waits_for_time() const noexcept override {
@@ -46,10 +46,15 @@ class PieceCopy final : public StateCopy {
 
  private:
   using TakePtr = std::shared_ptr<const Take>;
-  Task<> copy(TakePtr take, Signal& ended);
-  Task<> save(ChunkId chunk, std::span<std::byte> record, TakePtr take);
-  Task<> save_run(ChunkId chunk, const ParamRun& run, std::span<const std::byte> record,
-                  TakePtr take);
+  /// An array of a part of a parameter.
+  struct Part {
+    ParamRun run;
+    std::size_t array;
+  };
+  Task<> copy(TakePtr take, const Lead& lead, Signal& ended);
+  Task<> save(ChunkId chunk, std::span<std::byte> record, TakePtr take, const Lead& lead);
+  Task<> save_part(ChunkId chunk, const Part& part, std::span<const std::byte> record, TakePtr take,
+                   const Lead& lead);
   static Task<> give(TakePtr take, ParamId param, std::size_t array, std::uint64_t first,
                      std::shared_ptr<const AlignedBytes> values, std::shared_ptr<Signal> taken);
 

@@ -14,6 +14,12 @@
 #include "core/schedule/stored_record.h"
 
 namespace ziggurat {
+namespace {
+
+/// Copies' jobs do not wait behind a sweep's: they are few, and sweeps may wait for them.
+constexpr auto kTurn = WorkerPool::Turn::kSoon;
+
+}  // namespace
 
 struct RecordCopier::Run {
   Run(const Context& context, Request its)
@@ -21,7 +27,9 @@ struct RecordCopier::Run {
         wake(context.cancel),
         copies(context.table.chunks().size(), Copy::kPending),
         stall(context.reactor.clock(), nanoseconds_of(request.stall_max_s),
-              [this] { give_up(*this, std::make_exception_ptr(stalled_too_long(request))); }) {}
+              [this] { give_up(*this, std::make_exception_ptr(stalled_too_long(request))); }) {
+    if (request.bandwidth_bytes_per_s > 0) pace.emplace(request.bandwidth_bytes_per_s);
+  }
 
   Request request;
   Signal wake;  ///< wakes lanes, because there may be something to do
@@ -38,7 +46,7 @@ struct RecordCopier::Run {
   std::exception_ptr failure;
   std::map<ChunkId, Signal> awaited;  ///< records that sweeps wait for
   StallLimit stall;
-  std::optional<Nanoseconds> next_save_at;
+  std::optional<SavePace> pace;  ///< none without a bandwidth
   std::array<Lane, kLanes> lanes;
   AlignedPool spare;
 };
@@ -193,7 +201,8 @@ Task<> RecordCopier::fill(Run& run, ChunkId id, std::span<std::byte> buffer) {
 Task<> RecordCopier::bring(Run& run, ChunkId id, std::span<std::byte> buffer) {
   Context& context = parts_.context;
   if (context.table.chunk(id).constant) {
-    co_await read_record(context, *parts_.store, id, parts_.store->durable_generation(), buffer);
+    co_await read_record(context, *parts_.store, id, parts_.store->durable_generation(), buffer,
+                         kTurn);
     co_return;
   }
   const std::uint64_t generation = run.request.generation;
@@ -204,7 +213,7 @@ Task<> RecordCopier::bring(Run& run, ChunkId id, std::span<std::byte> buffer) {
     ZIGGURAT_CHECK(parts_.records.through_store(),
                    "chunk {}: its record of generation {} is in memory alone, and not there", id,
                    generation);
-    co_await read_record(context, *parts_.store, id, run.request.stored, buffer);
+    co_await read_record(context, *parts_.store, id, run.request.stored, buffer, kTurn);
     context.metrics.add(Counter::kSaveReadBytes, buffer.size());
   } else if (parts_.records.updated_on_device(id)) {
     co_await parts_.records.fetch(id, buffer);
@@ -212,7 +221,7 @@ Task<> RecordCopier::bring(Run& run, ChunkId id, std::span<std::byte> buffer) {
     const std::function<void()> job = [&] {
       std::memcpy(buffer.data(), parts_.records.memory(id).data(), buffer.size());
     };
-    co_await context.run_near(id, "copy record", job);
+    co_await context.run_near(id, "copy record", job, kTurn);
   }
 }
 
@@ -222,16 +231,12 @@ void RecordCopier::copied(Run& run, ChunkId id) {
   if (waiting != run.awaited.end()) waiting->second.set();
 }
 
-/// Keeps to the bandwidth: a record is saved when the time for the one before it is over.
+/// Keeps to the bandwidth.
 Task<> RecordCopier::pace(Run& run, Lane& lane, std::uint64_t size_bytes) {
-  const std::uint64_t limit = run.request.bandwidth_bytes_per_s;
-  if (limit == 0 || run.over) co_return;
+  if (!run.pace || run.over) co_return;
   Clock& clock = parts_.context.reactor.clock();
   const Nanoseconds now = clock.now();
-  const Nanoseconds begin = std::max(run.next_save_at.value_or(now), now);
-  const Nanoseconds share =
-      nanoseconds_of(static_cast<double>(size_bytes) / static_cast<double>(limit));
-  run.next_save_at = std::min(begin + share, now + kLongestWait);
+  const Nanoseconds begin = run.pace->begin(now, size_bytes);
   if (begin == now) co_return;
   const auto due = lane.due = std::make_shared<Signal>(parts_.context.cancel);
   clock.after(begin - now, [weak = std::weak_ptr(due)] {
@@ -283,7 +288,7 @@ Task<> RecordCopier::made(ChunkId id, std::uint64_t generation, std::span<const 
   const std::function<void()> job = [&] {
     std::memcpy(lane->buffer.data(), record.data(), record.size());
   };
-  co_await parts_.context.run_near(id, "offer record", job);
+  co_await parts_.context.run_near(id, "offer record", job, kTurn);
   lane->state = Lane::State::kFull;
   copied(*run, id);
   run->wake.set();

@@ -26,6 +26,7 @@
 
 #include "aio/aligned_bytes.h"
 #include "base/error.h"
+#include "core/engine/state/save_pace.h"
 #include "core/engine/state/stall_limit.h"
 #include "core/schedule/context.h"
 #include "core/schedule/optimizer/optimizer_sweep.h"
@@ -55,7 +56,7 @@ class RecordCopier final : public RecordWatch {
     std::shared_ptr<const void> keeps_buffers = nullptr;
     std::uint64_t spare_bytes = 0;  ///< the most memory that copies take beside the buffers
     double stall_max_s = 0;
-    std::uint64_t bandwidth_bytes_per_s = 0;  ///< the most that is saved; 0 if there is no limit
+    std::uint64_t bandwidth_bytes_per_s = 0;  ///< see SavePace; 0 if there is no limit
   };
   /// Begins a copy, of those chunks for which `has` returns true, when none is under way. From here
   /// on sweeps wait for it.

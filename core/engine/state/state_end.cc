@@ -16,6 +16,16 @@ bool is_lost_store(const std::exception_ptr& error) {
   return false;
 }
 
+/// Waits for the tasks of an engine that is closed.
+Task<> ended(std::optional<WorkGroup>& tasks) {
+  if (!tasks) co_return;
+  try {
+    co_await tasks->wait_idle();
+  } catch (const std::exception&) {
+    // The call that the trainer was in has reported the error.
+  }
+}
+
 }  // namespace
 
 Task<> TrainingState::close() {
@@ -29,13 +39,8 @@ Task<> TrainingState::close() {
   if (service_) co_await service_->close(agreements_);
   if (!cancel_.cancelled()) cancel_.cancel(closed);
   ended_ = true;
-  if (tasks_) {
-    try {
-      co_await tasks_->wait_idle();
-    } catch (const std::exception&) {
-      // The call that the trainer was in has reported the error.
-    }
-  }
+  co_await ended(tasks_);
+  co_await ended(local_tasks_);
   if (copying_) co_await copying_->wait_idle();
   if (copy_) copy_->engine_closed();
   service_.reset();
@@ -60,8 +65,9 @@ void TrainingState::close_storage() {
   channels_.reset();
 }
 
-/// Whether other ranks wait for this rank: an exchange is under way, or a step was begun in which
-/// they will wait. Of pieces whose records are in memory nothing is exchanged.
+/// Whether other ranks wait for this rank: something is under way in which they have a part, or a
+/// step was begun in which they will wait. Of pieces whose records are in memory nothing is
+/// exchanged.
 bool TrainingState::awaited_by_ranks() const {
   if (of_pieces() && records_ && !records_->through_store()) return storing_;
   if ((tasks_ && tasks_->count() > 0) || (sweep_ && sweep_->step_open())) return true;

@@ -284,6 +284,7 @@ void TrainingState::make_context() {
     to_host_ = device_->create_stream("device to host");
   }
   tasks_.emplace(runtime_.reactor);
+  local_tasks_.emplace(runtime_.reactor);
   gates_.emplace(cancel_, runtime_.metrics, table_->unit_count());
   context_.emplace(
       Context{.reactor = runtime_.reactor,
@@ -301,6 +302,7 @@ void TrainingState::make_context() {
               .rounding = {.rounding = rounding_.params, .seed = config_.optimizer.rounding_seed},
               .cancel = cancel_,
               .tasks = *tasks_,
+              .local_tasks = *local_tasks_,
               .gates = *gates_,
               .lent = lent_memory_,
               .chunk_nodes = node_plan_.chunk_nodes,

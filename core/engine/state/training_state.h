@@ -436,6 +436,7 @@ class TrainingState {
   std::atomic<bool> ended_ = false;  // cancel_ is cancelled; read by the trainer's thread
   LentMemory lent_memory_;
   std::optional<WorkGroup> tasks_;
+  std::optional<WorkGroup> local_tasks_;  // of which no other rank knows
   std::optional<UnitGates> gates_;
   std::optional<Context> context_;
   std::unique_ptr<ParamHome> params_;

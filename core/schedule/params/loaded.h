@@ -75,7 +75,7 @@ class LoadedResidency final : public Brought {
 
   bool make_room() override { return drop_farthest(0); }
   bool bring_ahead(UnitId unit) override {
-    context_.spawn(load(unit, Why::kAhead));
+    context_.spawn_local(load(unit, Why::kAhead));
     return true;
   }
   void free(UnitId unit) override { copies_[unit].buffer = {}; }
@@ -103,7 +103,7 @@ class LoadedResidency final : public Brought {
                                 why == Why::kAhead ? IoPriority::kPrefetch : IoPriority::kDemand);
         copy.buffer = std::move(buffer);
         copy.landed = loading.landed;
-        context_.spawn(land(unit, std::move(loading)));
+        context_.spawn_local(land(unit, std::move(loading)));
       }
     } catch (...) {
       error = std::current_exception();

@@ -102,7 +102,8 @@ def save_checkpoint(
     step would change it before it is saved, and takes at most half of the free memory. Beyond
     that, and for state on a drive of which the second step would overwrite what is not saved yet,
     steps wait; when they have waited `stall_max` seconds in all (60 by default), the save is given
-    up and training goes on. `bandwidth` limits the bytes that each rank writes in a second. A process that is
+    up and training goes on. `bandwidth` limits the bytes that each rank writes in a second, on
+    average: a save that fell behind may catch up for a quarter of a second. A process that is
     killed leaves a whole checkpoint or none.
     """
     sharing, folder = optimizer._sharing, os.path.abspath(folder)
