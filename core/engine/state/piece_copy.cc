@@ -83,7 +83,7 @@ Task<> PieceCopy::save_run(ChunkId id, const ParamRun& run, std::span<const std:
         memory_.take((run.count + array.block - 1) / array.block * array.element_bytes()));
     const std::span<std::byte> values = taken->span();
     const std::function<void()> job = [&] {
-      if (kind == kept) return read_state_array(kind, a, record, run.begin / array.block, values);
+      if (kind == kept) return read_state_array(kind, a, record, run.begin, values);
       std::vector<float> wide(run.count);
       read_state_values(kept, a, record, run.begin, wide);
       std::memcpy(values.data(), wide.data(), values.size());
