@@ -65,7 +65,7 @@ Task<> PieceCopy::save(ChunkId id, std::span<std::byte> record, TakePtr take) {
   Context& context = parts_->context;
   if (const auto its = written_.find(id); its != written_.end()) {
     const std::function<void()> job = [&] {
-      StateWrites(context.table.state()).apply(*its->second, record);
+      StateWrites::apply(context.table.state(id), *its->second, record);
     };
     co_await context.run_near(id, "apply writes", job);
   }
@@ -74,7 +74,7 @@ Task<> PieceCopy::save(ChunkId id, std::span<std::byte> record, TakePtr take) {
 
 Task<> PieceCopy::save_run(ChunkId id, const ParamRun& run, std::span<const std::byte> record,
                            TakePtr take) {
-  const StateKind kept = parts_->context.table.state();
+  const StateKind kept = parts_->context.table.state(id);
   const StateKind kind = copied_kind(kept, widens_);
   const std::vector<StateArray> arrays = state_arrays(kind);
   for (std::size_t a = 0; a < arrays.size(); ++a) {
