@@ -23,6 +23,16 @@
 namespace ziggurat {
 
 inline constexpr std::size_t kEightBitBlock = 256;
+/// Records that several parameters share have a place for a scale at each multiple of so many
+/// elements. The scale of a block is at its first element, which is at such a multiple. A block
+/// ends with its parameter, so it may be short, and it never crosses a multiple of kEightBitBlock.
+inline constexpr std::size_t kSharedRecordStep = 16;
+
+/// Returns for how many elements of a record there is a place for a scale; `own_blocks` as in
+/// StateKind.
+constexpr std::size_t scale_step(bool own_blocks) noexcept {
+  return own_blocks ? kSharedRecordStep : kEightBitBlock;
+}
 
 enum class EightBitCode : std::uint8_t { kSigned, kUnsigned };
 

@@ -31,6 +31,8 @@ void internal::check_update(StepView steps, const RecordView& view, const Record
                  to_string(view.param.dtype), to_string(view.format));
   ZIGGURAT_CHECK(!view.masters_from_param || (!view.param_not_read && view.param.count() == count),
                  "masters from {} parameters of {}", view.param.count(), count);
+  ZIGGURAT_CHECK(!view.own_blocks || view.format == StateFormat::k8Bit,
+                 "blocks of codes in a record in {}", to_string(view.format));
   ZIGGURAT_CHECK(!in_record || view.param.dtype == DType::kBFloat16,
                  "a {} parameter beside a record that holds it in bf16",
                  to_string(view.param.dtype));

@@ -54,9 +54,8 @@ class Runs {
   /// Returns the part from the end of the last one to `end`, or to the end of the run if that is
   /// nearer.
   Part next(std::size_t end) {
-    while (run_->end <= at_) ++run_;
     const std::size_t begin = at_;
-    at_ = std::min(end, run_->end);
+    at_ = std::min(end, run_end());
     const OptimizerStep& step = steps_[run_->group];
     std::optional<ParamPlace> place = run_->place;
     if (place) {
@@ -66,6 +65,11 @@ class Runs {
     return {begin, at_, step, run_->decay ? step.decay : step.no_decay, place, run_->skipped};
   }
   std::size_t at() const { return at_; }
+  /// Returns where the run of the next part ends.
+  std::size_t run_end() {
+    while (run_->end <= at_) ++run_;
+    return run_->end;
+  }
 
  private:
   StepView steps_;

@@ -37,15 +37,23 @@ std::span<Byte> array_in(const StateKind& state, std::size_t index, std::span<By
   return record.subspan(shape.offset(segment, tiles), tiles * shape.segments()[segment].tile_bytes);
 }
 
-/// Returns `size_bytes` from value `first` on, of an array that lies in one piece.
-template <class Byte>
-std::span<Byte> part_of(const StateKind& state, std::size_t index, std::span<Byte> record,
-                        std::uint64_t first, std::size_t size_bytes) {
+/// Calls `copy` with parts of an array, from element `first` on, that lie one after the other, and
+/// with where each begins among `size_bytes` of values.
+template <class Byte, class Copy>
+void for_each_part(const StateKind& state, std::size_t index, std::span<Byte> record,
+                   std::uint64_t first, std::size_t size_bytes, Copy copy) {
   const std::span<Byte> array = array_in(state, index, record);
-  const std::uint64_t begin = first * state_arrays(state)[index].element_bytes();
-  ZIGGURAT_CHECK(begin + size_bytes <= array.size(), "array {} of a record of {} bytes", index,
-                 record.size());
-  return array.subspan(begin, size_bytes);
+  const StateArray its = state_arrays(state)[index];
+  const std::size_t value_bytes = its.element_bytes();
+  const bool apart = its.is_scale() && state.own_blocks;
+  const std::size_t part_bytes = apart ? value_bytes : size_bytes;
+  std::uint64_t place = first / (its.is_scale() ? scale_step(state.own_blocks) : 1);
+  for (std::size_t at = 0; at < size_bytes; at += part_bytes) {
+    ZIGGURAT_CHECK(place * value_bytes + part_bytes <= array.size(),
+                   "array {} of a record of {} bytes", index, record.size());
+    copy(at, array.subspan(place * value_bytes, part_bytes));
+    place += kEightBitBlock / kSharedRecordStep;
+  }
 }
 
 /// Returns where the second halves of a split master begin.
@@ -82,8 +90,9 @@ std::span<std::byte> state_array_in(const StateKind& state, std::size_t index,
 void read_state_array(const StateKind& state, std::size_t index, std::span<const std::byte> record,
                       std::uint64_t first, std::span<std::byte> bytes) {
   if (!is_split_master(state, index)) {
-    const auto from = part_of(state, index, record, first, bytes.size());
-    std::memcpy(bytes.data(), from.data(), from.size());
+    for_each_part(state, index, record, first, bytes.size(), [&](std::size_t at, auto from) {
+      std::memcpy(bytes.data() + at, from.data(), from.size());
+    });
     return;
   }
   const auto* params = reinterpret_cast<const bf16*>(record.data());
@@ -98,8 +107,9 @@ void read_state_array(const StateKind& state, std::size_t index, std::span<const
 void write_state_array(const StateKind& state, std::size_t index, std::span<const std::byte> bytes,
                        std::uint64_t first, std::span<std::byte> record) {
   if (!is_split_master(state, index)) {
-    const auto to = part_of(state, index, record, first, bytes.size());
-    std::memcpy(to.data(), bytes.data(), bytes.size());
+    for_each_part(state, index, record, first, bytes.size(), [&](std::size_t at, auto to) {
+      std::memcpy(to.data(), bytes.data() + at, to.size());
+    });
     return;
   }
   auto* params = reinterpret_cast<bf16*>(record.data());

@@ -9,7 +9,8 @@
 //   bf16          master bf16, exp_avg bf16, exp_avg_sq bf16
 //
 // The two halves of split are one fp32 master, exactly. Scales have a value for each kEightBitBlock
-// elements, counted from the beginning of a unit. For the values as fp32 see state_values.h.
+// elements, counted from the beginning of a unit, or with StateKind::own_blocks of a parameter. For
+// the values as fp32 see state_values.h.
 #pragma once
 
 #include <cstddef>
@@ -45,16 +46,18 @@ std::vector<StateArray> state_arrays(const StateKind& state);
 inline constexpr std::size_t kConstantArrays = 1;
 
 /// Returns the bytes of an array whose values lie one after the other, padding included. Empty for
-/// a split master, which has two halves.
+/// a split master, which has two halves. Scales of StateKind::own_blocks lie at their blocks' first
+/// elements, each counted in kSharedRecordStep.
 std::span<const std::byte> state_array_in(const StateKind& state, std::size_t index,
                                           std::span<const std::byte> record);
 std::span<std::byte> state_array_in(const StateKind& state, std::size_t index,
                                     std::span<std::byte> record);
-/// Copies values [first, first + bytes.size() / element_bytes) of array `index` to `bytes`.
+/// Copies bytes.size() / element_bytes values of array `index` to `bytes`, from that of element
+/// `first` on, where scales have a block that begins.
 void read_state_array(const StateKind& state, std::size_t index, std::span<const std::byte> record,
                       std::uint64_t first, std::span<std::byte> bytes);
-/// Copies `bytes` into array `index`, from value `first` on; the rest of the record does not
-/// change.
+/// Copies `bytes` into array `index`, from the value of element `first` on; the rest of the record
+/// does not change.
 void write_state_array(const StateKind& state, std::size_t index, std::span<const std::byte> bytes,
                        std::uint64_t first, std::span<std::byte> record);
 

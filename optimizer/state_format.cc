@@ -39,8 +39,6 @@ Element stored_moment(StateFormat format) {
   }
 }
 
-constexpr std::uint32_t kScaleTileBytes = kTileElements / kEightBitBlock * sizeof(float);
-
 /// The largest initial accumulator. Its sums with squares are far from overflow, also in bf16.
 constexpr float kAccumulatorMax = 1e30F;
 
@@ -70,7 +68,8 @@ std::vector<std::string> state_names(OptimizerKind kind) {
   return {};
 }
 
-RecordFormat record_format(OptimizerKind kind, StateFormat format) {
+RecordFormat record_format(const StateKind& state) {
+  const auto [kind, format, own_blocks] = state;
   std::vector<RecordFormat::Segment> segments;
   if (holds_param(format)) {
     segments.push_back({"param bf16", 2 * kTileElements});
@@ -84,8 +83,12 @@ RecordFormat record_format(OptimizerKind kind, StateFormat format) {
                         element.size_bytes * static_cast<std::uint32_t>(kTileElements)});
   }
   if (format == StateFormat::k8Bit) {
-    for (const std::string& name : moment_names(kind))
-      segments.push_back({fmt::format("{} scale fp32/{}", name, kEightBitBlock), kScaleTileBytes});
+    const std::size_t step = scale_step(own_blocks);
+    const std::string places = own_blocks ? fmt::format(" per {}", step) : "";
+    for (const std::string& name : moment_names(kind)) {
+      segments.push_back({fmt::format("{} scale fp32/{}{}", name, kEightBitBlock, places),
+                          static_cast<std::uint32_t>(kTileElements / step * sizeof(float))});
+    }
   }
   return RecordFormat(std::move(segments));
 }

@@ -11,6 +11,9 @@
 //   split         param 2, residual 2, moments 4 + 4            12    10       12
 //   bf16          param 2, moments 2 + 2                         6     4        6
 //
+// Records in 8bit that several parameters share (StateKind::own_blocks) have places for a scale per
+// 16 elements, so they take 6.5.
+//
 // "Read" leaves out the parameter if the record holds it bit for bit: a reader that has the
 // parameter elsewhere skips the first segment.
 #pragma once
@@ -39,13 +42,13 @@ std::span<const std::string_view> state_format_names() noexcept;
 std::optional<StateFormat> parse_state_format(std::string_view name) noexcept;
 
 /// Returns the segments of a record: parameter or master first, then moments, then scales.
-RecordFormat record_format(OptimizerKind kind, StateFormat format);
+RecordFormat record_format(const StateKind& state);
+inline RecordFormat record_format(OptimizerKind kind, StateFormat format) {
+  return record_format(StateKind{kind, format});
+}
 
 /// Formats a kind of state: "adamw in 8bit".
 std::string to_string(const StateKind& state);
-inline RecordFormat record_format(const StateKind& state) {
-  return record_format(state.optimizer, state.format);
-}
 
 /// The bytes per parameter that an update of a record reads and writes: the table above, for any
 /// optimizer. `param_elsewhere` says that the parameter is in use elsewhere, and not read with the
@@ -89,7 +92,11 @@ void read_params(StateFormat format, std::span<const std::byte> record,
 /// rounded to nearest if sums are bf16; 8 bits hold it exactly, except a denormal, which becomes
 /// zero. `masters` has all the record's elements, padding included.
 void read_masters(StateFormat format, std::span<const std::byte> record, std::span<float> masters);
-void write_record(OptimizerKind kind, StateFormat format, std::span<const float> masters,
+void write_record(const StateKind& state, std::span<const float> masters,
                   std::span<std::byte> record, float initial_accumulator = 0);
+inline void write_record(OptimizerKind kind, StateFormat format, std::span<const float> masters,
+                         std::span<std::byte> record, float initial_accumulator = 0) {
+  write_record(StateKind{kind, format}, masters, record, initial_accumulator);
+}
 
 }  // namespace ziggurat

@@ -49,6 +49,9 @@ constexpr bool begins_with_param(StateFormat format, DType dtype) noexcept {
 struct StateKind {
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   StateFormat format = StateFormat::kFp32;
+  /// Blocks of codes begin anew with each parameter of a record, and may be short: k8Bit alone (see
+  /// kSharedRecordStep). A store's own kind never has it, but some of its records may.
+  bool own_blocks = false;
   friend bool operator==(const StateKind&, const StateKind&) = default;
 };
 

@@ -28,9 +28,12 @@ void fill_sums(StateFormat format, float value, std::size_t count, const RecordF
   std::byte* const sums = record.data() + shape.offset(index, tiles);
   if (format == StateFormat::k8Bit) {
     auto* scales = reinterpret_cast<float*>(record.data() + shape.offset(index + 1, tiles));
-    const std::vector<float> values(count, value);
-    return encode_eight_bit(EightBitCode::kUnsigned, values.data(),
-                            {reinterpret_cast<std::uint8_t*>(sums), count}, scales);
+    std::uint8_t code = 0;
+    float scale = 0;  // all blocks are alike
+    encode_eight_bit(EightBitCode::kUnsigned, &value, {&code, 1}, &scale);
+    std::fill_n(sums, count, std::byte{code});
+    std::fill_n(scales, tiles * shape.segments()[index + 1].tile_bytes / sizeof(float), scale);
+    return;
   }
   if (moment_error(format) > 0) {  // bf16
     std::fill_n(reinterpret_cast<bf16*>(sums), count, float_to_bf16(value));
@@ -109,10 +112,12 @@ void read_masters(StateFormat format, std::span<const std::byte> record, std::sp
   internal::read_masters_from(format, record, count, 0, masters);
 }
 
-void write_record(OptimizerKind kind, StateFormat format, std::span<const float> masters,
+void write_record(const StateKind& state, std::span<const float> masters,
                   std::span<std::byte> record, float initial_accumulator) {
+  const OptimizerKind kind = state.optimizer;
+  const StateFormat format = state.format;
   const std::size_t count = masters.size();
-  const RecordFormat shape = record_format(kind, format);
+  const RecordFormat shape = record_format(state);
   ZIGGURAT_CHECK(initial_accumulator == 0 || kind == OptimizerKind::kAdagrad,
                  "an initial accumulator of {} for {}", initial_accumulator, to_string(kind));
   ZIGGURAT_CHECK(

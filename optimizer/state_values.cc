@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/numerics/rounding.h"
@@ -61,8 +62,20 @@ void write_masters_from(StateFormat format, std::span<const float> masters, std:
   }
 }
 
+/// Calls `body` for elements of a record from `first` on, which begins a block, so that in each
+/// call the scales of all blocks lie one after the other: with the elements, counted from `first`,
+/// and the place of their first scale.
+template <class Body>
+void for_each_scaled(const StateKind& state, std::uint64_t first, std::size_t count, Body body) {
+  const std::size_t step = scale_step(state.own_blocks);
+  ZIGGURAT_CHECK(first % step == 0, "codes from {} on begin no block", first);
+  const std::size_t together = state.own_blocks ? kEightBitBlock : count;
+  for (std::size_t begin = 0; begin < count; begin += together)
+    body(begin, std::min(together, count - begin), (first + begin) / step);
+}
+
 /// Writes array `index` from values that are no signalling NaN. In 8 bits `first` begins a block,
-/// and only the record's last block is short.
+/// and only the record's last block is short, or that of its parameter.
 void write_values(const StateKind& state, std::size_t index, std::uint64_t first,
                   std::span<const float> values, std::span<std::byte> record) {
   const Places places(state, record.size());
@@ -71,10 +84,13 @@ void write_values(const StateKind& state, std::size_t index, std::uint64_t first
   std::byte* const moment = places.moment(k, record);
   switch (state.format) {
     case StateFormat::k8Bit: {
+      auto* const codes = reinterpret_cast<std::uint8_t*>(moment) + first;
       auto* const scales = reinterpret_cast<float*>(places.scales(k, record));
-      return encode_eight_bit(internal::moment_code(state.optimizer, k), values.data(),
-                              {reinterpret_cast<std::uint8_t*>(moment) + first, values.size()},
-                              scales + first / kEightBitBlock);
+      const EightBitCode code = internal::moment_code(state.optimizer, k);
+      const auto encode = [&](std::size_t begin, std::size_t count, std::size_t scale) {
+        encode_eight_bit(code, values.data() + begin, {codes + begin, count}, scales + scale);
+      };
+      return for_each_scaled(state, first, values.size(), encode);
     }
     case StateFormat::kBf16Moments:
     case StateFormat::kBf16:
@@ -121,12 +137,13 @@ void read_state_values(const StateKind& state, std::size_t index, std::span<cons
   const std::byte* const moment = places.moment(k, record);
   switch (state.format) {
     case StateFormat::k8Bit: {
-      ZIGGURAT_CHECK(first % kEightBitBlock == 0, "codes from {} on begin no block", first);
+      const auto* const codes = reinterpret_cast<const std::uint8_t*>(moment) + first;
       const auto* const scales = reinterpret_cast<const float*>(places.scales(k, record));
-      return decode_eight_bit(
-          internal::moment_code(state.optimizer, k),
-          {reinterpret_cast<const std::uint8_t*>(moment) + first, values.size()},
-          scales + first / kEightBitBlock, values.data());
+      const EightBitCode code = internal::moment_code(state.optimizer, k);
+      const auto decode = [&](std::size_t begin, std::size_t count, std::size_t scale) {
+        decode_eight_bit(code, {codes + begin, count}, scales + scale, values.data() + begin);
+      };
+      return for_each_scaled(state, first, values.size(), decode);
     }
     case StateFormat::kBf16Moments:
     case StateFormat::kBf16:
@@ -143,6 +160,7 @@ void read_state_values(const StateKind& state, std::size_t index, std::span<cons
 void write_state_values(const StateKind& state, std::size_t index, std::span<const float> values,
                         std::span<std::byte> record) {
   const Places places(state, record.size());
+  ZIGGURAT_CHECK(!state.own_blocks, "{} values that may be of several parameters", values.size());
   ZIGGURAT_CHECK(!values.empty() && values.size() <= places.count(), "{} values for a record of {}",
                  values.size(), places.count());
   write_values(state, index, 0, padded(state, index, values, places.count()), record);
@@ -151,9 +169,9 @@ void write_state_values(const StateKind& state, std::size_t index, std::span<con
 void write_state_values(const StateKind& state, std::size_t index, std::uint64_t first,
                         std::span<const float> values, std::span<std::byte> record) {
   const Places places(state, record.size());
-  const std::size_t block = state.format == StateFormat::k8Bit ? kEightBitBlock : 1;
-  const std::size_t count = (values.size() + block - 1) / block * block;
-  ZIGGURAT_CHECK(!values.empty() && first % block == 0 && first + count <= places.count(),
+  const bool padded_block = state.format == StateFormat::k8Bit && !state.own_blocks;
+  const std::size_t count = padded_block ? round_up(values.size(), kEightBitBlock) : values.size();
+  ZIGGURAT_CHECK(!values.empty() && first + count <= places.count(),
                  "{} values from {} on for a record of {}", values.size(), first, places.count());
   write_values(state, index, first, padded(state, index, values, count), record);
 }

@@ -23,7 +23,8 @@ std::vector<std::string> state_names(OptimizerKind kind);
 std::optional<std::size_t> find_state(OptimizerKind kind, std::string_view name);
 
 /// Reads the first `values.size()` elements of array `index` of state_names(), exactly; or those
-/// from `first` on, which in 8 bits must begin a block.
+/// from `first` on, which in 8 bits must begin a block. In 8 bits with StateKind::own_blocks they
+/// are of one parameter.
 void read_state_values(const StateKind& state, std::size_t index, std::span<const std::byte> record,
                        std::span<float> values);
 void read_state_values(const StateKind& state, std::size_t index, std::span<const std::byte> record,
@@ -31,11 +32,13 @@ void read_state_values(const StateKind& state, std::size_t index, std::span<cons
 /// Writes an array from values, rounded to nearest in the format. Codes of 8 bits are made as
 /// encode_eight_bit() does, for all blocks. Every NaN becomes 0x7fc00000. Elements of the record
 /// beyond `values` are padding, with a master and moments of zero. Only Adagrad's sum is padded
-/// with the last value, so that padding does not change the scale of a block.
+/// with the last value, so that padding does not change the scale of a block. Not with
+/// StateKind::own_blocks.
 void write_state_values(const StateKind& state, std::size_t index, std::span<const float> values,
                         std::span<std::byte> record);
 /// Writes the elements of an array from `first` on, in the same way. Nothing else changes; only in
-/// 8 bits, where `first` must begin a block, the rest of the last block becomes padding.
+/// 8 bits, where `first` must begin a block, the rest of the last block becomes padding. With
+/// StateKind::own_blocks the elements are the rest of one parameter, and the last block is short.
 void write_state_values(const StateKind& state, std::size_t index, std::uint64_t first,
                         std::span<const float> values, std::span<std::byte> record);
 

@@ -224,23 +224,26 @@ class Pass {
   }
 
   /// Updates 8-bit moments. Whole blocks of one run go through a kernel; a block that contains the
-  /// end of a run is updated as a whole in fp32.
+  /// end of a run, or is one of a shared record, is updated as a whole in fp32.
   void update_eight_bit(const Slice& tile, std::size_t first, std::size_t stop) {
     while (runs_.at() < stop) {
       const std::size_t begin = runs_.at();
       Runs ahead = runs_;
       const Runs::Part run = ahead.next(stop);
       const std::size_t whole = (run.end - begin) / kEightBitBlock * kEightBitBlock;
-      if (whole != 0) {
+      if (view_.own_blocks) {
+        update_block(tile, first, std::min({begin + kEightBitBlock, runs_.run_end(), stop}));
+      } else if (whole != 0) {
         update_run(tile, first, runs_.next(begin + whole));
       } else {
-        update_shared_block(tile, first, begin + kEightBitBlock);
+        update_block(tile, first, begin + kEightBitBlock);
       }
     }
   }
 
   /// Updates the block from the runs' current position to `end`, unless none of it is stepped.
-  void update_shared_block(const Slice& tile, std::size_t first, std::size_t end) {
+  void update_block(const Slice& tile, std::size_t first, std::size_t end) {
+    const std::size_t begin = runs_.at();
     bool skipped = true;
     for (Runs ahead = runs_; ahead.at() < end;) skipped = ahead.next(end).skipped && skipped;
     if (skipped) {
@@ -248,19 +251,25 @@ class Pass {
       return;
     }
     alignas(64) std::array<std::array<float, kEightBitBlock>, kMomentsMax> values;
-    const Slice codes = internal::part_of(tile, end - kEightBitBlock - first, end - first);
+    const std::size_t step = scale_step(view_.own_blocks);
+    ZIGGURAT_CHECK(begin % step == 0 && end - begin <= kEightBitBlock,
+                   "elements [{}, {}) are no block", begin, end);
+    const Slice codes = internal::part_of(tile, begin - first, end - first);
     Slice block = codes;
     block.format = StateFormat::kFp32;
     const auto codes_of = [&](std::size_t k) {
-      return std::span(reinterpret_cast<std::uint8_t*>(codes.moments[k]), kEightBitBlock);
+      return std::span(reinterpret_cast<std::uint8_t*>(codes.moments[k]), end - begin);
     };
     for (std::size_t k = 0; k < moments_; ++k) {
-      decode_eight_bit(moment_code(kind_, k), codes_of(k), codes.scales[k], values[k].data());
+      const float* const scale = record_.scales[k] + begin / step;
+      decode_eight_bit(moment_code(kind_, k), codes_of(k), scale, values[k].data());
       block.moments[k] = reinterpret_cast<std::byte*>(values[k].data());
     }
-    while (runs_.at() < end) update_run(block, end - kEightBitBlock, runs_.next(end));
-    for (std::size_t k = 0; k < moments_; ++k)
-      encode_eight_bit(moment_code(kind_, k), values[k].data(), codes_of(k), codes.scales[k]);
+    while (runs_.at() < end) update_run(block, begin, runs_.next(end));
+    for (std::size_t k = 0; k < moments_; ++k) {
+      float* const scale = record_.scales[k] + begin / step;
+      encode_eight_bit(moment_code(kind_, k), values[k].data(), codes_of(k), scale);
+    }
   }
 
   void update_hashed(std::size_t tile, std::optional<RecordHash>& before, RecordHash& after) {
@@ -323,7 +332,7 @@ void internal::update(const OptimizerStep& step, const Slice& slice) {
 
 UpdateHashes update_record(StepView steps, const RecordView& view, std::span<const DecayRun> runs,
                            const UpdateHashing* hashing) {
-  const RecordFormat format = record_format(steps[0].kind, view.format);
+  const RecordFormat format = record_format({steps[0].kind, view.format, view.own_blocks});
   internal::check_update(steps, view, format, runs);
   return Pass(steps, view, format, runs).run(hashing);
 }

@@ -50,7 +50,9 @@ class StepView : public std::span<const OptimizerStep> {
 /// A record, with its gradient and parameter.
 struct RecordView {
   StateFormat format = StateFormat::kFp32;
-  std::span<std::byte> record{};  ///< updated in place; record_format(kind, format)
+  /// As in StateKind. Each run that is stepped is of one parameter, from a place for a scale on.
+  bool own_blocks = false;
+  std::span<std::byte> record{};  ///< updated in place; its record_format()
   /// The gradient of as many elements as the record has, or up to a tile less: the rest of the
   /// record is padding, whose gradient is zero. If empty, no step is made, and the record does not
   /// change, except by masters_from_param; it is hashed as the next generation's.

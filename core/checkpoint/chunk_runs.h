@@ -23,23 +23,26 @@ class ChunkRuns {
   /// All tensors of the model, whatever part of it this rank has. A constant parameter has only a
   /// master.
   const std::vector<StateTensor>& tensors() const noexcept { return tensors_; }
+  /// The units of which scales are: those of the model, and parameters that have blocks of codes of
+  /// their own.
   std::vector<StateUnit> units() const;
   const std::vector<StateArray>& arrays() const noexcept { return arrays_; }
 
   struct OfTensor {
     std::size_t tensor;  ///< of tensors()
-    std::size_t array;   ///< index in arrays(); TensorRun::at counts the values of that array
+    std::size_t array;   ///< index in arrays(); TensorRun::at counts values of state_array_in()
     std::vector<TensorRun> runs;
   };
   /// Returns what the chunk's record has, without padding, tensor by tensor.
   std::vector<OfTensor> of(ChunkId chunk) const;
 
   /// Returns the tensor of array `array` over parameter `param` of `unit`, or over the unit itself
-  /// if the array holds scales; -1 if there is none.
+  /// if the array holds scales of it; -1 if there is none.
   int tensor(std::size_t array, UnitId unit, std::size_t param) const;
 
  private:
   void add_unit(UnitId unit, const UnitSpec& whole);
+  int add_scale(const StateArray& array, const std::string& owner, std::uint64_t count);
   void add_params(ChunkId chunk, std::vector<OfTensor>& all) const;
   void add_scales(ChunkId chunk, std::vector<OfTensor>& all) const;
 
@@ -48,7 +51,6 @@ class ChunkRuns {
   std::vector<StateTensor> tensors_;
   std::vector<std::vector<std::vector<int>>> params_;  // [unit][param][array]: number of the tensor
   std::vector<std::vector<int>> scales_;               // [unit][array]
-  std::vector<std::vector<std::uint64_t>> begins_;  // [unit][param]: the parameter's first element
 };
 
 /// A chunk's record.

@@ -225,9 +225,9 @@ class Planner {
     const ElementRun range = range_of(id);
     if (range.end == 0) return;
     const UnitSpec& unit = table_.model().units[id];
-    std::uint64_t begin = 0;
     for (std::size_t p = 0; p < unit.params.size(); ++p) {
       const ParamSpec& param = unit.params[p];
+      const std::uint64_t begin = table_.param_begins(id)[p];
       const std::uint64_t from = std::max(begin, range.begin);
       const std::uint64_t to = std::min(begin + param.count(), range.end);
       if (from < to && chunks_.writes(param)) {
@@ -235,12 +235,17 @@ class Planner {
           for (const TensorBox& whole : whole_boxes(param, table_.sharding().tensor, part))
             add_box(id, p, whole);
         }
+        if (unit.own_blocks) add_scales(id, p, {from - begin, to - begin});
       }
-      begin += param.count();
     }
+    if (!unit.own_blocks) add_scales(id, 0, range);
+  }
+
+  /// Adds the scales of elements of a unit, or of a parameter that has its own.
+  void add_scales(UnitId id, std::size_t param, const ElementRun& range) {
     for (std::size_t a = 0; a < runs_.arrays().size(); ++a) {
       const StateArray& array = runs_.arrays()[a];
-      const int tensor = array.is_scale() ? runs_.tensor(a, id, 0) : -1;
+      const int tensor = array.is_scale() ? runs_.tensor(a, id, param) : -1;
       if (tensor < 0) continue;
       const auto first = static_cast<std::int64_t>(range.begin / array.block);
       const auto end = static_cast<std::int64_t>(array.values_of(range.end));

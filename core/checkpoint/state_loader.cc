@@ -72,7 +72,13 @@ void StateLoader::require_optimizer() const {
 }
 
 /// Returns true if blocks of scales begin at the same elements in the source and in this table.
-bool StateLoader::units_alike() const { return source_.content().units == runs_.units(); }
+bool StateLoader::units_alike() const {
+  std::vector<StateUnit> there = source_.content().units;
+  std::vector<StateUnit> here = runs_.units();
+  std::ranges::sort(there, {}, &StateUnit::name);
+  std::ranges::sort(here, {}, &StateUnit::name);
+  return there == here;
+}
 
 StateLoader::ByName StateLoader::source_tensors() const {
   const std::vector<StateTensor>& tensors = source_.content().tensors;
@@ -234,7 +240,8 @@ bool StateLoader::fills(ChunkId id, std::span<const ChunkRuns::OfTensor> all,
   std::vector<std::uint64_t> missing;
   std::uint64_t padding = record.size();
   for (std::size_t a = 0; a < arrays; ++a) {
-    missing.push_back(constant ? record.size() : state_array_in(table_.state(), a, record).size());
+    missing.push_back(constant ? record.size()
+                               : state_array_in(table_.state(id), a, record).size());
     padding -= missing.back();
   }
   if (padding != 0) return false;
@@ -261,8 +268,7 @@ void StateLoader::begin_record(ChunkId id, std::span<std::byte> record) const {
   if (chunk.constant) {
     std::memcpy(record.data(), masters.data(), record.size());
   } else {
-    write_record(table_.state().optimizer, table_.state().format, masters, record,
-                 initial_accumulator_);
+    write_record(table_.state(id), masters, record, initial_accumulator_);
   }
 }
 
@@ -280,7 +286,7 @@ Task<> StateLoader::copy(const ChunkRuns::OfTensor& of, ChunkId id, std::span<st
   }
   const auto source = static_cast<std::size_t>(sources_[of.tensor]);
   const std::span<std::byte> whole =
-      constant ? record : state_array_in(table_.state(), of.array, record);
+      constant ? record : state_array_in(table_.state(id), of.array, record);
   if (!whole.empty()) {
     co_await source_.read(source, of.runs, whole);
     co_return;
@@ -290,10 +296,20 @@ Task<> StateLoader::copy(const ChunkRuns::OfTensor& of, ChunkId id, std::span<st
   const std::function<void()> job = [&] {
     for (const TensorRun& run : of.runs) {
       const auto its = bytes.span().subspan(run.at * in_record, run.count * in_record);
-      write_state_array(table_.state(), of.array, its, run.at, record);
+      write_state_array(table_.state(id), of.array, its, run.at, record);
     }
   };
   co_await workers_.run(reactor_, "copy state", job);
+}
+
+/// Returns the parts of a chunk in which 8-bit values are encoded: parameters that have blocks of
+/// their own, or all at once.
+std::vector<TensorRun> StateLoader::parts_of(ChunkId id) const {
+  if (!table_.state(id).own_blocks) return {{.first = 0, .count = table_.real_count(id), .at = 0}};
+  std::vector<TensorRun> parts;
+  for (const ParamRun& run : table_.param_runs(id))
+    parts.push_back({.first = run.first, .count = run.count, .at = run.begin});
+  return parts;
 }
 
 /// Converts all of the chunk's values of an array at once, because 8-bit values are encoded in
@@ -302,10 +318,15 @@ Task<> StateLoader::convert(std::size_t array, std::span<const ChunkRuns::OfTens
                             std::span<std::byte> record) {
   std::vector<float> values(table_.real_count(id));
   const bool constant = table_.chunk(id).constant;
+  const StateKind state = table_.state(id);
+  const std::vector<TensorRun> parts = parts_of(id);
   if (constant) {
     std::memcpy(values.data(), record.data(), values.size() * sizeof(float));
   } else {
-    read_state_values(table_.state(), array, record, values);
+    for (const TensorRun& part : parts) {
+      const std::span<float> its = std::span(values).subspan(part.at, part.count);
+      read_state_values(state, array, record, part.at, its);
+    }
   }
   for (const ChunkRuns::OfTensor& of : all) {
     if (of.array == array && sources_[of.tensor] >= 0) co_await read_values(of, values);
@@ -313,8 +334,13 @@ Task<> StateLoader::convert(std::size_t array, std::span<const ChunkRuns::OfTens
   const std::function<void()> job = [&] {
     if (constant) {
       std::memcpy(record.data(), values.data(), values.size() * sizeof(float));
+    } else if (!state.own_blocks) {
+      write_state_values(state, array, values, record);
     } else {
-      write_state_values(table_.state(), array, values, record);
+      for (const TensorRun& part : parts) {
+        const auto its = std::span<const float>(values).subspan(part.at, part.count);
+        write_state_values(state, array, part.at, its, record);
+      }
     }
   };
   co_await workers_.run(reactor_, "convert state", job);

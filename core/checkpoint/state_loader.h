@@ -70,6 +70,7 @@ class StateLoader {
   Task<> copy(const ChunkRuns::OfTensor& of, ChunkId chunk, std::span<std::byte> record);
   Task<> convert(std::size_t array, std::span<const ChunkRuns::OfTensor> all, ChunkId chunk,
                  std::span<std::byte> record);
+  std::vector<TensorRun> parts_of(ChunkId chunk) const;
   Task<> read_values(const ChunkRuns::OfTensor& of, std::span<float> values);
   Task<> decode(std::size_t codes, const ChunkRuns::OfTensor& of, std::span<const std::byte> bytes,
                 std::span<float> values);

@@ -12,21 +12,15 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "core/sharding/packing.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
 namespace {
 
-/// Returns where each of a unit's parameters begins and, as the last value, where the unit ends.
-std::vector<std::uint64_t> begins_of(const UnitSpec& unit) {
-  std::vector<std::uint64_t> begins{0};
-  for (const ParamSpec& param : unit.params) begins.push_back(begins.back() + param.count());
-  return begins;
-}
-
 /// Returns the settings of elements [begin, end) of `unit`, whose parameters begin at `begins`.
-/// Elements after the last parameter are padding and do not decay. If noise is drawn by parameters,
-/// `part` is the part that this rank has of divided parameters; otherwise it is empty.
+/// Elements between and after parameters are padding and do not decay. If noise is drawn by
+/// parameters, `part` is the part that this rank has of divided parameters; otherwise it is empty.
 std::vector<DecayRun> runs_of(const UnitSpec& unit, std::span<const std::uint64_t> begins,
                               std::uint64_t begin, std::uint64_t end,
                               const std::optional<TensorPart>& part) {
@@ -53,8 +47,10 @@ std::vector<DecayRun> runs_of(const UnitSpec& unit, std::span<const std::uint64_
   auto p = static_cast<std::size_t>(std::ranges::upper_bound(begins, begin) - begins.begin()) - 1;
   for (; p < unit.params.size() && begins[p] < end; ++p) {
     const ParamSpec& param = unit.params[p];
-    append(begins[p],
-           {.begin = 0, .end = begins[p + 1], .decay = param.decay, .group = param.group}, &param);
+    const std::uint64_t param_end = begins[p] + param.count();
+    append(begins[p], {.begin = 0, .end = param_end, .decay = param.decay, .group = param.group},
+           &param);
+    append(param_end, {.begin = 0, .end = begins[p + 1], .decay = false}, nullptr);
   }
   append(begins.back(), {.begin = 0, .end = end, .decay = false}, nullptr);
   return runs;
@@ -62,16 +58,15 @@ std::vector<DecayRun> runs_of(const UnitSpec& unit, std::span<const std::uint64_
 
 /// Returns which tiles of a unit hold only constant parameters. If the unit has a constant
 /// parameter, tiles of padding alone count as constant too. Empty if no parameter is constant.
-std::vector<bool> constant_tiles(const UnitSpec& unit, std::uint64_t padded_count) {
+std::vector<bool> constant_tiles(const UnitSpec& unit, std::span<const std::uint64_t> begins,
+                                 std::uint64_t padded_count) {
   if (std::ranges::none_of(unit.params, &ParamSpec::constant)) return {};
   std::vector<bool> constant(padded_count / kTileElements, true);
-  std::uint64_t offset = 0;
-  for (const ParamSpec& param : unit.params) {
-    const std::uint64_t end = offset + param.count();
-    for (std::uint64_t tile = offset / kTileElements; !param.constant && tile * kTileElements < end;
-         ++tile)
+  for (std::size_t p = 0; p < unit.params.size(); ++p) {
+    if (unit.params[p].constant) continue;
+    const std::uint64_t end = begins[p] + unit.params[p].count();
+    for (std::uint64_t tile = begins[p] / kTileElements; tile * kTileElements < end; ++tile)
       constant[tile] = false;
-    offset = end;
   }
   return constant;
 }
@@ -86,6 +81,7 @@ ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, St
       sharding_(sharding),
       rounding_(rounding),
       record_format_(ziggurat::record_format(state)),
+      shared_format_(ziggurat::record_format({state.optimizer, state.format, true})),
       constant_format_({{"master fp32", sizeof(float) * kTileElements}}) {
   ZIGGURAT_CHECK(chunk_tiles_max > 0, "chunks of no tiles");
   if (model.units.empty()) {
@@ -103,7 +99,9 @@ ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, St
 }
 
 void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
-  const std::uint64_t count = unit.count();
+  begins_.push_back(ziggurat::param_begins(unit));
+  const std::vector<std::uint64_t>& begins = begins_.back();
+  const std::uint64_t count = begins.back();
   if (count == 0) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("unit '{}' of model '{}' has no parameters: give it at least one",
@@ -120,7 +118,7 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
                     .first_tile = tile_count_,
                     .first_tile_alone = tile_count_alone_});
   const std::uint64_t slice_tiles = slice_count / kTileElements;
-  const std::vector<bool> constant = constant_tiles(unit, padded_count);
+  const std::vector<bool> constant = constant_tiles(unit, begins, padded_count);
   std::set<std::uint64_t> places;  // in a slice, where constant tiles of any slice begin or end
   for (std::size_t tile = 1; tile < constant.size(); ++tile) {
     if (constant[tile] != constant[tile - 1]) places.insert(tile % slice_tiles);
@@ -136,8 +134,6 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
       add_chunk(unit, begin + run.begin, begin + run.end, all);
     }
   }
-  begins_.push_back(begins_of(unit));
-  const std::vector<std::uint64_t>& begins = begins_.back();
   const Drawn drawn = drawn_by(state_.format, rounding_.value_or(Roundings()));
   std::optional<TensorPart> part;
   if (drawn.param || drawn.moments) part = sharding_.tensor;
@@ -179,7 +175,7 @@ std::vector<ChunkTable::TileRun> ChunkTable::cut_slice(std::uint64_t tiles,
 void ChunkTable::add_chunk(const UnitSpec& unit, std::uint64_t begin, std::uint64_t end,
                            bool constant) {
   const std::uint64_t count = (end - begin) * kTileElements;
-  const RecordFormat& format = constant ? constant_format_ : record_format_;
+  const RecordFormat& format = format_of(unit, constant);
   chunks_.push_back({.unit = static_cast<UnitId>(units_.size() - 1),
                      .begin = begin * kTileElements,
                      .count = count,
@@ -200,7 +196,7 @@ std::vector<ParamRun> ChunkTable::param_runs(ChunkId id) const {
   auto p = static_cast<std::size_t>(std::ranges::upper_bound(begins, its.begin) - begins.begin());
   for (p -= 1; p < params.size() && begins[p] < end; ++p) {
     const std::uint64_t first = std::max(begins[p], its.begin);
-    const std::uint64_t last = std::min(begins[p + 1], end);
+    const std::uint64_t last = std::min(begins[p] + params[p].count(), end);
     if (first >= last) continue;
     runs.push_back({.param = p,
                     .lent = params[p].lent.value_or(0),

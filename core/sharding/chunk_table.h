@@ -13,6 +13,9 @@
 //   unit of 40,000 elements, chunks of at most 2 tiles:  3 tiles -> chunks of 2 and 1 tiles, the
 //   last 9,152 elements padding
 //
+// Where parameters share 8-bit records there are gaps between them too (packing.h), which are never
+// updated.
+//
 // Parameters that are frozen when a store is made are *constant*: the store keeps their masters
 // once and nothing else of them. A chunk ends where constant tiles begin or end, so that a whole
 // chunk is constant or is not. A tile with both kinds of parameters is not constant. A chunk ends
@@ -61,7 +64,7 @@ struct ParamRun {
 };
 
 struct UnitChunks {
-  std::uint64_t count;         ///< elements
+  std::uint64_t count;         ///< elements, with gaps between parameters
   std::uint64_t padded_count;  ///< elements with padding: whole tiles, equal slices
   std::uint64_t slice_count;   ///< elements of each rank's slice
   ChunkId first_chunk;         ///< the first of the unit's chunks that this rank updates
@@ -156,14 +159,18 @@ class ChunkTable {
   std::vector<std::uint64_t> record_bytes() const;
   std::vector<bool> constant_chunks() const;
   const StateKind& state() const noexcept { return state_; }
+  /// What the record of a chunk holds, unless the chunk is constant.
+  StateKind state(ChunkId id) const noexcept {
+    return {state_.optimizer, state_.format, model_.units[chunk(id).unit].own_blocks};
+  }
   /// Roundings that the layout records; stochastic rounding is then keyed by parameters. Empty if
   /// it records none, as in stores that were made before layouts had them: the run's own settings
   /// count then, and stochastic rounding is keyed by tiles.
   const std::optional<Roundings>& rounding() const noexcept { return rounding_; }
-  /// Record format of every chunk that is not constant.
+  /// Record format of every chunk that is neither constant nor of UnitSpec::own_blocks.
   const RecordFormat& record_format() const noexcept { return record_format_; }
   const RecordFormat& record_format(ChunkId id) const noexcept {
-    return chunk(id).constant ? constant_format_ : record_format_;
+    return format_of(model_.units[chunk(id).unit], chunk(id).constant);
   }
   /// Format in which the chunk's record holds its masters.
   StateFormat state_format(ChunkId id) const noexcept {
@@ -176,7 +183,7 @@ class ChunkTable {
   bool constant_everywhere(UnitId id, std::size_t i) const noexcept {
     return constant_cuts_[id].size() > i && constant_cuts_[id][i];
   }
-  /// Number of a chunk's elements that are not padding.
+  /// Number of a chunk's elements before the padding at the unit's end.
   std::uint64_t real_count(ChunkId id) const noexcept {
     const std::uint64_t end =
         std::min(chunk(id).begin + chunk(id).count, unit(chunk(id).unit).count);
@@ -193,8 +200,10 @@ class ChunkTable {
   /// have.
   std::span<const DecayRun> decay_runs(ChunkId id) const noexcept { return decay_runs_[id]; }
   /// Returns a chunk's elements by parameter, in order, without padding. If a trainer lends them,
-  /// decay_runs() begins with the same runs.
+  /// decay_runs() has the same runs, and others of what lies between and behind them.
   std::vector<ParamRun> param_runs(ChunkId id) const;
+  /// Returns where each of a unit's parameters begins and, as the last value, where the unit ends.
+  std::span<const std::uint64_t> param_begins(UnitId id) const noexcept { return begins_[id]; }
   /// Whether gradients, and parameters unless they are streamed, are in memory that the trainer
   /// lends.
   bool is_lent() const noexcept { return model_.units.front().params.front().lent.has_value(); }
@@ -230,6 +239,10 @@ class ChunkTable {
   static std::vector<TileRun> cut_slice(std::uint64_t tiles, std::span<const std::uint64_t> places,
                                         std::uint64_t chunk_tiles_max);
   std::uint32_t slices() const noexcept { return static_cast<std::uint32_t>(slices_held()); }
+  const RecordFormat& format_of(const UnitSpec& unit, bool constant) const noexcept {
+    if (constant) return constant_format_;
+    return unit.own_blocks ? shared_format_ : record_format_;
+  }
 
   ModelSpec model_;
   std::uint64_t chunk_tiles_max_;
@@ -237,10 +250,10 @@ class ChunkTable {
   Sharding sharding_;
   std::optional<Roundings> rounding_;
   RecordFormat record_format_;
+  RecordFormat shared_format_;  // of UnitSpec::own_blocks
   RecordFormat constant_format_;
   std::vector<UnitChunks> units_;
-  /// Per unit: where each parameter begins and, last, where the unit ends.
-  std::vector<std::vector<std::uint64_t>> begins_;
+  std::vector<std::vector<std::uint64_t>> begins_;  // per unit, as param_begins()
   std::vector<Chunk> chunks_;
   std::vector<std::vector<DecayRun>> decay_runs_;
   std::vector<std::vector<ElementRun>> shared_runs_;

@@ -38,7 +38,8 @@ std::string_view param_text(DType dtype) {
   return "fp32";
 }
 
-nlohmann::json to_json(const ModelSpec& model, TensorPart part) {
+/// `shared` is the format of records that parameters share in 8 bits.
+nlohmann::json to_json(const ModelSpec& model, TensorPart part, const RecordFormat& shared) {
   nlohmann::json units = nlohmann::json::array();
   for (const UnitSpec& unit : model.units) {
     if (!unit.stored()) continue;
@@ -55,6 +56,7 @@ nlohmann::json to_json(const ModelSpec& model, TensorPart part) {
     units.push_back({{"name", unit.name}, {"params", params}});
     const DType dtype = unit.dtype.value_or(model.dtype);
     if (dtype != model.dtype) units.back()["param"] = param_text(dtype);
+    if (unit.own_blocks) units.back()["record"] = shared.text();
   }
   return units;
 }
@@ -220,6 +222,18 @@ ParamSpec param_in(const JsonField& field) {
   return param;
 }
 
+/// Returns whether the parameters of a unit have blocks of codes of their own.
+bool has_own_blocks(const JsonField& unit, const nlohmann::json& layout) {
+  if (!unit.has("record")) return false;
+  const JsonField record = unit.at("record");
+  StateKind state = state_in(layout);
+  state.own_blocks = true;
+  if (state.format != StateFormat::k8Bit || record.text() != record_format(state).text())
+    record.refuse("this program does not know such records");
+  if (unit.at("params").size() < 2) unit.refuse("nothing shares the records of this unit");
+  return true;
+}
+
 /// Returns the model that each rank of the store holds, as a trainer would have described it.
 ModelSpec model_in(const nlohmann::json& layout) {
   const JsonField top(layout, kPlace);
@@ -239,6 +253,7 @@ ModelSpec model_in(const nlohmann::json& layout) {
         unit.refuse(fmt::format("the unit has more than {} elements", kElementsMax));
     }
     if (count == 0) unit.refuse("the unit has no parameters");
+    its.own_blocks = has_own_blocks(unit, layout);
     if (!unit.has("param")) continue;
     const std::string text = unit.at("param").text();
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
@@ -297,7 +312,7 @@ std::string differences(const ModelSpec& stored, const ModelSpec& own) {
 
 std::string ChunkTable::layout() const {
   nlohmann::json layout = {{"model", model_.name},
-                           {"units", to_json(model_, sharding_.tensor)},
+                           {"units", to_json(model_, sharding_.tensor, shared_format_)},
                            {"tile_elements", kTileElements},
                            {"chunk_tiles_max", chunk_tiles_max_},
                            {"optimizer", to_string(state_.optimizer)},
@@ -406,12 +421,14 @@ ModelSpec packed_as(const ModelSpec& lent, const std::string& layout) {
   for (const UnitSpec& unit : lent.units) by_name[unit.params.front().name] = &unit;
   ModelSpec model{.name = lent.name, .units = {}, .dtype = lent.dtype};
   for (const UnitSpec& unit : stored.units) {
-    if (unit.params.size() > 1 && state_in(json).format == StateFormat::k8Bit) {
+    const bool in_blocks = state_in(json).format == StateFormat::k8Bit;
+    if (unit.params.size() > 1 && in_blocks && !unit.own_blocks) {
       throw Error(ErrorCode::kDataLoss,
                   fmt::format("{}: the parameters of unit '{}' share blocks of 8-bit codes", kPlace,
                               unit.name));
     }
     UnitSpec& its = model.units.emplace_back(UnitSpec{.name = unit.name, .params = {}});
+    its.own_blocks = unit.own_blocks;
     for (const ParamSpec& param : unit.params) {
       const UnitSpec& own = *by_name.at(param.name);
       const DType dtype = own.dtype.value_or(lent.dtype);
@@ -450,7 +467,8 @@ void require_records(const std::string& layout, StoredRecords records) {
   std::uint64_t chunks = 0;
   std::uint64_t tiles = 0;
   for (const UnitSpec& unit : model_in(json).units) {
-    const std::uint64_t its = slice_elements(unit.count(), sharding.world_size) / kTileElements;
+    const std::uint64_t its =
+        slice_elements(param_begins(unit).back(), sharding.world_size) / kTileElements;
     tiles += its * held;
     chunks += (its / chunk_tiles_max + (its % chunk_tiles_max != 0 ? 1 : 0)) * held;
     // A record has at least kTileBytes for each tile of its elements.

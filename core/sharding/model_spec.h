@@ -70,7 +70,11 @@ struct UnitSpec {
   /// then left alone: no decay, and the step is not counted in GroupStep::steps. Among several
   /// ranks a unit that has a gradient on any rank has one on all, with zeros from the others.
   bool optional = false;
+  /// The unit's records are in 8 bits, and each parameter has blocks of codes of its own
+  /// (packing.h). Otherwise parameters follow one another without gaps.
+  bool own_blocks = false;
 
+  /// Elements of its parameters; gaps between them do not count.
   std::uint64_t count() const {
     std::uint64_t total = 0;
     for (const ParamSpec& param : params) total += param.count();

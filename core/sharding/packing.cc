@@ -10,9 +10,33 @@
 #include <utility>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/error.h"
+#include "optimizer/eight_bit.h"
 
 namespace ziggurat {
+namespace {
+
+/// Returns where a parameter of `count` elements begins, if those before it end at `end`.
+std::uint64_t next_begin(std::uint64_t end, std::uint64_t count, bool own_blocks) {
+  if (!own_blocks) return end;
+  const std::uint64_t begin = round_up(end, kSharedRecordStep);
+  const bool fits = begin % kEightBitBlock + count <= kEightBitBlock;
+  return fits ? begin : round_up(begin, kEightBitBlock);
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> param_begins(const UnitSpec& unit) {
+  std::vector<std::uint64_t> begins;
+  std::uint64_t end = 0;
+  for (const ParamSpec& param : unit.params) {
+    begins.push_back(next_begin(end, param.count(), unit.own_blocks));
+    end = begins.back() + param.count();
+  }
+  begins.push_back(end);
+  return begins;
+}
 
 ModelSpec packed_model(const ModelSpec& lent, StateFormat format) {
   ModelSpec model{.name = lent.name, .units = {}, .dtype = lent.dtype};
@@ -25,8 +49,8 @@ void add_packed(ModelSpec& model, std::span<const UnitSpec> lent,
   // Parameters of one type share a unit if all are lent, or if the trainer acquires all together;
   // and if all are stored, or none is.
   using Key = std::tuple<bool, std::optional<std::uint32_t>, DType>;
-  std::map<Key, UnitId> open;  // the unit of each key to which the next parameter is added
-  std::map<Key, std::uint64_t> counts;
+  std::map<Key, UnitId> open;         // the unit of each key to which the next parameter is added
+  std::map<Key, std::uint64_t> ends;  // of the last parameter in each of them
   const auto named = [&](UnitId id) {
     UnitSpec& unit = model.units[id];
     if (unit.params.size() > 1)
@@ -36,21 +60,23 @@ void add_packed(ModelSpec& model, std::span<const UnitSpec> lent,
     const Key key{unit.stored(), unit.params.front().streamed, unit.dtype.value_or(model.dtype)};
     const std::uint64_t count = unit.count();
     const bool in_blocks = unit.stored() && format == StateFormat::k8Bit;
-    if (count >= kPackedBelow || in_blocks) {
+    if (count >= kPackedBelow) {
       model.units.push_back(unit);
       continue;
     }
-    if (open.contains(key) && counts[key] + count > kPackElementsMax) {
+    const std::uint64_t end = next_begin(ends[key], count, in_blocks) + count;
+    if (open.contains(key) && end > kPackElementsMax) {
       named(open[key]);
       open.erase(key);
     }
     if (open.contains(key)) {
       model.units[open[key]].params.push_back(unit.params.front());
-      counts[key] += count;
+      model.units[open[key]].own_blocks = in_blocks;
+      ends[key] = end;
       continue;
     }
     open[key] = static_cast<UnitId>(model.units.size());
-    counts[key] = count;
+    ends[key] = count;
     model.units.push_back(unit);
   }
   for (const auto& [key, id] : open) named(id);

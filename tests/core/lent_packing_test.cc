@@ -8,8 +8,13 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <random>
 
+#include "core/engine/state_copy.h"
+#include "optimizer/eight_bit.h"
+#include "optimizer/state_arrays.h"
 #include "tests/core/lent_kinds.h"
 
 namespace ziggurat::testing {
@@ -17,6 +22,8 @@ namespace {
 
 using ::testing::ElementsAre;
 using enum StateFormat;
+
+constexpr StateKind kEightBits{OptimizerKind::kAdamW, k8Bit};
 
 std::vector<std::string> names_in(const UnitSpec& unit) {
   std::vector<std::string> names;
@@ -47,9 +54,17 @@ TEST(Packing, KeepsUnitsShortEnoughToWaitFor) {
   }
 }
 
-TEST(Packing, LeavesBlocksOfCodesToEachParameter) {
-  const ModelSpec lent = lent_model({5, 7}, DType::kFloat32);
-  EXPECT_EQ(packed_model(lent, k8Bit).units.size(), 2U);
+TEST(Packing, BeginsBlocksOfCodesWithEachParameter) {
+  const ModelSpec lent = lent_model({10, 300, 16, 250, 1, 512, 16'000}, DType::kFloat32);
+  const ModelSpec packed = packed_model(lent, k8Bit);
+  ASSERT_EQ(packed.units.size(), 1U);
+  EXPECT_TRUE(packed.units[0].own_blocks);
+  EXPECT_THAT(param_begins(packed.units[0]),
+              ElementsAre(0, 256, 560, 768, 1024, 1280, 1792, 17'792));
+  EXPECT_FALSE(packed_model(lent_model({10}, DType::kFloat32), k8Bit).units[0].own_blocks);
+  const ModelSpec plain = packed_model(lent, kFp32);
+  EXPECT_FALSE(plain.units[0].own_blocks);
+  EXPECT_THAT(param_begins(plain.units[0]), ElementsAre(0, 10, 310, 326, 576, 577, 1089, 17'089));
 }
 
 /// Parameters of `counts` elements, as an engine numbers them.
@@ -59,6 +74,51 @@ ModelSpec numbered(const std::vector<std::int64_t>& counts) {
   return lent;
 }
 
+TEST(Packing, CutsNoBlockOfCodesAndUpdatesNoGap) {
+  std::mt19937 random(5);
+  std::vector<std::int64_t> counts(400);
+  for (std::int64_t& count : counts)
+    count = std::int64_t{1} + random() % (random() % 4 == 0 ? 16'383 : 600);
+  const ModelSpec packed = packed_model(numbered(counts), k8Bit);
+  const ChunkTable table(packed, 1, kEightBits);
+  std::vector<std::uint64_t> found(counts.size());
+  for (ChunkId id = 0; id < table.chunks().size(); ++id) {
+    const std::vector<ParamRun> params = table.param_runs(id);
+    auto param = params.begin();
+    std::size_t end = 0;
+    for (const DecayRun& run : table.decay_runs(id)) {
+      ASSERT_EQ(run.begin, end);
+      end = run.end;
+      if (param == params.end() || param->begin != run.begin) continue;
+      EXPECT_EQ(run.end - run.begin, param->count);
+      EXPECT_EQ(run.begin % kSharedRecordStep, 0U);
+      EXPECT_EQ(param->first % kEightBitBlock, 0U);
+      const std::uint64_t first_block = std::min(param->count, kEightBitBlock);
+      EXPECT_LE(run.begin % kEightBitBlock + first_block, kEightBitBlock);
+      found[param->lent] += param->count;
+      ++param;
+    }
+    EXPECT_EQ(param, params.end());
+    EXPECT_EQ(end, table.chunk(id).count);
+  }
+  for (std::size_t p = 0; p < counts.size(); ++p)
+    EXPECT_EQ(found[p], static_cast<std::uint64_t>(counts[p]));
+  for (const UnitSpec& unit : packed.units)
+    EXPECT_LE(param_begins(unit).back(), kPackElementsMax) << unit.name;
+}
+
+TEST(Packing, InEightBitsTakesFewBytesForThousandsOfSmallParameters) {
+  constexpr std::size_t kParams = 10'000;
+  const auto bytes_of = [](std::int64_t count) {
+    const ModelSpec lent = lent_model(std::vector(kParams, count), DType::kBFloat16);
+    const ChunkTable table(packed_model(lent, k8Bit), 4, kEightBits);
+    return static_cast<double>(table.total_record_bytes()) / kParams;
+  };
+  EXPECT_LE(bytes_of(16), 118);
+  for (const std::int64_t count : {1, 17, 100, 129, 144, 257, 384, 1000, 5000, 16'383})
+    EXPECT_LE(bytes_of(count), 16 * static_cast<double>(count) + 1024) << count;
+}
+
 void exchange(ModelSpec& lent, std::size_t a, std::size_t b) {
   std::swap(lent.units[a], lent.units[b]);
   std::swap(lent.units[a].params[0].lent, lent.units[b].params[0].lent);
@@ -66,23 +126,27 @@ void exchange(ModelSpec& lent, std::size_t a, std::size_t b) {
 
 TEST(Packing, IsThatOfTheLayoutWhateverARunWouldChoose) {
   const ModelSpec lent = numbered({5, 20'000, 7, 30'000});
-  const std::string alone = ChunkTable(lent, 4).layout();
-  EXPECT_EQ(packed_as(lent, alone).units.size(), 4U) << "a store of before";
-  const std::string packed = ChunkTable(packed_model(lent, kFp32), 4).layout();
-  const ModelSpec again = packed_as(lent, packed);
-  ASSERT_EQ(again.units.size(), 3U);
-  EXPECT_THAT(names_in(again.units[0]), ElementsAre("unit0", "unit2"));
-  EXPECT_EQ(ChunkTable::from_layout(again, packed).unit_count(), 3U);
-  for (const std::string& layout : {alone, packed}) {
-    for (const auto& [a, b] : {std::pair(0, 2), std::pair(1, 3), std::pair(1, 2)}) {
-      ModelSpec other = lent;
-      exchange(other, static_cast<std::size_t>(a), static_cast<std::size_t>(b));
-      EXPECT_THROW(ChunkTable::from_layout(packed_as(other, layout), layout), Error)
-          << a << " and " << b << " are counted in another order";
+  for (const StateKind& state : {StateKind{}, kEightBits}) {
+    const std::string alone = ChunkTable(lent, 4, state).layout();
+    EXPECT_EQ(packed_as(lent, alone).units.size(), 4U) << "a store of before";
+    const ModelSpec as_new = packed_model(lent, state.format);
+    const std::string packed = ChunkTable(as_new, 4, state).layout();
+    const ModelSpec again = packed_as(lent, packed);
+    ASSERT_EQ(again.units.size(), 3U);
+    EXPECT_THAT(names_in(again.units[0]), ElementsAre("unit0", "unit2"));
+    EXPECT_EQ(param_begins(again.units[0]), param_begins(as_new.units[0]));
+    EXPECT_EQ(ChunkTable::from_layout(again, packed, state).unit_count(), 3U);
+    for (const std::string& layout : {alone, packed}) {
+      for (const auto& [a, b] : {std::pair(0, 2), std::pair(1, 3), std::pair(1, 2)}) {
+        ModelSpec other = lent;
+        exchange(other, static_cast<std::size_t>(a), static_cast<std::size_t>(b));
+        EXPECT_THROW(ChunkTable::from_layout(packed_as(other, layout), layout, state), Error)
+            << a << " and " << b << " are counted in another order";
+      }
+      ModelSpec less = lent;
+      less.units.pop_back();
+      EXPECT_THROW(ChunkTable::from_layout(packed_as(less, layout), layout, state), Error);
     }
-    ModelSpec less = lent;
-    less.units.pop_back();
-    EXPECT_THROW(ChunkTable::from_layout(packed_as(less, layout), layout), Error);
   }
 }
 
@@ -114,6 +178,27 @@ TEST(Packing, RefusesNumbersThatNoTrainerGives) {
   EXPECT_THROW(packed_as(lent, with("\"state_format\":\"fp32\"", "\"state_format\":\"8bit\"")),
                Error)
       << "blocks of codes would be shared";
+}
+
+TEST(Packing, RefusesRecordsThatItDoesNotKnow) {
+  const ModelSpec lent = numbered({5, 20'000, 7});
+  const std::string layout = ChunkTable(packed_model(lent, k8Bit), 4, kEightBits).layout();
+  const auto refused = [](const nlohmann::json& json) {
+    EXPECT_THROW(ChunkTable::of_layout(json.dump(), 0), Error) << json;
+  };
+  nlohmann::json json = nlohmann::json::parse(layout);
+  ASSERT_TRUE(json["units"][0].contains("record"));
+  json["units"][0]["record"] = json["record"];
+  refused(json);
+  json = nlohmann::json::parse(layout);
+  json["state_format"] = "fp32";
+  refused(json);
+  json = nlohmann::json::parse(layout);
+  json["units"][0]["params"].erase(1);
+  refused(json);
+  json = nlohmann::json::parse(layout);
+  json["units"][0].erase("record");
+  EXPECT_THROW(packed_as(lent, json.dump()), Error) << "blocks of codes would be shared";
 }
 
 /// Sizes of many packs and of chunks of one tile, which cut parameters; large ones stand between.
@@ -215,6 +300,17 @@ class Twins {
     engine_ = opened();
     for (std::size_t p = 0; p < kSizes.size(); ++p) expect_values(p, "opened again");
   }
+  /// Copies of all arrays as the format holds them, codes and scales too.
+  void expect_same_copies() {
+    const Arrays its = copied(*engine_);
+    for (std::size_t p = 0; p < kSizes.size(); ++p) {
+      for (const auto& [place, bytes] : copied(*alone_[p])) {
+        const auto found = its.find({static_cast<ParamId>(p), place.second});
+        ASSERT_TRUE(found != its.end() && found->second == bytes)
+            << "parameter " << p << ", array " << place.second;
+      }
+    }
+  }
   void expect_same() {
     for (std::size_t p = 0; p < kSizes.size(); ++p) {
       expect_values(p, "");
@@ -230,6 +326,26 @@ class Twins {
   }
 
  private:
+  using Arrays = std::map<std::pair<ParamId, std::size_t>, std::vector<std::byte>>;
+  Arrays copied(LentEngine& engine) {
+    Arrays arrays;
+    const std::vector<StateArray> of = state_arrays(engine.copied_state(false));
+    const StateCopy::Take take = [&](ParamId param, std::size_t array, std::uint64_t first,
+                                     std::shared_ptr<const AlignedBytes> values) -> Task<> {
+      std::vector<std::byte>& all = arrays[{param, array}];
+      const std::size_t at = first * of[array].element_bytes();
+      all.resize(std::max(all.size(), at + values->span().size()));
+      std::ranges::copy(values->span(), all.begin() + static_cast<std::ptrdiff_t>(at));
+      co_return;
+    };
+    const std::shared_ptr<StateCopy> copy = engine.begin_copy({});
+    runtime_->reactor.block_on(copy->run(take));
+    runtime_->reactor.block_on([](StateCopy& its) -> Task<> {
+      its.end();
+      co_return;
+    }(*copy));
+    return arrays;
+  }
   std::unique_ptr<LentEngine> opened() {
     std::vector<TypedSpan<std::byte>> lent;
     for (TypedArray& values : values_) lent.push_back(values.span());
@@ -293,6 +409,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          LentKind{kFp32, DType::kFloat16},
                                          LentKind{kBf16Moments, DType::kFloat32},
                                          LentKind{k8Bit, DType::kBFloat16},
+                                         LentKind{k8Bit, DType::kBFloat16, Rounding::kStochastic},
                                          LentKind{kSplit, DType::kBFloat16},
                                          LentKind{kBf16, DType::kBFloat16},
                                          LentKind{kFp32, DType::kBFloat16, Rounding::kStochastic},
@@ -320,6 +437,7 @@ TEST_P(PackedBits, AreThoseOfEachParameterAlone) {
       if (i % 4 == 2 && where != Where::kMemory) twins.reopen();
       if (::testing::Test::HasFatalFailure()) return;
     }
+    twins.expect_same_copies();
   }
 }
 

@@ -12,7 +12,9 @@
 #include <tuple>
 
 #include "core/checkpoint/piece_source.h"
+#include "core/sharding/packing.h"
 #include "optimizer/eight_bit.h"
+#include "optimizer/state_arrays.h"
 #include "optimizer/state_values.h"
 
 namespace ziggurat {
@@ -165,6 +167,64 @@ TEST_F(LoadedNumbers, OfTenThousandParametersLoadAtTheCostOfEach) {
   const std::size_t scales = source.find("unit4999", "exp_avg.scale");
   EXPECT_EQ(last.back(), eight_bit_values(EightBitCode::kSigned)[code_of(codes, kSecond - 1)] *
                              scale_of(scales, (kFirst + kSecond - 1) / kEightBitBlock));
+}
+
+/// Parameters of 300 and of 500 elements, each a unit, as a trainer lends them.
+ModelSpec lent_model_of(std::size_t pairs) {
+  ModelSpec lent{.name = "many", .units = {}, .dtype = DType::kFloat32};
+  for (const UnitSpec& unit : model_of(pairs).units) {
+    for (const ParamSpec& param : unit.params) {
+      lent.units.push_back({.name = param.name, .params = {param}});
+      lent.units.back().params[0].lent = static_cast<ParamId>(lent.units.size() - 1);
+    }
+  }
+  return lent;
+}
+
+// From codes of the same blocks, which stay, and from those of other blocks, which are made anew.
+TEST_F(LoadedNumbers, ComeIntoSharedRecordsAsIntoThoseOfEachParameter) {
+  const ModelSpec lent = lent_model_of(40);
+  const ChunkTable alone(lent, 1, kEightBit);
+  const ChunkTable shared(packed_model(lent, StateFormat::k8Bit), 1, kEightBit);
+  ASSERT_LT(shared.chunks().size(), 10U);
+  for (const ModelSpec& from : {lent, model_of(40)}) {
+    Numbers source(from);
+    StateLoader one(reactor_, workers_, alone, source, {}, 0);
+    StateLoader other(reactor_, workers_, shared, source, {}, 0);
+    std::size_t found = 0;
+    for (ChunkId id = 0; id < shared.chunks().size(); ++id) {
+      const std::vector<std::byte> record = load(other, shared, id);
+      for (const ParamRun& run : shared.param_runs(id)) {
+        const std::vector<std::byte> own = load(one, alone, run.lent);
+        for (std::size_t a = 0; a < state_arrays(kEightBit).size(); ++a) {
+          const StateArray array = state_arrays(kEightBit)[a];
+          std::vector<std::byte> its((run.count + array.block - 1) / array.block *
+                                     array.element_bytes());
+          std::vector<std::byte> wanted(its.size());
+          read_state_array(shared.state(id), a, record, run.begin, its);
+          read_state_array(kEightBit, a, own, run.first, wanted);
+          ASSERT_EQ(its, wanted) << array.name << " of parameter " << run.lent;
+        }
+        found += run.count;
+      }
+    }
+    EXPECT_EQ(found, lent.count());
+  }
+}
+
+// Whoever reads a store with such records finds the tensors that each parameter has alone.
+TEST_F(LoadedNumbers, HaveTheTensorsOfEachParameterInSharedRecords) {
+  const ModelSpec lent = lent_model_of(3);
+  const ChunkTable alone(lent, 1, kEightBit);
+  const ChunkTable shared(packed_model(lent, StateFormat::k8Bit), 1, kEightBit);
+  const auto by_name = [](const ChunkTable& table) {
+    std::vector<StateTensor> tensors = ChunkRuns(table).tensors();
+    std::ranges::sort(tensors, {}, &StateTensor::name);
+    return tensors;
+  };
+  EXPECT_EQ(by_name(shared), by_name(alone));
+  const auto units = [](const ChunkTable& table) { return ChunkRuns(table).units(); };
+  EXPECT_EQ(units(shared), units(alone));
 }
 
 /// A trainer's pieces, each a whole parameter under a name of its own.

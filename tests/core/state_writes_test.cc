@@ -17,35 +17,35 @@ constexpr std::size_t kExpAvg = 1;
 std::vector<float> all(float value) { return std::vector<float>(kTileElements, value); }
 
 /// A record of a tile, with what was written in it.
-std::vector<float> exp_avg_of(const StateWrites& writes, const StateWrites::Arrays& arrays) {
+std::vector<float> exp_avg_of(const StateWrites::Arrays& arrays) {
   std::vector<std::byte> record(record_format(kAdamW).record_bytes(1));
-  writes.apply(arrays, record);
+  StateWrites::apply(kAdamW, arrays, record);
   std::vector<float> values(kTileElements);
   read_state_values(kAdamW, kExpAvg, record, values);
   return values;
 }
 
 TEST(StateWrites, AreTheNewestOfEachArray) {
-  StateWrites writes(kAdamW);
+  StateWrites writes;
   EXPECT_EQ(writes.of(3), nullptr);
   writes.put(3, {kExpAvg, 0}, all(1));
   writes.put(3, {0, 0}, all(7));
   writes.put(3, {kExpAvg, 0}, all(2));
   const auto its = writes.of(3);
   EXPECT_TRUE(its->contains({0, 0}));
-  EXPECT_EQ(exp_avg_of(writes, *its), all(2));
+  EXPECT_EQ(exp_avg_of(*its), all(2));
   writes.forget(3);
   EXPECT_EQ(writes.of(3), nullptr);
 }
 
 TEST(StateWrites, StayForWhoWasGivenThem) {
-  StateWrites writes(kAdamW);
+  StateWrites writes;
   writes.put(3, {kExpAvg, 0}, all(1));
   const auto given = writes.of(3);
   writes.put(3, {kExpAvg, 0}, all(2));
-  EXPECT_EQ(exp_avg_of(writes, *given), all(1)) << "another was written";
+  EXPECT_EQ(exp_avg_of(*given), all(1)) << "another was written";
   writes.forget(3);
-  EXPECT_EQ(exp_avg_of(writes, *given), all(1)) << "a sweep has put it into the record";
+  EXPECT_EQ(exp_avg_of(*given), all(1)) << "a sweep has put it into the record";
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ Task<> PieceCopy::save(ChunkId id, std::span<std::byte> record, TakePtr take, co
   Context& context = parts_->context;
   if (const auto its = written_.find(id); its != written_.end()) {
     const std::function<void()> job = [&] {
-      StateWrites(context.table.state()).apply(*its->second, record);
+      StateWrites::apply(context.table.state(id), *its->second, record);
     };
     co_await context.run_near(id, "apply writes", job, WorkerPool::Turn::kSoon);
   }
@@ -86,7 +86,7 @@ Task<> PieceCopy::save(ChunkId id, std::span<std::byte> record, TakePtr take, co
 
 Task<> PieceCopy::save_part(ChunkId id, const Part& part, std::span<const std::byte> record,
                             TakePtr take, const Lead& lead) {
-  const StateKind kept = parts_->context.table.state();
+  const StateKind kept = parts_->context.table.state(id);
   const StateKind kind = copied_kind(kept, widens_);
   const StateArray array = state_arrays(kind)[part.array];
   const ParamRun& run = part.run;
@@ -97,7 +97,7 @@ Task<> PieceCopy::save_part(ChunkId id, const Part& part, std::span<const std::b
   const std::span<std::byte> values = taken->span();
   const std::function<void()> job = [&] {
     if (kind == kept)
-      return read_state_array(kind, part.array, record, run.begin / array.block, values);
+      return read_state_array(kind, part.array, record, run.begin, values);
     std::vector<float> wide(run.count);
     read_state_values(kept, part.array, record, run.begin, wide);
     std::memcpy(values.data(), wide.data(), values.size());

@@ -97,7 +97,7 @@ Task<> TrainingState::read_run(ChunkId id, std::size_t index, ParamRun run,
   Task<NewestRecord> finding = newest_record(id);
   const NewestRecord record = co_await std::move(finding);
   const std::function<void()> job = [&] {
-    read_state_values(table_->state(), index, record.bytes, run.begin, values);
+    read_state_values(table_->state(id), index, record.bytes, run.begin, values);
   };
   co_await context_->run_near(id, "read state", job);
 }

@@ -19,13 +19,12 @@ void TrainingState::pack(const std::optional<std::string>& layout) {
   lent_places_.clear();
   stored_params_ = 0;
   for (UnitId u = 0; u < model_.units.size(); ++u) {
-    std::uint64_t begin = 0;
+    const std::vector<std::uint64_t> begins = param_begins(model_.units[u]);
     for (std::size_t p = 0; p < model_.units[u].params.size(); ++p) {
       const ParamSpec& param = model_.units[u].params[p];
       const std::size_t lent = *param.lent;
       if (lent >= lent_places_.size()) lent_places_.resize(lent + 1);
-      lent_places_[lent] = {.unit = u, .param = p, .begin = begin, .count = param.count()};
-      begin += param.count();
+      lent_places_[lent] = {.unit = u, .param = p, .begin = begins[p], .count = param.count()};
       if (param.stored()) ++stored_params_;
     }
   }

@@ -372,7 +372,7 @@ void TrainingState::count_steps() {
 }
 
 void TrainingState::make_sweep() {
-  if (of_pieces()) writes_.emplace(table_->state());
+  if (of_pieces()) writes_.emplace();
   OptimizerSweep::Settings settings{
       .work_items = plan_.items,
       .seal_every = records_->through_store() ? config_.durable_every_steps : 0,
@@ -447,7 +447,7 @@ Task<> TrainingState::create_chunk(ChunkId id) {
     if (chunk.constant) {
       std::memcpy(memory.work.record.data(), masters.data(), memory.work.record.size());
     } else {
-      write_record(table_->state().optimizer, table_->state().format, masters, memory.work.record,
+      write_record(table_->state(id), masters, memory.work.record,
                    config_.optimizer.initial_accumulator);
     }
     if (store != nullptr) hash = record_hash(memory.work.record, seed, table_->record_format(id));

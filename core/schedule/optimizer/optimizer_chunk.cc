@@ -160,15 +160,14 @@ Task<> OptimizerSweep::make_from_params(ChunkId id, const WorkMemory& memory) {
   const LentMemory::Use its(context_.lent);
   co_await parts_.homes.params.bring(id, memory.param, runs);
   const TypedSpan<std::byte> params = parts_.homes.params.destination(id, memory.param);
-  const StateKind kind = context_.table.state();
+  const StateKind kind = context_.table.state(id);
   const std::function<void()> job = [&] {
     std::vector<float> masters(context_.table.chunk(id).count);
     for (const ParamRun& run : runs) {
       for (std::uint64_t i = run.begin; i < run.begin + run.count; ++i)
         masters[i] = value_at(params.dtype, params.bytes.data(), i);
     }
-    write_record(kind.optimizer, kind.format, masters, memory.record,
-                 settings_.initial_accumulator);
+    write_record(kind, masters, memory.record, settings_.initial_accumulator);
   };
   co_await context_.run_near(id, "initialize", job);
 }
@@ -182,14 +181,16 @@ OptimizerSweep::Effect OptimizerSweep::effect_of(ChunkId id, const StepScalars& 
     return {.stepped = !grads.absent(id), .written = written};
   }
   Effect effect{.runs = {runs.begin(), runs.end()}};
-  for (DecayRun& run : effect.runs) run.skipped = run.keeps_masters = true;  // so is padding
   const std::vector<ParamRun> params = table.param_runs(id);
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    DecayRun& run = effect.runs[i];
-    run.skipped = grads.absent(params[i]);
+  auto param = params.begin();
+  for (DecayRun& run : effect.runs) {
+    run.skipped = run.keeps_masters = true;  // padding is
+    if (param == params.end() || param->begin != run.begin) continue;
+    run.skipped = grads.absent(*param);
     run.keeps_masters = !steps[run.group].params_written;
-    if (!run.skipped) effect.made.push_back(params[i]);
-    if (!run.keeps_masters) effect.taken.push_back(params[i]);
+    if (!run.skipped) effect.made.push_back(*param);
+    if (!run.keeps_masters) effect.taken.push_back(*param);
+    ++param;
   }
   effect.stepped = !effect.made.empty();
   effect.written = !effect.taken.empty();
@@ -205,7 +206,9 @@ Task<> OptimizerSweep::apply_writes(const Pass& pass, ChunkId id, Item& item,
   if (!item.known) co_await require_record_of(context_, *parts_.store, id, stored_in_[id], record);
   item.known = true;
   parts_.homes.records.forget(id);
-  const std::function<void()> job = [&] { parts_.writes->apply(writes, record); };
+  const std::function<void()> job = [&] {
+    StateWrites::apply(context_.table.state(id), writes, record);
+  };
   co_await context_.run_near(id, "write state", job);
 }
 
@@ -224,6 +227,7 @@ Task<> OptimizerSweep::publish_masters(const Pass& pass, ChunkId id, const Item&
 /// Returns a view of all parts but the gradient.
 RecordView OptimizerSweep::view_of(ChunkId id, const Item& item) const {
   return {.format = context_.table.state().format,
+          .own_blocks = context_.table.state(id).own_blocks,
           .record = item.memory.record,
           .param = parts_.homes.params.destination(id, item.memory.param),
           .param_not_read = item.param_not_read,
@@ -277,6 +281,7 @@ Task<> OptimizerSweep::update_on_device(const Pass& pass, ChunkId id, const Item
 
 Task<> OptimizerSweep::step_on_device(ChunkId id, const Item& item, const StepScalars& steps) {
   const StateHomes& homes = parts_.homes;
+  ZIGGURAT_CHECK(!context_.table.state(id).own_blocks, "chunk {}: a shared record on a device", id);
   homes.records.forget(id);
   Task<DeviceStaging::Item> taking = parts_.staging.take();
   DeviceStaging::Item staging = co_await std::move(taking);

@@ -37,8 +37,6 @@ class StateWrites {
   };
   using Arrays = std::map<Place, std::shared_ptr<const std::vector<float>>>;
 
-  explicit StateWrites(StateKind state) : state_(state) {}
-
   /// Keeps the values of a whole run, instead of any that were written there before.
   void put(ChunkId chunk, Place place, std::vector<float> values) {
     std::shared_ptr<Arrays>& its = chunks_[chunk];
@@ -66,10 +64,10 @@ class StateWrites {
     const auto found = chunks_.find(chunk);
     return found == chunks_.end() ? nullptr : found->second;
   }
-  /// Writes `arrays` into a record. Any thread.
-  void apply(const Arrays& arrays, std::span<std::byte> record) const {
+  /// Writes `arrays` into a record of `state`. Any thread.
+  static void apply(const StateKind& state, const Arrays& arrays, std::span<std::byte> record) {
     for (const auto& [place, values] : arrays)
-      write_state_values(state_, place.index, place.begin, *values, record);
+      write_state_values(state, place.index, place.begin, *values, record);
   }
   /// Forgets the chunk's values, which are in its record now.
   void forget(ChunkId chunk) {
@@ -78,7 +76,6 @@ class StateWrites {
   }
 
  private:
-  const StateKind state_;
   std::map<ChunkId, std::shared_ptr<Arrays>> chunks_;
   std::map<ChunkId, std::set<std::uint64_t>> rounded_again_;  // by ParamRun::begin
 };

@@ -18,7 +18,8 @@ from ziggurat._native import InvalidArgument
 _SHARE = 0.5
 
 # Bytes that each format takes for a parameter's master and for each moment. An engine would tell,
-# but none is open yet. 8bit has a 4-byte scale for 256 elements.
+# but none is open yet. 8bit has a 4-byte scale for 256 elements, or room for one per 16 in records
+# that parameters share.
 _BYTES = {
     "fp32": (4.0, 4.0),
     "bf16-moments": (4.0, 2.0),
@@ -26,12 +27,13 @@ _BYTES = {
     "split": (4.0, 4.0),
     "bf16": (2.0, 2.0),
 }
+_BYTES_SHARED = _BYTES | {"8bit": (4.0, 1.0 + 4 / 16)}
 # The largest share of the free memory that a state on a drive keeps: pages in memory are written
 # each step, but not read.
 _KEPT_SHARE = 1 / 8
 _WORK_BYTES = 128 << 20  # memory that bytes pass through between the drive and the update
-_TILE = 16 * 1024  # elements; a record holds whole tiles
-_SHARED = 64 * 1024  # elements; the most that parameters under a tile share in a record
+TILE = 16 * 1024  # elements; a record holds whole tiles
+SHARED = 64 * 1024  # elements; the most that parameters under a tile share in a record
 _BLOCK = 64 * 1024  # bytes; a record takes whole blocks
 
 
@@ -51,20 +53,50 @@ def parsed(placement: str) -> tuple[str, str | None]:
 def state_bytes(counts: Iterable[int], state_format: str, moments: int) -> int:
     """Returns the bytes of host memory that the state of parameters with `counts` elements
     takes."""
-    # The engine refuses an unknown format later, in its own words.
-    master, moment = _BYTES.get(state_format, _BYTES["fp32"])
-    of_tile = _TILE * (master + moments * moment)
-    records: list[int] = []  # elements
-    shared: list[int] = [_SHARED]
+    total = 0
+    for record in in_records(counts, own_blocks=state_format == "8bit"):
+        table = _BYTES_SHARED if len(record.counts) > 1 else _BYTES
+        # The engine refuses an unknown format later, in its own words.
+        master, moment = table.get(state_format, table["fp32"])
+        total += math.ceil(record.tiles * TILE * (master + moments * moment) / _BLOCK) * _BLOCK
+    return total
+
+
+class Record:
+    """Parameters that lie in the engine's memory one after the other, in a record or a unit."""
+
+    def __init__(self, count: int) -> None:
+        self.counts = [count]
+        self.end = count  #: where the last one ends
+
+    @property
+    def tiles(self) -> int:
+        return math.ceil(self.end / TILE)
+
+
+def in_records(counts: Iterable[int], own_blocks: bool) -> list[Record]:
+    """Puts parameters of `counts` elements into records as the engine does (packing.h). With
+    `own_blocks` each has blocks of 8-bit codes of its own."""
+    records: list[Record] = []
+    shared = None
     for count in counts:
-        if count >= _TILE or state_format == "8bit":
-            records.append(count)
-        elif shared[-1] + count > _SHARED:
-            shared.append(count)
-        else:
-            shared[-1] += count
-    records += shared[1:]
-    return sum(math.ceil(math.ceil(n / _TILE) * of_tile / _BLOCK) * _BLOCK for n in records)
+        end = count if shared is None else _begin(shared.end, count, own_blocks) + count
+        if count < TILE and shared is not None and end <= SHARED:
+            shared.counts.append(count)
+            shared.end = end
+            continue
+        records.append(Record(count))
+        if count < TILE:
+            shared = records[-1]
+    return records
+
+
+def _begin(end: int, count: int, own_blocks: bool) -> int:
+    """Returns where a parameter begins behind those that end at `end`."""
+    if not own_blocks:
+        return end
+    begin = math.ceil(end / 16) * 16
+    return begin if begin % 256 + count <= 256 else math.ceil(begin / 256) * 256
 
 
 def has_store(path: str) -> bool:

@@ -90,7 +90,7 @@ class Streaming(Pins):
         """Errors: InvalidArgument if the memory for units is too little now that the format of the
         state is known, and the model is what it is going to be."""
         check_params({held.param: held.name for held in self._all()})
-        self._division.require(self.memory_bytes, packs=state_format != "8bit")
+        self._division.require(self.memory_bytes, own_blocks=state_format == "8bit")
 
     def frozen(self, trained: Iterable[torch.Tensor], taken: Iterable[str]) -> list[Param]:
         """Returns the parameters that the engine is given beside those it trains, in the order in

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
@@ -11,14 +10,12 @@ import torch
 
 from ziggurat import _storage
 from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._placement import TILE, in_records
 
 Choice = str | Sequence[str] | Callable[[str, torch.nn.Module], bool]
 
 ROOT = "(root)"  #: the unit of all parameters that no other unit has
 
-# How the engine lays parameters out in memory for acquired units, where a small one shares tiles.
-_TILE = 16 * 1024  # elements
-_SHARED = 64 * 1024  # elements; the most that small parameters share
 _LINE_BYTES = 4096
 
 
@@ -29,7 +26,8 @@ class Unit:
         self.index = index
         self.name = name
         self.params: list[tuple[str, torch.nn.Parameter]] = []
-        self.packs = True  #: whether small parameters that are trained share memory
+        #: whether those that are trained have gaps between them, for blocks of 8-bit codes
+        self.own_blocks = False
 
     @property
     def size_bytes(self) -> int:
@@ -43,9 +41,9 @@ class Unit:
             kind = (param.dtype, param.requires_grad)
             kinds.setdefault(kind, []).append(param.numel())
         return [
-            _on_device(count * dtype.itemsize)
+            _on_device(record.tiles * TILE * dtype.itemsize)
             for (dtype, trained), counts in kinds.items()
-            for count in _in_tiles(counts, self.packs or not trained)
+            for record in in_records(counts, self.own_blocks and trained)
         ]
 
 
@@ -84,11 +82,11 @@ class Division:
         self.entries = entries
         self.outer = outer
 
-    def require(self, memory_bytes: float, packs: bool = True) -> None:
-        """Checks the memory for units. In a state of 8 bits nothing is packed. Errors:
+    def require(self, memory_bytes: float, own_blocks: bool = False) -> None:
+        """Checks the memory for units; `own_blocks` if the state is in 8 bits. Errors:
         InvalidArgument if it is too little, which says what works."""
         for unit in self.units:
-            unit.packs = packs
+            unit.own_blocks = own_blocks
         smallest, of_what = self.smallest()
         if memory_bytes < smallest:
             raise InvalidArgument(
@@ -213,7 +211,7 @@ def _automatic(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
         # Exact types: others may be used without a call, as attention's output layer is.
         if module in inside or module is model or type(module) not in _LAYERS:
             continue
-        if sum(param.numel() for param in module.parameters()) >= _TILE:
+        if sum(param.numel() for param in module.parameters()) >= TILE:
             chosen[module] = ""
     return {module: name for name, module in model.named_modules() if module in chosen}
 
@@ -300,21 +298,6 @@ def _check_kind(param: torch.nn.Parameter, name: str) -> None:
             f"parameter '{name}' does not lie in the order of its indices: make it from its "
             ".contiguous() before offload()"
         )
-
-
-def _in_tiles(counts: Iterable[int], packs: bool) -> Iterator[int]:
-    """Yields the elements of each piece of memory that parameters of `counts` elements take."""
-    shared = 0
-    for count in counts:
-        if count >= _TILE or not packs:
-            yield math.ceil(count / _TILE) * _TILE
-        elif shared + count > _SHARED:
-            yield math.ceil(shared / _TILE) * _TILE
-            shared = count
-        else:
-            shared += count
-    if shared:
-        yield math.ceil(shared / _TILE) * _TILE
 
 
 def _on_device(size_bytes: int) -> int:

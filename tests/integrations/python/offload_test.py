@@ -5,6 +5,7 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, 
 than offload() takes.
 """
 
+import math
 import signal
 import sys
 import time
@@ -109,9 +110,28 @@ def test_too_little_memory_says_what_works():
     ):
         offload(model, memory=smallest - 1)
     offload(model, memory=smallest)
-    optimizer = ziggurat.torch.AdamW(model.parameters(), state_format="8bit")
-    with pytest.raises(ziggurat.InvalidArgument, match="too small for offload"):
-        optimizer.open()  # in 8 bits small parameters share no memory
+
+
+def test_in_8_bits_small_parameters_have_gaps_between_them():
+    def norms():
+        return torch.nn.Sequential(*(torch.nn.LayerNorm(129) for _ in range(60)))
+
+    division = divide(norms(), [])
+    smallest, _ = division.smallest()
+    division.require(math.inf, own_blocks=True)
+    with_gaps, _ = division.smallest()
+    assert with_gaps > smallest
+    for memory in (smallest, with_gaps):
+        model = norms()
+        offload(model, memory=memory, units=[])
+        optimizer = ziggurat.torch.AdamW(model.parameters(), state_format="8bit")
+        if memory == with_gaps:
+            model(torch.ones(2, 129)).square().sum().backward()
+            optimizer.step()
+            optimizer.close()
+            continue
+        with pytest.raises(ziggurat.InvalidArgument, match=f"smallest that works is {with_gaps}"):
+            optimizer.open()
 
 
 class Reader(torch.nn.Module):
