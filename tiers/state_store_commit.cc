@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/checksum.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "tiers/state_store_impl.h"
 
 namespace ziggurat {
@@ -158,6 +160,24 @@ Task<> StateStore::Impl::publish(Task<> sealing) {
   Task<> naming = take_name();
   Task<> named = together(environment.ranks, std::move(naming), "give its new store its name");
   co_await std::move(named);
+  remove_rest_of_replaced();
+}
+
+/// Removes the files of the store that was replaced whose ranks this one does not have. All ranks
+/// may do so at once. The new store stands whether they go or not: readers know its number of
+/// ranks.
+void StateStore::Impl::remove_rest_of_replaced() {
+  for (const std::string& path : replaced_rest) {
+    try {
+      environment.io.remove(path);
+      environment.io.sync_directory(directory);
+    } catch (const Error& error) {
+      if (error.native() == ENOENT) continue;  // another rank has removed it
+      log().warn("{} is left of the store that was replaced, and no rank uses it: {}; remove it",
+                 path, error.what());
+    }
+  }
+  replaced_rest.clear();
 }
 
 Task<> StateStore::Impl::take_name() {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <random>
 
 #include "base/bytes.h"
@@ -15,6 +16,8 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "tiers/state_store_impl.h"
+#include "tiers/store_files.h"
+#include "tiers/store_survey.h"
 
 namespace ziggurat {
 namespace {
@@ -27,6 +30,7 @@ class Builder {
     const std::string text = store_text(spec_);
     layout = StoreLayout::of(spec_, text.size());
     open_files();
+    if (store_.replaced) co_await find_rest_of_replaced();
     DirectFile& file = *store_.file;
     if (kRegionBytes % file.alignment().offset_bytes != 0 ||
         kRegionBytes % file.alignment().memory_bytes != 0)
@@ -88,6 +92,37 @@ class Builder {
     fresh.lock_wait = std::chrono::milliseconds(0);
     store_.file = open(store_.temporary_path(), fresh);
     store_.temporary = true;
+  }
+
+  /// Finds the files of the older store that no rank of this one replaces. What another store has
+  /// in this directory is none of them.
+  Task<> find_rest_of_replaced() {
+    const auto& environment = store_.environment;
+    std::vector<std::string> beyond;
+    for (const std::string& name : environment.io.names_in(store_.directory)) {
+      const auto its = store_file_name(name);
+      if (its && !its->is_unfinished && its->rank >= environment.ranks.world_size())
+        beyond.push_back(store_.directory + "/" + name);
+    }
+    if (beyond.empty()) co_return;
+    const auto older = co_await uuid_of(store_.final_path());
+    for (const std::string& path : beyond) {
+      const auto uuid = co_await uuid_of(path);
+      if (uuid && uuid == older) store_.replaced_rest.push_back(path);
+    }
+  }
+
+  /// Returns the uuid in a file's superblocks; nothing if none of them is whole.
+  Task<std::optional<StoreUuid>> uuid_of(std::string path) {
+    const auto survey = StoreSurvey::open_to_look(store_.environment, path);
+    try {
+      co_await survey->read_superblocks();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kDataLoss && error.code() != ErrorCode::kInvalidArgument)
+        throw;
+      co_return std::nullopt;
+    }
+    co_return survey->uuid();
   }
 
   /// Writes `text`, then zeros up to `size_bytes`.

@@ -67,12 +67,15 @@ struct StateStore::Impl {
               const std::function<void()>& before_seal);
   Task<> publish(Task<> sealing);
   Task<> take_name();
+  void remove_rest_of_replaced();
 
   StoreEnvironment environment;
   std::string directory;
   std::shared_ptr<DirectFile> file;
   std::unique_ptr<StoreRecovery> recovery;  ///< set from open() until settle()
   std::unique_ptr<DirectFile> replaced;  ///< the older store, locked until this one takes its name
+  /// The files of that store in this directory whose ranks this one does not have.
+  std::vector<std::string> replaced_rest;
   bool temporary = false;   ///< not a store yet: generation 0 is not sealed on every rank
   bool seal_begun = false;  ///< from here on another rank may rely on this file
 

@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "tiers/store_survey.h"
 
 namespace ziggurat {
@@ -152,9 +153,27 @@ std::string StoreReader::path_in(const StripePlace& place, const std::string& na
   return place.directory + "/" + name;
 }
 
+/// Leaves out files of ranks and drives that the first file's store does not have: a store with
+/// more of them was replaced, and its files are left.
+Task<> StoreReader::leave_out_strangers() {
+  if (ranks_ == 1 && stripes_ == 1) co_return;
+  const std::string name = StateStore::file_name(0);
+  try {
+    const auto first =
+        begin_look({.rank = 0, .stripe = 0, .stripes = stripes_}, *place_with(name), name);
+    co_await first->survey->read_superblocks();
+    const Superblock& its = first->survey->identity();
+    ranks_ = std::clamp(static_cast<int>(its.world_size), 1, ranks_);
+    stripes_ = std::clamp(its.stripe_count, 1U, stripes_);
+  } catch (const Error& error) {  // look() meets it again, and says what is wrong
+    log().debug("{}: {}", name, error.what());
+  }
+}
+
 Task<> StoreReader::look_at_all() {
   files_.clear();
   co_await find_files();
+  co_await leave_out_strangers();
   for (int rank = 0; rank < ranks_; ++rank) {
     for (std::uint32_t stripe = 0; stripe < stripes_; ++stripe) co_await look(rank, stripe);
   }

@@ -76,6 +76,7 @@ class StoreReader {
   StoreReader(Reactor& reactor, std::vector<StripePlace> places);
   std::unique_ptr<File> begin_look(FileId id, const StripePlace& place, const std::string& name);
   Task<> find_files();
+  Task<> leave_out_strangers();
   const StripePlace* place_with(const std::string& name) const;
   std::string path_in(const StripePlace& place, const std::string& name) const;
   Task<> look_at_all();

@@ -14,6 +14,7 @@
 #include "aio/text_file.h"
 #include "base/error.h"
 #include "tiers/state_store.h"
+#include "tiers/store_files.h"
 
 namespace ziggurat {
 namespace {
@@ -45,11 +46,6 @@ std::vector<std::string> parse_note(const std::string& text, const std::string& 
 }
 
 }  // namespace
-
-bool is_store_file(const std::string& name) {
-  return name.starts_with("rank") && name.ends_with(".ziggurat") &&
-         name.find('/') == std::string::npos;
-}
 
 std::string StoreSuccession::folder_in(const std::string& directory) {
   return fmt::format("{}/{}", directory, kFolder);
@@ -97,6 +93,7 @@ Task<std::optional<StoreSuccession::Names>> StoreSuccession::decided() const {
 }
 
 Task<> StoreSuccession::recover() {
+  notes_ = co_await finish_creation(reactor_, places_);
   if (!left_behind()) co_return;
   std::optional<Names> names = co_await decided();
   if (names) {

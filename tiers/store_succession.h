@@ -23,9 +23,6 @@
 
 namespace ziggurat {
 
-/// Returns whether `name` is that of a file of some rank of a store: "rank00000.ziggurat".
-bool is_store_file(const std::string& name);
-
 class StoreSuccession {
  public:
   static constexpr std::string_view kFolder = "resharded";
@@ -35,11 +32,14 @@ class StoreSuccession {
   StoreSuccession(Reactor& reactor, std::vector<StripePlace> places)
       : reactor_(reactor), places_(std::move(places)) {}
 
-  /// Finishes what an earlier process left: goes forward if it had decided, and back if it had not.
+  /// Finishes what an earlier process left: first the creation of a store whose ranks did not all
+  /// give it its name (store_files.h); then goes forward if it had decided, and back if it had not.
   /// Errors: kUnavailable while another process builds; kDataLoss for a note that makes no sense,
   /// or for a file that the note names and that does not exist: then nothing of the old store is
   /// removed.
   Task<> recover();
+  /// Returns what recover() says to the trainer.
+  const std::vector<std::string>& notes() const noexcept { return notes_; }
 
   using Names = std::vector<std::string>;
   /// Returns the files of a store that is to take the other's place, and may have done so in part;
@@ -70,6 +70,7 @@ class StoreSuccession {
   Reactor& reactor_;
   std::vector<StripePlace> places_;
   std::vector<std::unique_ptr<DirectFile>> old_;  // locked
+  std::vector<std::string> notes_;
 };
 
 }  // namespace ziggurat

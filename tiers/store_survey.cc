@@ -62,10 +62,10 @@ bool StoreSurvey::is_sealed_creation() const noexcept {
          sides_[1].newest() == nullptr;
 }
 
-StoreUuid StoreSurvey::uuid() const noexcept { return any_superblock().uuid; }
+StoreUuid StoreSurvey::uuid() const noexcept { return identity().uuid; }
 
 Task<> StoreSurvey::read_contents() {
-  const Superblock& s = any_superblock();
+  const Superblock& s = identity();
   if (s.file_bytes != size_bytes_)
     throw Error(ErrorCode::kDataLoss,
                 fmt::format("{} has {} bytes, but its superblock says {}; another program cut or "
@@ -79,7 +79,7 @@ Task<> StoreSurvey::read_contents() {
 }
 
 Task<> StoreSurvey::read_text() {
-  const Superblock& s = any_superblock();
+  const Superblock& s = identity();
   const std::uint64_t region = round_up(s.text_bytes, kRegionBytes);
   const std::array<std::uint64_t, 2> offsets{s.text_offset_bytes,
                                              size_bytes_ - 2 * kRegionBytes - region};
@@ -211,7 +211,7 @@ std::optional<std::uint64_t> StoreSurvey::newest_candidate(std::uint64_t limit) 
   return newest;
 }
 
-std::uint64_t StoreSurvey::newest_seen() const noexcept { return any_superblock().generation; }
+std::uint64_t StoreSurvey::newest_seen() const noexcept { return identity().generation; }
 
 std::uint64_t StoreSurvey::epoch_seen() const noexcept {
   std::uint64_t epoch = 0;

@@ -38,6 +38,8 @@ class StoreSurvey {
   bool is_sealed_creation() const noexcept;
 
   StoreUuid uuid() const noexcept;
+  /// Returns a whole superblock, for what all superblocks of a file have in common.
+  const Superblock& identity() const;
   /// Returns the newest generation below `limit` whose superblock, table and blob are whole in this
   /// file. With one slot this is only the newest sealed one, whose records were written over those
   /// of all others.
@@ -99,7 +101,6 @@ class StoreSurvey {
     std::vector<std::byte> bytes;  ///< followed by zeros
   };
   std::vector<Rewrite> rewrites(std::uint64_t chosen) const;
-  const Superblock& any_superblock() const;
   std::string faults() const;
   void require_superblock() const;
   void note_overwriting();

@@ -148,7 +148,7 @@ std::string StoreSurvey::faults() const {
   return text;
 }
 
-const Superblock& StoreSurvey::any_superblock() const {
+const Superblock& StoreSurvey::identity() const {
   const Superblock* even = sides_[0].newest();
   const Superblock* odd = sides_[1].newest();
   return even == nullptr || (odd != nullptr && odd->generation > even->generation) ? *odd : *even;
@@ -177,7 +177,7 @@ void StoreSurvey::require_superblock() const {
 }
 
 void StoreSurvey::check_shape() const {
-  const Superblock& s = any_superblock();
+  const Superblock& s = identity();
   const auto& ranks = environment_.ranks;
   if (s.world_size != static_cast<std::uint32_t>(ranks.world_size()))
     throw Error(

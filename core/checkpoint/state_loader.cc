@@ -20,6 +20,8 @@
 namespace ziggurat {
 namespace {
 
+constexpr std::size_t kFreshShown = 8;  // names in a note
+
 /// Returns the code of an array: exp_avg_sq and Adagrad's sum have no sign.
 EightBitCode code_of(const std::string& array) {
   return array == "exp_avg_sq" || array == "sum" ? EightBitCode::kUnsigned : EightBitCode::kSigned;
@@ -194,22 +196,24 @@ void StateLoader::match_array(std::size_t a) {
   notes_.push_back(arrays_[a].note);
 }
 
+/// Names the parameters that come without optimizer state: the source's run had frozen them, or
+/// they are parts of nothing that it has.
 void StateLoader::note_fresh_arrays() {
-  std::size_t fresh = 0;
-  std::string first;
+  std::set<std::string_view> known;
+  std::vector<std::string_view> owners;  // in the model's order
   for (std::size_t t = 0; t < sources_.size(); ++t) {
     const StateTensor& tensor = runs_.tensors()[t];
     if (sources_[t] >= 0 || tensor.owner == tensor.name || missing_.contains(tensor.owner))
       continue;
     const auto array = std::ranges::find(runs_.arrays(), tensor.array, &StateArray::name);
-    if (array->is_scale()) continue;
-    if (fresh++ == 0) first = tensor.name;
+    if (!array->is_scale() && known.insert(tensor.owner).second) owners.push_back(tensor.owner);
   }
-  if (fresh > 0)
-    notes_.push_back(
-        fmt::format("{} arrays of the optimizer, '{}' first, were not saved because their "
-                    "parameters were frozen, so they begin with their initial values",
-                    fresh, first));
+  if (owners.empty()) return;
+  const std::size_t shown = std::min(owners.size(), kFreshShown);
+  notes_.push_back(fmt::format(
+      "the source has no optimizer state of '{}'{}, which therefore begins with its initial values",
+      fmt::join(std::span(owners).first(shown), "', '"),
+      shown < owners.size() ? fmt::format(" and {} more", owners.size() - shown) : ""));
 }
 
 std::vector<std::string> StateLoader::notes() const { return notes_; }

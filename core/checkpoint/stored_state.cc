@@ -184,7 +184,7 @@ void StoredState::require_whole(const char* what) const {
   throw Error(
       ErrorCode::kInvalidArgument,
       fmt::format("{}: {} is refused, and nothing was changed. Only the store's trainer, such as "
-                  "PyTorch, chooses the pieces that its {} have: open the store with the trainer "
+                  "PyTorch, chooses the pieces of its {}: open the store with the trainer "
                   "on other ranks and `resume=reshard`, or save a checkpoint with the trainer, and "
                   "load that checkpoint on other ranks",
                   place_, what, ranks_text(reader_->ranks())));

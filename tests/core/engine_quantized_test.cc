@@ -218,7 +218,8 @@ TEST(EngineQuantizedOpen, RefusesRanksThatSeeOtherNodes) {
   });
   for (const std::exception_ptr& thrown : errors) {
     EXPECT_THAT(error_in(thrown).what(),
-                HasSubstr("differ in `quantized_gradients`, `ranks_per_node`;"));
+                HasSubstr("differ in `quantized_gradients` (rank 0 has 8 and rank 1 has 4) and in "
+                          "`ranks_per_node` (rank 0 has 1 and rank 1 has 2);"));
   }
 }
 

@@ -582,7 +582,24 @@ TEST(EngineRanksOpen, RefusesRanksWithOtherSettingsByName) {
     RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config);
   });
   for (const std::exception_ptr& thrown : errors)
-    EXPECT_THAT(error_in(thrown).what(), HasSubstr("differ in `clip`, `zero_stage`;"));
+    EXPECT_THAT(error_in(thrown).what(),
+                HasSubstr("differ in `clip` (rank 0 has 1 and rank 1 has 2) and in `zero_stage` "
+                          "(rank 0 has 2 and rank 1 has 3);"));
+}
+
+TEST(EngineRanksOpen, NamesTheRanksThatResumeInDifferentWays) {
+  const ScratchDirectory directory;
+  const ModelSpec model = small_model();
+  const auto runtimes = connected_runtimes(2, 1);
+  const auto errors = run_ranks(2, [&](int rank) {
+    EngineConfig config = small_config(directory.path());
+    config.resume = rank == 0 ? EngineConfig::Resume::kReshard : EngineConfig::Resume::kNever;
+    RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config);
+  });
+  for (const std::exception_ptr& thrown : errors) {
+    EXPECT_THAT(error_in(thrown).what(),
+                HasSubstr("differ in `resume` (rank 0 has reshard and rank 1 has never);"));
+  }
 }
 
 TEST(EngineRanksOpen, ARankThatCannotOpenEndsTheOthersOpeningToo) {

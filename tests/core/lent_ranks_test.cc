@@ -282,11 +282,25 @@ std::string difference(const std::function<void(EngineConfig&)>& change) {
 
 TEST(LentRanksSettings, MustBeAlikeButForMemory) {
   EXPECT_THAT(difference([](EngineConfig& config) { config.run_identity = "another"; }),
-              HasSubstr("differ in `run`;"));
-  EXPECT_THAT(difference([](EngineConfig& config) { config.store.clear(); }),
-              HasSubstr("differ in whether there is a `store`;"));
+              HasSubstr("differ in `run` (rank 0 has data=1 seed=2 and rank 1 has another);"));
+  EXPECT_THAT(
+      difference([](EngineConfig& config) { config.store.clear(); }),
+      HasSubstr("differ in whether there is a `store` (rank 0 has yes and rank 1 has no);"));
   EXPECT_THAT(difference([](EngineConfig& config) { config.durable_every_s = 7; }),
-              HasSubstr("differ in `durable_every`;"));
+              HasSubstr("differ in `durable_every` (rank 0 has 0 and rank 1 has 7);"));
+}
+
+// One of them converts a store first, the others do not.
+TEST(LentRanksSettings, NameTheRanksThatResumeInDifferentWays) {
+  using Resume = EngineConfig::Resume;
+  EXPECT_THAT(difference([](EngineConfig& config) { config.resume = Resume::kReshard; }),
+              HasSubstr("differ in `resume` (rank 0 has auto and rank 1 has reshard);"));
+  EXPECT_THAT(difference([](EngineConfig& config) {
+                config.resume = Resume::kReshard;
+                config.durable_every_s = 7;
+              }),
+              HasSubstr("differ in `durable_every` (rank 0 has 0 and rank 1 has 7) and in "
+                        "`resume` (rank 0 has auto and rank 1 has reshard);"));
 }
 
 // With no time between checkpoints one begins after every step, or where one is still being

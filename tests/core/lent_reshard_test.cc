@@ -6,13 +6,18 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <fstream>
+#include <set>
 
 #include "tests/core/piece_world.h"
+#include "tiers/state_store.h"
 
 namespace ziggurat::testing {
 namespace {
 
+using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Resume = EngineConfig::Resume;
 namespace fs = std::filesystem;
 
@@ -139,6 +144,26 @@ TEST_F(LentReshard, IsRefusedWhereTensorsDiffer) {
   EXPECT_EQ(world_.state(), before);
 }
 
+TEST_F(LentReshard, NamesWhatBelongsToNoTensorAndBeginsAnew) {
+  PieceWorld own(LentKind{StateFormat::kFp32, DType::kFloat32}, scratch_.path());
+  own.change = [](ModelSpec& model) {
+    for (UnitSpec& unit : model.units)
+      if (unit.name == "norm" || unit.name == "bias") unit.params[0].whole.emplace();
+  };
+  own.trained({1, Cut::kCopies}, Resume::kAuto, 2);
+  expect_none(own.run({2, Cut::kCopies}, Resume::kReshard, [&](const PieceWorld::Rank& rank) {
+    std::string said;
+    for (const std::string& note : rank.engine.description()) said += note + "\n";
+    EXPECT_THAT(said, HasSubstr("'bias', 'norm' on this rank belong to no whole tensor"));
+    EXPECT_THAT(said, HasSubstr("the source has no optimizer state of 'bias', 'norm'"));
+    EXPECT_THAT(said, Not(HasSubstr("frozen")));
+    constexpr ParamId kNorm = 4;
+    std::vector<float> values(rank.trainer.model().units[kNorm].count(), 1.0F);
+    rank.engine.read_state(kNorm, "exp_avg", values);
+    EXPECT_THAT(values, Each(0.0F));
+  }));
+}
+
 TEST_F(LentReshard, ThatFailsOnOneRankLeavesTheOldStore) {
   const WholeState before = world_.trained({2, Cut::kRuns}, Resume::kAuto, 2);
   PieceWorld failing(LentKind{StateFormat::kFp32, DType::kFloat32}, scratch_.path());
@@ -152,6 +177,89 @@ TEST_F(LentReshard, ThatFailsOnOneRankLeavesTheOldStore) {
   }));
   EXPECT_FALSE(fs::exists(scratch_.path() + "/resharded"));
   EXPECT_EQ(world_.trained({3, Cut::kRuns}, Resume::kReshard, 0), before);
+}
+
+/// Names of all files in a folder.
+std::set<std::string> names_in(const fs::path& folder) {
+  std::set<std::string> names;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+    names.insert(entry.path().filename().string());
+  return names;
+}
+
+std::string rank_file(int rank) { return StateStore::file_name(rank); }
+
+class ReplacedStore : public ::testing::Test {
+ protected:
+  ReplacedStore() : folder_(scratch_.path()) {}
+  static PieceWorld world_in(const fs::path& folder) {
+    PieceWorld world({StateFormat::kFp32, DType::kFloat32}, folder.string(), kFewWholes);
+    world.host_budget_bytes = 8 * kMiB;
+    return world;
+  }
+  /// A store of other values, in a folder of its own.
+  static WholeState made(const fs::path& folder, const Division& division, int steps) {
+    return world_in(folder).trained(division, Resume::kAuto, steps);
+  }
+  ScratchDirectory scratch_;
+  const fs::path folder_;
+  const PieceWorld world_ = world_in(folder_);
+};
+
+TEST_F(ReplacedStore, OfMoreRanksLeavesNothingThatOthersTrip) {
+  world_.trained({3, Cut::kRuns}, Resume::kAuto, 1);
+  std::ofstream(folder_ / rank_file(7)) << "no file of a store";
+  made(folder_ / "other", {5, Cut::kRuns}, 1);
+  fs::copy(folder_ / "other" / rank_file(4), folder_ / rank_file(4));
+  fs::remove_all(folder_ / "other");
+  const WholeState before = world_.trained({2, Cut::kRuns}, Resume::kNever, 2);
+  EXPECT_EQ(names_in(folder_), (std::set{rank_file(0), rank_file(1), rank_file(4), rank_file(7)}));
+  EXPECT_EQ(world_.trained({1, Cut::kCopies}, Resume::kReshard, 0), before);
+}
+
+// A kill after the renames, or a version that removed nothing.
+TEST_F(ReplacedStore, WhoseFilesWereLeftIsNotMistakenForMoreRanks) {
+  made(folder_ / "old", {3, Cut::kRuns}, 1);
+  const WholeState before = world_.trained({2, Cut::kRuns}, Resume::kAuto, 2);
+  fs::rename(folder_ / "old" / rank_file(2), folder_ / rank_file(2));
+  fs::remove_all(folder_ / "old");
+  EXPECT_EQ(world_.state(), before);
+  EXPECT_EQ(world_.trained({1, Cut::kCopies}, Resume::kReshard, 0), before);
+  EXPECT_EQ(names_in(folder_), std::set{rank_file(0)});
+}
+
+TEST_F(ReplacedStore, WhoseRanksWereNotAllRenamedIsReplacedFirst) {
+  made(folder_ / "old", {3, Cut::kRuns}, 2);
+  const WholeState before = made(folder_ / "new", {2, Cut::kUneven}, 1);
+  for (const bool over_old : {false, true}) {
+    for (const int renamed : {0, 1}) {
+      const fs::path cut = folder_ / "cut";
+      for (const Division& next : {Division{1, Cut::kCopies}, Division{2, Cut::kUneven},
+                                   Division{2, Cut::kRows}, Division{3, Cut::kRuns}}) {
+        fs::remove_all(cut);
+        fs::create_directory(cut);
+        if (over_old) fs::copy(folder_ / "old", cut);
+        const int left = 1 - renamed;
+        fs::copy(folder_ / "new" / rank_file(renamed), cut / rank_file(renamed),
+                 fs::copy_options::overwrite_existing);
+        fs::copy(folder_ / "new" / rank_file(left), cut / StateStore::temporary_name(left));
+        const PieceWorld world = world_in(cut);
+        EXPECT_EQ(world.trained(next, Resume::kReshard, 0), before)
+            << next.ranks << " ranks, rank " << renamed << " renamed";
+        EXPECT_EQ(world.trained(next, Resume::kAuto, 0), before);
+        EXPECT_FALSE(fs::exists(cut / StateStore::temporary_name(left)));
+      }
+    }
+  }
+}
+
+TEST_F(ReplacedStore, OfWhichNoRankWasRenamedStands) {
+  const WholeState before = world_.trained({2, Cut::kRuns}, Resume::kAuto, 1);
+  made(folder_ / "new", {2, Cut::kUneven}, 2);
+  for (const int rank : {0, 1})
+    fs::rename(folder_ / "new" / rank_file(rank), folder_ / StateStore::temporary_name(rank));
+  fs::remove(folder_ / "new");
+  EXPECT_EQ(world_.trained({1, Cut::kCopies}, Resume::kReshard, 0), before);
 }
 
 TEST(LentReshardOf8Bits, IsRefusedWherePiecesAreCutWithinBlocks) {

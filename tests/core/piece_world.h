@@ -33,6 +33,9 @@ inline const std::vector<WholeTensor> kWholes{{"embedding", {300, 100}}, {"bias"
                                               {"weight", {64, 512}},     {"scale", {}},
                                               {"norm", {640}},           {"large", {600, 1000}}};
 
+/// Small ones that share a record, and one of several tiles: for many starts.
+inline const std::vector<WholeTensor> kFewWholes{{"bias", {7}}, {"weight", {130, 256}}};
+
 /// How ranks cut a tensor: runs of whole blocks, rows, the last dimension, not at all: each rank
 /// has a copy; runs that end anywhere.
 enum class Cut { kRuns, kRows, kColumns, kCopies, kUneven };
@@ -72,12 +75,13 @@ inline std::uint64_t count_of(const WholeTensor& whole, Cut cut, int rank, int r
 /// A rank's trainer: gradients are functions of an element's place in its whole tensor.
 class PieceTrainer {
  public:
-  PieceTrainer(const LentKind& kind, Cut cut, int rank, int ranks) {
+  PieceTrainer(const std::vector<WholeTensor>& wholes, const LentKind& kind, Cut cut, int rank,
+               int ranks) {
     model_ = {.name = "embedded", .units = {}, .dtype = kind.dtype};
-    for (std::size_t w = 0; w < kWholes.size(); ++w) {
-      const WholePlace place = place_of(kWholes[w], cut, rank, ranks);
+    for (std::size_t w = 0; w < wholes.size(); ++w) {
+      const WholePlace place = place_of(wholes[w], cut, rank, ranks);
       if (place.name.empty()) continue;
-      add(w, place, count_of(kWholes[w], cut, rank, ranks), kind.dtype);
+      add(w, place, count_of(wholes[w], cut, rank, ranks), kind.dtype);
     }
   }
   const ModelSpec& model() const { return model_; }
@@ -169,16 +173,19 @@ class PieceWorld {
     PieceTrainer& trainer;
     LentEngine& engine;
   };
-  explicit PieceWorld(const LentKind& kind, std::string directory)
-      : kind_(kind), directory_(std::move(directory)) {}
+  explicit PieceWorld(const LentKind& kind, std::string directory,
+                      std::vector<WholeTensor> wholes = kWholes)
+      : kind_(kind), directory_(std::move(directory)), wholes_(std::move(wholes)) {}
 
   /// Every rank of `division` opens its engine and does `body`; what each threw.
   std::vector<std::exception_ptr> run(const Division& division, EngineConfig::Resume resume,
                                       const std::function<void(Rank rank)>& body) const {
     const auto runtimes = connected_runtimes(division.ranks, 1);
+    for (const auto& runtime : runtimes)
+      if (prepare) prepare(*runtime);
     std::barrier<> all_done(division.ranks);
     return run_ranks(division.ranks, [&](int rank) {
-      PieceTrainer trainer(kind_, division.cut, rank, division.ranks);
+      PieceTrainer trainer(wholes_, kind_, division.cut, rank, division.ranks);
       const EngineConfig its = config(division, resume, rank, trainer);
       if (change) change(trainer.model());
       std::unique_ptr<LentEngine> engine;
@@ -216,14 +223,16 @@ class PieceWorld {
     return all;
   }
 
-  std::function<void(ModelSpec& model)> change;  ///< made to every rank's model
-  std::function<void(int rank)> before_seal;     ///< called before a generation may be durable
+  std::uint64_t host_budget_bytes = 64 * kMiB;
+  std::function<void(Runtime& runtime)> prepare;  ///< done to every rank's runtime
+  std::function<void(ModelSpec& model)> change;   ///< made to every rank's model
+  std::function<void(int rank)> before_seal;      ///< called before a generation may be durable
 
  private:
   EngineConfig config(const Division& division, EngineConfig::Resume resume, int rank,
                       const PieceTrainer& trainer) const {
     EngineConfig config = small_config(directory_);
-    config.host_budget_bytes = 64 * kMiB;
+    config.host_budget_bytes = host_budget_bytes;
     config.clip_norm = 0;
     config.resume = resume;
     config.run_identity = fmt::format("data=1 ranks={}", division.ranks);
@@ -236,6 +245,7 @@ class PieceWorld {
   }
   LentKind kind_;
   std::string directory_;
+  std::vector<WholeTensor> wholes_;
 };
 
 }  // namespace ziggurat::testing

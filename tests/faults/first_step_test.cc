@@ -4,46 +4,21 @@
 // goes on with the bits of a run that nobody killed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <set>
 #include <string>
 
-#include "aio/faulty_engine.h"
-#include "aio/probe.h"
 #include "tests/core/lent_kinds.h"
+#include "tests/faults/striker.h"
 
 namespace ziggurat::testing {
 namespace {
 
 constexpr std::uint64_t kSteps = 2;
-constexpr int kMade = 7;  ///< a process's exit status when its steps are durable
 
 /// Small ones that share a record, and one of several chunks.
 const std::vector<std::int64_t> kCounts{1, 105, 16'385, 200'000};
-
-/// The drives of a process that dies at a call, counted over all of them.
-class Striker {
- public:
-  explicit Striker(std::uint64_t call) : call_(call) {}
-  std::unique_ptr<IoEngine> drive(Reactor& reactor, const std::string& path) {
-    auto faulty = std::make_unique<FaultyEngine>(reactor, choose_io_engine(reactor, path));
-    faulty->set_gate([this](FaultPoint point) {
-      const bool changes = point != FaultPoint::kRead && point != FaultPoint::kExists &&
-                           point != FaultPoint::kFileSize && point != FaultPoint::kAlignment;
-      if (changes && calls_++ == call_) ::kill(::getpid(), SIGKILL);
-      return 0;
-    });
-    return faulty;
-  }
-
- private:
-  std::uint64_t call_;
-  std::uint64_t calls_ = 0;
-};
 
 /// A format, and how many drives the store lies on.
 class FirstStep : public ::testing::TestWithParam<std::tuple<LentKind, std::size_t>> {
@@ -66,24 +41,15 @@ class FirstStep : public ::testing::TestWithParam<std::tuple<LentKind, std::size
 
   /// Trains in a process that is killed at its `call`-th call. Returns whether it got to its end.
   bool train_until(std::uint64_t call) const {
-    const pid_t child = ::fork();
-    if (child == 0) {
+    return survives([&] {
       Striker striker(call);
       LentTrainer its = trainer();
       const auto runtime = runtime_of(2);
-      runtime->io_engine = [&](Reactor& reactor, const std::string& path) {
-        return striker.drive(reactor, path);
-      };
+      striker.take(*runtime);
       const auto engine = LentEngine::open(model(), config(its), *runtime, its.lent());
       while (engine->generation() < kSteps) its.step(*engine, {.left_out = {1}});
       engine->make_durable();
-      ::_exit(kMade);
-    }
-    int status = 0;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-    EXPECT_TRUE(killed || (WIFEXITED(status) && WEXITSTATUS(status) == kMade)) << status;
-    return !killed;
+    });
   }
 
   ScratchDirectory directory_;

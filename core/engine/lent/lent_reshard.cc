@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -45,6 +46,7 @@ class LentReshard {
   std::vector<PieceSource::Param> parts() const;
   std::vector<std::byte> blob() const;
   void read_own(std::size_t param, std::uint64_t first, std::span<float> values) const;
+  std::string note_of_own() const;
 
   const LentOpening& opening_;
   ModelSpec model_;  // what is stored, with the trainer's numbers
@@ -183,7 +185,25 @@ std::unique_ptr<LentEngineImpl> LentReshard::make(const EngineConfig& beside) {
   auto engine =
       std::make_unique<LentEngineImpl>(opening_.model, beside, opening_.runtime, opening_.device);
   engine->open(opening_.params, &source, {.continues_line = true, .in_place = true});
+  if (std::string note = note_of_own(); !note.empty())
+    engine->state().notes().push_back(std::move(note));
   return engine;
+}
+
+/// Says which parameters of this rank the division cannot carry over; empty if it carries all.
+std::string LentReshard::note_of_own() const {
+  std::vector<std::string_view> own;
+  for (const UnitSpec& unit : model_.units)
+    if (unit.params.front().whole->name.empty()) own.push_back(unit.name);
+  if (own.empty()) return "";
+  const std::size_t shown = std::min(own.size(), kNamesShown);
+  return fmt::format(
+      "'{}'{} on this rank belong{} to no whole tensor (`pieces` has null), so the division could "
+      "not find their state in the old store, and it is gone: they have the values that were given "
+      "now, and their optimizer state and counts of steps begin anew",
+      fmt::join(std::span(own).first(shown), "', '"),
+      shown < own.size() ? fmt::format(" and {} more", own.size() - shown) : "",
+      own.size() == 1 ? "s" : "");
 }
 
 }  // namespace

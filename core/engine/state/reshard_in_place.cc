@@ -10,6 +10,16 @@
 
 namespace ziggurat {
 
+/// Throws if a setting makes no sense. The other ranks' settings may, and they would wait.
+void ReshardInPlace::validate() {
+  try {
+    old_.validate();
+  } catch (...) {
+    old_.fail(std::current_exception());
+    throw;
+  }
+}
+
 Task<> ReshardInPlace::look() {
   Runtime& runtime = old_.runtime();
   Task<std::unique_ptr<StoredState>> opening =
@@ -32,8 +42,9 @@ Task<> ReshardInPlace::lock() {
 /// conversion.
 Task<bool> ReshardInPlace::begin() {
   constexpr const char* kReads = "read the store that is resharded";
-  old_.validate();
-  old_.open_channels({.shard = old_.shard_group(), .node = 0, .exchanges = {}});
+  validate();
+  old_.open_channels();
+  co_await old_.agree_on_settings();  // another rank may have been told not to reshard
   old_.open_storage();
   co_await old_.end_succession();
   if (!co_await old_.store_found()) co_return false;
@@ -70,9 +81,10 @@ EngineConfig ReshardInPlace::beside() const {
 
 void ReshardInPlace::note(TrainingState& engine) const {
   const int ranks = stored_->content().layout.ranks;
-  engine.notes().insert(engine.notes().begin(),
-                        fmt::format("the store was converted in place from a store of {} rank{}",
-                                    ranks, ranks == 1 ? "" : "s"));
+  std::vector<std::string> notes = old_.notes();
+  notes.push_back(fmt::format("the store was converted in place from a store of {} rank{}", ranks,
+                              ranks == 1 ? "" : "s"));
+  engine.notes().insert(engine.notes().begin(), notes.begin(), notes.end());
 }
 
 /// Puts the new store in the old one's place.

@@ -61,6 +61,7 @@ class ReshardInPlace {
 
  private:
   Task<bool> begin();
+  void validate();
   Task<> look();
   Task<> require();
   Task<> lock();

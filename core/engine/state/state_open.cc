@@ -68,9 +68,9 @@ Task<> TrainingState::open(Hand& hand, StateSource* source, const LoadOptions& o
 Task<> TrainingState::open_all() {
   validate();
   group_count_ = group_count(model_);
-  open_channels({.shard = shard_group(), .node = strategy_->hpz, .exchanges = exchanges()});
+  open_channels();
   if (of_pieces() && runtime_.ranks->world_size() > 1) service_ = make_service();
-  if (runtime_.ranks->world_size() > 1) co_await agree_on_settings();
+  co_await agree_on_settings();
   co_await open_store();
   if (storage_->store) storage_->store->set_copies(copies_elsewhere());
   co_await build_floors();
@@ -92,7 +92,9 @@ Task<> TrainingState::open_all() {
   co_await service_->open();
 }
 
-void TrainingState::open_channels(const RankChannels::Groups& groups) {
+void TrainingState::open_channels() {
+  const RankChannels::Groups groups{
+      .shard = shard_group(), .node = strategy_->hpz, .exchanges = exchanges()};
   channels_ = std::make_unique<RankChannels>(*runtime_.ranks, place_, groups);
 }
 
@@ -105,6 +107,7 @@ Task<> TrainingState::end_succession() {
   Task<> done =
       first_rank_does(storage_->quorum, succession.recover(), "finish resharding its store");
   co_await std::move(done);
+  notes_.insert(notes_.end(), succession.notes().begin(), succession.notes().end());
 }
 
 Task<bool> TrainingState::store_found() {

@@ -16,10 +16,36 @@
 namespace ziggurat {
 namespace {
 
-struct Fact {
-  std::string name;
-  std::uint64_t value;
+std::uint64_t text_hash(std::string_view text) { return hash64(std::as_bytes(std::span(text)), 0); }
+
+/// A rank's value of what must be equal on all ranks, as it tells the others.
+struct ToldFact {
+  std::uint64_t hash = 0;
+  std::uint64_t size = 0;        ///< of the whole text
+  std::array<char, 112> text{};  ///< as much of it as fits
+  bool is_whole() const noexcept { return size <= text.size(); }
+  std::string_view words() const noexcept {
+    return size == 0 ? "none" : std::string_view(text.data(), size);
+  }
 };
+
+/// Returns which ranks differ in what `name` says, and their values if these are short. All ranks
+/// call it.
+Task<std::string> difference(Communicator& ranks, std::string_view name, std::string_view value) {
+  ToldFact own{.hash = text_hash(value), .size = value.size()};
+  std::copy_n(value.begin(), std::min(value.size(), own.text.size()), own.text.begin());
+  std::vector<ToldFact> all(static_cast<std::size_t>(ranks.world_size()));
+  co_await ranks.all_gather(std::as_bytes(std::span(&own, 1)),
+                            std::as_writable_bytes(std::span(all)));
+  const auto other =
+      std::ranges::find_if(all, [&](const ToldFact& its) { return its.hash != all.front().hash; });
+  const auto rank = other - all.begin();
+  if (other == all.end()) co_return std::string(name);
+  if (!all.front().is_whole() || !other->is_whole())
+    co_return fmt::format("{} (rank {} has another than rank 0)", name, rank);
+  co_return fmt::format("{} (rank 0 has {} and rank {} has {})", name, all.front().words(), rank,
+                        other->words());
+}
 
 /// How a part of opening the store ended on one rank.
 struct StoreVerdict {
@@ -52,10 +78,6 @@ StoreVerdict verdict_of(const std::exception_ptr& error) {
   return verdict;
 }
 
-std::uint64_t text_hash(const std::string& text) {
-  return hash64(std::as_bytes(std::span(text)), 0);
-}
-
 /// Throws outside the coroutine that finds the loss, because GCC 12 frees the memory of such a
 /// coroutine with the wrong allocator.
 [[noreturn]] void throw_lost(const char* why, const std::optional<StateLine>& line) {
@@ -77,44 +99,53 @@ void TrainingState::find_place() {
   }
 }
 
-/// Compares settings with the other ranks. Every rank sees every difference, and all throw the same
-/// error. Models of pieces are not compared, because each rank has its own: the run's identity
-/// names the whole model.
-Task<> TrainingState::agree_on_settings() {
+/// Returns what must be equal on all ranks. Models of pieces need not be, because each rank has its
+/// own: the run's identity names the whole model.
+std::vector<std::pair<std::string, std::string>> TrainingState::shared_facts() const {
+  const auto yes = [](bool holds) { return std::string(holds ? "yes" : "no"); };
   // A unit is gathered in pieces if the device is a GPU, and all at once if it is emulated on the
   // host.
   const bool in_pieces = !of_pieces() && reduction().staged && sharding().params_sharded();
-  std::vector<Fact> facts{
-      {of_pieces() ? "`run`" : "the run (data, seed, batch)", text_hash(config_.run_identity)},
-      {"the rounding's seed", config_.optimizer.rounding_seed},
-      {"whether there is a `store`", config_.store.empty() ? 0U : 1U},
-      {"whether the device is a GPU (stage 3)", in_pieces ? 1U : 0U},
-      {"whether every parameter is frozen", trains() ? 0U : 1U}};
+  std::vector<std::pair<std::string, std::string>> facts{
+      {of_pieces() ? "`run`" : "the run (data, seed, batch)", config_.run_identity},
+      {"the rounding's seed", fmt::to_string(config_.optimizer.rounding_seed)},
+      {"whether there is a `store`", yes(!config_.store.empty())},
+      {"whether the device is a GPU (stage 3)", yes(in_pieces)},
+      {"whether every parameter is frozen", yes(!trains())}};
   if (!of_pieces()) {
     const ChunkTable whole(model_, 1, config_.optimizer.state);
-    facts.push_back({"the model", text_hash(whole.layout())});
+    facts.emplace_back("the model", whole.layout());
     std::string optional;  // no layout has it
     for (const UnitSpec& unit : model_.units) optional += unit.optional ? '1' : '0';
-    facts.push_back({"which units are optional", text_hash(optional)});
+    facts.emplace_back("which units are optional", optional);
   }
   for (const SettingOf<EngineConfig>& setting : engine_settings()) {
     if (setting.among_ranks == AmongRanks::kAlike)
-      facts.push_back({fmt::format("`{}`", setting.name), text_hash(setting.agreed(config_))});
+      facts.emplace_back(fmt::format("`{}`", setting.name), setting.agreed(config_));
   }
+  return facts;
+}
+
+Task<> TrainingState::agree_on_settings() {
+  Communicator& ranks = *channels_->store;
+  if (ranks.world_size() == 1) co_return;
+  const auto facts = shared_facts();
   std::vector<std::uint64_t> least;
-  for (const Fact& fact : facts) least.push_back(fact.value);
+  for (const auto& [name, text] : facts) least.push_back(text_hash(text));
   std::vector<std::uint64_t> most = least;
-  co_await channels_->store->all_reduce(std::span(least), Communicator::Op::kMin);
-  co_await channels_->store->all_reduce(std::span(most), Communicator::Op::kMax);
+  co_await ranks.all_reduce(std::span(least), Communicator::Op::kMin);
+  co_await ranks.all_reduce(std::span(most), Communicator::Op::kMax);
   std::string differing;
   for (std::size_t i = 0; i < facts.size(); ++i) {
-    if (least[i] != most[i]) differing += (differing.empty() ? "" : ", ") + facts[i].name;
+    if (least[i] == most[i]) continue;
+    const std::string its = co_await difference(ranks, facts[i].first, facts[i].second);
+    differing += (differing.empty() ? "" : " and in ") + its;
   }
   if (differing.empty()) co_return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("the {} ranks do not have the same settings: they differ in {}; start "
+              fmt::format("the {} ranks do not have the same settings and differ in {}; start "
                           "every rank with the same command",
-                          channels_->store->world_size(), differing));
+                          ranks.world_size(), differing));
 }
 
 void TrainingState::validate_quantization(const Strategy& strategy) const {
@@ -129,6 +160,7 @@ void TrainingState::validate_quantization(const Strategy& strategy) const {
   }
 }
 
+/// Returns how many ranks share one copy of the state, if there are several copies; else 0.
 int TrainingState::shard_group() const {
   return strategy_->is_hybrid() ? strategy_->shard_group : 0;
 }

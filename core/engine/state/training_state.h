@@ -19,6 +19,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "aio/aligned_bytes.h"
@@ -65,7 +66,9 @@ class TrainingState {
   Task<> close();
 
   // state_open.cc: of a state that is opened without a hand
-  void open_channels(const RankChannels::Groups& groups);
+  /// Opens the communicators. Every opening begins so, in whatever way it goes on, so that ranks
+  /// that differ in their settings find it out by agree_on_settings().
+  void open_channels();
   void open_storage();
   /// Finishes what an earlier conversion of the store left unfinished, before a store is looked
   /// for.
@@ -99,8 +102,6 @@ class TrainingState {
   const Roundings& rounding() const noexcept { return rounding_; }
   ReductionSettings reduction() const;
   Sharding sharding() const;
-  /// Returns how many ranks share one copy of the state, if there are several copies; else 0.
-  int shard_group() const;
   DeviceRequest device_request() const;
   /// Whether the CPU cannot reach the memory of the device.
   bool out_of_reach() const { return device_ != nullptr && !device_->host_accessible(); }
@@ -146,6 +147,11 @@ class TrainingState {
   /// Throws if a rank has closed its engine. The ranks can then agree on nothing more, so this
   /// engine has ended too.
   void require_all_open(const char* call);
+
+  // state_ranks.cc
+  /// Compares settings with the other ranks, as the first call of all that is opened. If they
+  /// differ, every rank throws the same kInvalidArgument, which names ranks and values.
+  Task<> agree_on_settings();
 
   // state_validate.cc
   /// Checks all settings, the hand's last, and finds this rank's place and strategy.
@@ -348,7 +354,8 @@ class TrainingState {
 
   // state_ranks.cc
   void find_place();
-  Task<> agree_on_settings();
+  std::vector<std::pair<std::string, std::string>> shared_facts() const;
+  int shard_group() const;
   NodeGrid exchanges() const;
   void validate_quantization(const Strategy& strategy) const;
   void tell_ranks(const std::exception_ptr& error) noexcept;

@@ -25,6 +25,7 @@ from ziggurat._native import (
 from ziggurat._opened import Opened
 from ziggurat._parts import Part
 from ziggurat._placement import (
+    added_stores,
     fits_host,
     has_store,
     memory_beside_drive,
@@ -46,6 +47,7 @@ _RESUMES: dict[bool | str, str] = {
     "reshard": "reshard",
     "never": "never",
 }
+_GIVEN = {"new": "False", "auto": '"auto"', "reshard": '"reshard"', "never": '"never"'}
 _GOES_ON = ("auto", "reshard")  #: go on from a store that is there
 
 
@@ -93,6 +95,8 @@ class Opening(AmongRanks, StateDicts):
         named = {one[1]: one for one in new}
         new = [named[param] for param in self._in_order(named)]
         self.need_open()
+        # Each way has calls of its own that all ranks make together.
+        self._sharing.require_alike("open()", f"resume={_GIVEN[how]}")
         if self._resume is not None:
             raise Unimplemented(
                 f"parameter '{new[0][0]}' was added after Resume, so the store has no state for "
@@ -142,6 +146,8 @@ class Opening(AmongRanks, StateDicts):
         if path is not None:
             added = f"/added-{len(self._opened)}" if self._opened else ""
             settings["store"] = path + added
+            if resume == "never" and not self._opened:
+                self._require_none_added(path)
             room = memory_beside_drive(self._state_bytes(param for _, param, _ in new))
             if room is not None and streaming is not None and streaming.placement == "host":
                 room += streaming.size_bytes
@@ -191,6 +197,17 @@ class Opening(AmongRanks, StateDicts):
                 '"nvme:/path", or offload() "host"'
             )
         return streaming
+
+    def _require_none_added(self, path: str) -> None:
+        """Errors: InvalidArgument if an earlier run has left stores of parameters that it added,
+        because a run that begins anew would meet them when it adds its own."""
+        found = self._sharing.decided(lambda: added_stores(path))
+        if found:
+            raise InvalidArgument(
+                f'open(resume="never"): {path} also has stores of parameters that an earlier run '
+                f"added to its optimizer, which are not replaced: remove {', '.join(found)}, or give "
+                "another directory"
+            )
 
     def _has_store(self, store: str) -> bool:
         """Returns whether the store exists. A store keeps the rounding that it was made with."""

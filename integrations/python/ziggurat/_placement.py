@@ -109,6 +109,11 @@ def ranks_in(path: str) -> int:
     return len(list(Path(path).glob("rank*.ziggurat")))
 
 
+def added_stores(path: str) -> list[str]:
+    """Returns the directories in `path` that have stores of parameters that were added later."""
+    return sorted(str(folder) for folder in Path(path).glob("added-*") if has_store(str(folder)))
+
+
 def fits_host(needed_bytes: int, path: str | None) -> bool:
     """Decides whether "auto" takes host memory, and prints the choice. Otherwise it takes the
     drive.

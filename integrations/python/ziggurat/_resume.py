@@ -59,13 +59,17 @@ def set_random_states(states: dict[str, Any]) -> None:
             module.set_rng_state_all(states[name])
 
 
-def _seed_anew(kept: dict[str, Any], rank: int, step: int) -> None:
-    """Seeds the generators from the seed of PyTorch's in the random states `kept`, and from `rank`
-    and `step`."""
+def _seed_of(kept: dict[str, Any], *facts: object) -> int:
+    """Returns a seed made from that of PyTorch's generator in the random states `kept`, and from
+    `facts`."""
     before = torch.Generator()
     before.set_state(kept["torch"])
-    text = f"{before.initial_seed()} {rank} {step}"
-    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+    text = " ".join(str(fact) for fact in (before.initial_seed(), *facts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+
+
+def _seed_anew(seed: int) -> None:
+    """Seeds every generator that a script uses without naming it."""
     torch.manual_seed(seed)  # of accelerators, too
     random.seed(seed)
     numpy = sys.modules.get("numpy")
@@ -142,6 +146,8 @@ class Resume:
     among the ranks that are there, in place. With "never" the run begins anew, and replaces a store
     that is there. After a division all ranks go on from what rank 0 had kept, each with random
     generators that begin anew from (rank 0's seed, rank, step), which it says on standard error.
+    Where a loader's order or its workers' seeds are not a ``DistributedSampler``'s, the rest of the
+    epoch is rank 0's on rank 0, and drawn anew on the others.
 
     With `checkpoint_every` and `checkpoint_dir` every so many steps are also saved in the
     background, when the loop asks for the next batch, as ``save_checkpoint(checkpoint_dir, ...,
@@ -321,17 +327,47 @@ class Resume:
         self.batch = together // size
         if isinstance(self._loader, Sized) and -(-together // size) >= len(self._loader):
             self.batch = len(self._loader)  # the epoch was done
-        _seed_anew(kept, rank, self.steps)
+        _seed_anew(_seed_of(kept, rank, self.steps))
+        drawn = ""
         if self._at_epoch is not None:
             self._then = random_states()
+            drawn = self._draw_apart(kept, rank)
         if rank == 0:
             print(
                 f"ziggurat: the store {self._optimizer._path} of {ranks_before} ranks goes on with "
                 f"{size} at step {self.steps}: random generators begin anew from (seed, rank, "
-                f"step), and epoch {self.epoch} goes on at batch {self.batch} of each rank (batch "
-                f"{before} before)",
+                f"step){drawn}, and epoch {self.epoch} goes on at batch {self.batch} of each rank "
+                f"(batch {before} before)",
                 file=sys.stderr,
             )
+
+    def _draw_apart(self, kept: dict[str, Any], rank: int) -> str:
+        """Lets each rank draw its own order and seeds of workers where the loader begins the epoch
+        again: rank 0 those that it had, the others new ones. Generators that the script has seeded
+        alike on all ranks stay alike. Returns what is said of it."""
+        assert self._at_epoch is not None and self._then is not None
+        ranks, generators = self._optimizer._sharing, _generators(self._loader)
+        seeds = ranks.told([generator.initial_seed() for generator in generators])
+        apart = any(its != seeds[0] for its in seeds)
+        if rank > 0:
+            _seed_anew(_seed_of(kept, rank, self.steps, "loader"))
+            own = self._at_epoch["own"]
+            if apart:
+                own = [
+                    torch.Generator(generator.device)
+                    .manual_seed(_seed_of(kept, rank, self.steps, "loader", place))
+                    .get_state()
+                    for place, generator in enumerate(generators)
+                ]
+            self._at_epoch = {"default": random_states(), "own": own}
+            set_random_states(self._then)
+        if len(seeds) == 1:
+            return ""
+        also = " and the loader's own" if apart else ""
+        return (
+            f", on ranks from 1 on also those{also} from which the loader draws this epoch's order "
+            "and its workers' seeds"
+        )
 
     def after_step(self) -> None:
         """Called when the optimizer has made a step whose other state is not known yet."""

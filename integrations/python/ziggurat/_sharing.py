@@ -97,6 +97,17 @@ class Alone:
         """Returns what each rank has given, as plain data, in the order of the ranks."""
         return [what] if self.ranks is None else self.ranks.told(what)
 
+    def require_alike(self, call: str, given: str) -> None:
+        """Requires that all ranks have `given` the same to `call`. Errors: InvalidArgument, on all
+        ranks, which names two that differ."""
+        every = self.told(given)
+        other = next((rank for rank, its in enumerate(every) if its != every[0]), None)
+        if other is not None:
+            raise InvalidArgument(
+                f"{call}: rank 0 gives {every[0]}, but rank {other} gives {every[other]}: give the "
+                "same on all ranks"
+            )
+
     def together(self, what: str, work: Callable[[], _Found]) -> _Found:
         """Returns what `work`, which calls no other rank, returns on this rank, once it has ended
         on all. Errors: this rank's own; Unavailable, which tells another rank's error."""

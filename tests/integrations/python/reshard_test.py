@@ -150,6 +150,52 @@ def test_never_replaces_the_store(tmp_path):
         assert state["step"][1] == 1
 
 
+def adds(_, folder, resume, steps):
+    """The head is added to the optimizer after the rest was opened."""
+    model = small_model()
+    head = list(model[5].parameters())
+    rest = [param for param in model.parameters() if all(param is not one for one in head)]
+    its = {"placement": f"nvme:{folder}", "threads": 1, "model": model}
+    if dist.get_world_size() > 1:
+        its["group"] = dist.group.WORLD
+    optimizer = ziggurat.torch.AdamW(rest, 1e-3, **its)
+    optimizer.open(resume=resume)
+    optimizer.add_param_group({"params": head})
+    optimizer.open(resume=resume)
+    train(model, optimizer, steps)
+    state = state_of_all(model, optimizer)
+    optimizer.close()
+    return state
+
+
+def state_of_all(model, optimizer):
+    found = {}
+    for opened in optimizer._opened:
+        for name, param in model.named_parameters():
+            if any(param is member for member in opened.members):
+                arrays = [
+                    optimizer._sharing.whole_state(opened, param, array).view(-1)
+                    for array in _ARRAYS
+                ]
+                found[name] = arrays, opened.steps_of(param)
+    return found
+
+
+def test_what_was_added_later_is_divided_too_and_never_replaced_unseen(tmp_path):
+    folder = tmp_path / "state"
+    first, *_ = on_ranks(2, adds, folder, False, 2)
+    assert len(first) == 7
+    assert {steps for _, steps in first.values()} == {2}
+    for world in (1, 3):
+        for state in on_ranks(world, adds, folder, "reshard", 0):
+            assert_same(state, first)
+    for words in on_ranks(3, refused, "own", folder, "fp32", "never"):
+        assert "are not replaced" in words
+        assert str(folder / "added-1") in words
+    for state in on_ranks(3, adds, folder, "auto", 0):
+        assert_same(state, first)
+
+
 def divides(_, folder, out, told):
     """Divides the store anew, and may be killed meanwhile."""
     _, _, optimizer = made("own", folder)
@@ -228,6 +274,80 @@ def test_resume_goes_on_from_what_rank_0_kept_with_random_numbers_of_each_ranks_
     for its in on_ranks(3, resumed, folder, "auto", 2):
         assert its["steps"] == 6
     assert [its["steps"] for its in on_ranks(3, resumed, folder, "auto", 0)] == [8, 8, 8]
+
+
+class Seeded(Numbers):
+    """Numbers with the seed of the worker that has loaded them."""
+
+    def __getitem__(self, index):
+        worker = torch.utils.data.get_worker_info()
+        return super().__getitem__(index), 0 if worker is None else worker.seed
+
+
+def shuffled(rank, folder, resume, steps, seeds):
+    """The batches of a loader without DistributedSampler, and the seeds of its workers."""
+    model, _, optimizer = made("own", folder)
+    own = None if seeds is None else torch.Generator().manual_seed(seeds[rank])
+    torch.manual_seed(100 + rank)
+    loader = torch.utils.data.DataLoader(
+        Seeded(), 2, shuffle=True, generator=own, num_workers=1 if own is None else 0
+    )
+    its = ziggurat.torch.Resume(optimizer, loader=loader, resume=resume)
+    batches = []
+    for _ in its.epochs(1):
+        for tokens, workers in its:
+            batches.append((tokens[:, 0].tolist(), workers.tolist()))
+            if len(batches) > steps:
+                break
+            torch.nn.functional.cross_entropy(model(tokens[:, :8]), tokens[:, 8]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        break
+    optimizer.synchronize()
+    optimizer.close()
+    return batches
+
+
+@pytest.mark.parametrize("seeds", [None, (1, 2, 3), (7, 7, 7)], ids=["default", "own", "alike"])
+def test_after_a_division_each_rank_draws_its_own_order_and_seeds_of_workers(seeds, tmp_path):
+    folder = tmp_path / "state"
+    before, *_ = on_ranks(2, shuffled, folder, "auto", 6, seeds)
+    first, second = (
+        [batches[0] for batches in on_ranks(3, shuffled, folder, resume, 0, seeds)]
+        for resume in ("reshard", "auto")
+    )
+    assert first == second
+    assert first[0] == before[4]  # 6 batches of 2 ranks are 4 of 3
+    if seeds == (7, 7, 7):  # as the script wants it
+        assert first[1] == first[2] == first[0]
+    else:
+        assert len({tuple(tokens) for tokens, _ in first}) == 3
+    if seeds is None:
+        assert len({worker for _, workers in first for worker in workers}) == 3
+    # What is drawn is kept.
+    *_, last = on_ranks(3, shuffled, folder, "auto", 2, seeds)
+    again = on_ranks(3, shuffled, folder, "auto", 0, seeds)
+    assert again[2][0] == last[2]
+
+
+def opens_like(rank, folder, ways):
+    _, _, optimizer = made("own", folder)
+    with pytest.raises(ziggurat.ZigguratError) as error:
+        optimizer.open(resume=ways[rank])
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("ways", "words"),
+    [
+        (("reshard", "auto"), 'rank 0 gives resume="reshard", but rank 1 gives resume="auto"'),
+        (("never", "reshard"), 'rank 0 gives resume="never", but rank 1 gives resume="reshard"'),
+        ((True, False), 'rank 0 gives resume="auto", but rank 1 gives resume=False'),
+    ],
+)
+def test_ranks_that_resume_in_different_ways_are_told_so_at_once(ways, words, tmp_path):
+    for said in on_ranks(2, opens_like, tmp_path / "state", ways):
+        assert words in said
 
 
 def test_the_command_reads_the_store_as_whole_parameters(tmp_path):
