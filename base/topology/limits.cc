@@ -14,6 +14,7 @@
 #include <fstream>
 #include <optional>
 #include <sstream>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -120,7 +121,8 @@ OwnGroup own_group(const std::string& root, const std::string& controller) {
 fs::path folder_of(const OwnGroup& group, const Mount& mount) {
   std::string relative = group.path;
   if (relative.starts_with("/..")) relative = "/";  // the path leads above the namespace's root
-  if (mount.root != "/" && relative.starts_with(mount.root)) relative.erase(0, mount.root.size());
+  if (mount.root != "/" && (relative + "/").starts_with(mount.root + "/"))
+    relative.erase(0, mount.root.size());
   while (relative.starts_with("/")) relative.erase(0, 1);
   return relative.empty() ? fs::path(mount.point) : fs::path(mount.point) / relative;
 }
@@ -140,6 +142,38 @@ std::vector<fs::path> folders_of(const OwnGroup& group, const std::string& contr
     folders.push_back(folder);
     if (folder == mount->point || folder == folder.parent_path()) return folders;
   }
+}
+
+/// Returns the number that `file` has behind `name`, or 0. Lines look like "MemFree:  1768 kB" or
+/// "inactive_file 4096".
+std::uint64_t named_number(const fs::path& file, std::string_view name) {
+  std::ifstream lines(file);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream fields(line);
+    std::string its;
+    std::uint64_t value = 0;
+    if (fields >> its >> value && its == name) return value;
+  }
+  return 0;
+}
+
+/// Returns what is left of the limits of the group whose folder this is; kUnlimited without any.
+std::uint64_t left_in_group(int version, const fs::path& folder) {
+  // Version 2 slows processes down at memory.high, before the limit.
+  const std::vector<const char*> limits = version == 1 ? std::vector{"memory.limit_in_bytes"}
+                                                       : std::vector{"memory.max", "memory.high"};
+  std::uint64_t limit_bytes = kUnlimited;
+  for (const char* const name : limits)
+    limit_bytes = std::min(limit_bytes, number_in(folder / name).value_or(kUnlimited));
+  if (limit_bytes == kUnlimited) return kUnlimited;
+  const char* const usage = version == 1 ? "memory.usage_in_bytes" : "memory.current";
+  const std::string prefix = version == 1 ? "total_" : "";
+  std::uint64_t given_up_bytes = 0;
+  for (const char* const pages : {"inactive_file", "active_file"})
+    given_up_bytes += named_number(folder / "memory.stat", prefix + pages);
+  const std::uint64_t used_bytes = number_in(folder / usage).value_or(0);
+  const std::uint64_t kept_bytes = used_bytes - std::min(used_bytes, given_up_bytes);
+  return limit_bytes - std::min(limit_bytes, kept_bytes);
 }
 
 /// Returns how many CPUs one group may use: time per period. The files have "max 100000", or two
@@ -192,6 +226,14 @@ CgroupMemory cgroup_memory(const std::string& root) {
     }
   }
   return memory;
+}
+
+std::uint64_t free_memory_bytes(const std::string& root) {
+  std::uint64_t free_bytes = 1024 * named_number(root + "/proc/meminfo", "MemAvailable:");
+  const OwnGroup group = own_group(root, "memory");
+  for (const fs::path& folder : folders_of(group, "memory", root))
+    free_bytes = std::min(free_bytes, left_in_group(group.version, root + folder.string()));
+  return free_bytes;
 }
 
 double cgroup_cpus(const std::string& root) {

@@ -26,6 +26,11 @@ struct CgroupMemory {
 };
 CgroupMemory cgroup_memory(const std::string& root = "");
 
+/// Returns how much memory this process may still take: what the machine has left, or less where
+/// the limit of a control group on the way up leaves less. Pages of files count as free, because
+/// the kernel gives them up before it refuses memory. 0 if /proc does not tell.
+std::uint64_t free_memory_bytes(const std::string& root = "");
+
 /// Returns how many CPUs' worth of time this process's control groups allow: the lowest limit on
 /// the way up to the root. Infinity if none limits it.
 double cgroup_cpus(const std::string& root = "");

@@ -145,6 +145,7 @@ std::vector<SettingOf<EngineConfig>> memory_table() {
                           "from the budgets",
                   .agreed_text =
                       [](const EngineConfig& c) {
+                        if (c.placement.automatic) return to_string(c.placement);
                         return std::string(to_string(c.placement.optimizer));
                       }}),
       In::integer("prefetch_bucket_size", &EngineConfig::prefetch_elements_max, kElementsOrNone,

@@ -72,7 +72,8 @@ class LentEngine : public StateEngine {
   /// and the masters of an existing store are written to them. Records on NVMe are made in the
   /// first step, and the store begins with it: before that step is durable, there is no store, or
   /// still the one that `resume=never` replaces. Without a store the records are in memory, and
-  /// nothing is durable.
+  /// nothing is durable. With Placement::automatic the engine keeps in host memory what fits there
+  /// (core/plan/lent_placement.h), and description() says why.
   ///
   /// EngineConfig::run_identity and the settings must be equal on all ranks. `model` may differ,
   /// and so may the strategy in `config`, which divides nothing here. Errors: Engine::open()'s;

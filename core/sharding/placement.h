@@ -29,8 +29,9 @@ struct Placement {
   /// Host memory for records if `optimizer` is on NVMe. Not given: all memory that nothing else
   /// needs.
   std::optional<std::uint64_t> host_record_bytes{};
-  /// True if the engine chooses all of the above from the budgets when it is opened, with
-  /// `optimizer` on NVMe (core/plan/auto_placement.h).
+  /// True if the engine chooses all of the above when it is opened: from the budgets, with
+  /// `optimizer` on NVMe (core/plan/auto_placement.h); for a trainer that lends its memory, from
+  /// the budget or the memory that is free (core/plan/lent_placement.h).
   bool automatic = false;
 };
 

@@ -70,6 +70,10 @@ void require_blob(std::span<const std::byte> blob) {
 
 }  // namespace
 
+ModelSpec embedded_model(const std::vector<EmbeddedParam>& params, const EmbeddedConfig& config) {
+  return model_of(params, config.pieces);
+}
+
 EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params,
                                EmbeddedConfig config)
     : EmbeddedEngine(runtime, params, std::move(config), nullptr) {}

@@ -37,6 +37,10 @@ struct EmbeddedParam {
   std::uint64_t count() const { return ParamSpec{.name = {}, .shape = shape}.count(); }
 };
 
+/// Returns the model that an engine of these parameters has, with a unit for each. Errors:
+/// kInvalidArgument for parameters that make no model.
+ModelSpec embedded_model(const std::vector<EmbeddedParam>& params, const EmbeddedConfig& config);
+
 /// What a step does to the parameters of one group.
 struct EmbeddedGroup {
   GroupStep step;

@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/topology/limits.h"
 #include "collectives/rendezvous/rendezvous.h"
 #include "integrations/c/c_call.h"
+#include "integrations/c/chosen_placement.h"
 #include "integrations/c/embedded_engine.h"
 #include "integrations/c/engine_calls.h"
 #include "integrations/c/handles.h"
@@ -77,6 +79,14 @@ ziggurat::EmbeddedStep step_of(const ziggurat_step_options& given) {
   return step;
 }
 
+/// Gives a text that may be longer at the next call: asks for room for any such text.
+void give_changing_text(const std::string& its, char* text, std::uint64_t capacity_bytes,
+                        std::uint64_t* needed_bytes) {
+  constexpr std::uint64_t kRoomBytes = 4096;
+  give_text(its, text, capacity_bytes, nullptr);
+  if (needed_bytes != nullptr) *needed_bytes = std::max<std::uint64_t>(kRoomBytes, its.size() + 1);
+}
+
 std::string joined(const std::vector<std::string>& lines) {
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
@@ -138,6 +148,21 @@ ziggurat_status ziggurat_stored_params(ziggurat_runtime runtime, const char* set
     const auto its =
         ziggurat::stored_params(*on, ziggurat::engine_config_of(required(settings, "settings")));
     give_text(ziggurat::stored_params_json(its), text, capacity_bytes, needed_bytes);
+  });
+}
+
+ziggurat_status ziggurat_free_memory(uint64_t* free_bytes) {
+  return guarded([&] { *required(free_bytes, "free_bytes") = ziggurat::free_memory_bytes(); });
+}
+
+ziggurat_status ziggurat_choose_placement(const ziggurat_param* params, uint64_t count,
+                                          const char* settings, uint64_t free_bytes, char* text,
+                                          uint64_t capacity_bytes, uint64_t* needed_bytes) {
+  return guarded([&] {
+    const std::string its = ziggurat::chosen_placement_json(
+        params_of(params, count), ziggurat::engine_config_of(required(settings, "settings")),
+        free_bytes);
+    give_changing_text(its, text, capacity_bytes, needed_bytes);
   });
 }
 
@@ -242,12 +267,8 @@ ziggurat_status ziggurat_param_steps(ziggurat_engine engine, uint64_t param, uin
 ziggurat_status ziggurat_figures(ziggurat_engine engine, char* text, uint64_t capacity_bytes,
                                  uint64_t* needed_bytes) {
   return guarded([&] {
-    // The text may be longer at the next call, so this asks for room for any such text.
-    constexpr std::uint64_t kRoomBytes = 4096;
-    const std::string its = engines().find(engine)->engine->figures();
-    give_text(its, text, capacity_bytes, nullptr);
-    if (needed_bytes != nullptr)
-      *needed_bytes = std::max<std::uint64_t>(kRoomBytes, its.size() + 1);
+    give_changing_text(engines().find(engine)->engine->figures(), text, capacity_bytes,
+                       needed_bytes);
   });
 }
 

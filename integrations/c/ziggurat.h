@@ -210,7 +210,12 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 /// settings by the names that `ziggurat train --help` has, with underscores, and with:
 ///
 ///   "store"            a directory, or a list of them; may be absent with "placement":
-///                      "optimizer=host", and then nothing is ever durable
+///                      "optimizer=host" or "auto", and then nothing is ever durable
+///   "placement"        as for `ziggurat train`, but the optimizer's state is on host or nvme.
+///                      "auto": the engine keeps in host memory what fits into "host_memory", or
+///                      else, with the other ranks of the machine, into half of the memory that is
+///                      free; the rest is in the store, and without a store that is an error.
+///                      ziggurat_describe() says what was chosen and why
 ///   "run"              a text that names the model as a whole, its data and the like: all ranks
 ///   and
 ///                      a store that is resumed must have the same
@@ -245,6 +250,25 @@ ZIGGURAT_API ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime,
 ZIGGURAT_API ziggurat_status ziggurat_stored_params(ziggurat_runtime runtime, const char* settings,
                                                     char* text, uint64_t capacity_bytes,
                                                     uint64_t* needed_bytes);
+/// Measures how many bytes of memory this process may still take: what the machine has left, or
+/// what the limits of its control groups leave. Pages of files count as free.
+ZIGGURAT_API ziggurat_status ziggurat_free_memory(uint64_t* free_bytes);
+/// Says what "placement": "auto" would choose for an engine of these parameters and `settings`, of
+/// which "placement" is not looked at, while `free_bytes` of memory are free
+/// (ziggurat_free_memory()). Nothing is opened or written, and no address is followed. The text is
+/// a JSON object:
+///
+///   "placement"          what open takes: "params=host,grads=host,optimizer=nvme"
+///   "why"                what needs how much, and which memory decided it
+///   "state_bytes"        host memory that the optimizer's state takes
+///   "beside_nvme_bytes"  "host_memory" with which a state on nvme keeps records in memory, which
+///                        a step does not read then; 0 if that is not worth it
+///
+/// `text` and `needed_bytes` are as in ziggurat_describe(). Errors: those of open, if nothing fits.
+ZIGGURAT_API ziggurat_status ziggurat_choose_placement(const ziggurat_param* params, uint64_t count,
+                                                       const char* settings, uint64_t free_bytes,
+                                                       char* text, uint64_t capacity_bytes,
+                                                       uint64_t* needed_bytes);
 /// Closes an engine. State that is not durable is lost: call ziggurat_make_durable() before. A
 /// thread that waits in ziggurat_acquire() gets ZIGGURAT_CANCELLED.
 ZIGGURAT_API ziggurat_status ziggurat_engine_close(ziggurat_engine engine);

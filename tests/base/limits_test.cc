@@ -121,6 +121,101 @@ TEST_F(FakeRoot, NoControllerInSightIsSaidSo) {
   EXPECT_EQ(cgroup_memory(root()).limit_bytes, kUnlimited);
 }
 
+constexpr const char* kVersion2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 x rw\n";
+constexpr const char* kVersion1 =
+    "34 31 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+    "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
+
+/// A machine with 16 GiB that are free.
+class FreeMemory : public FakeRoot {
+ protected:
+  FreeMemory() {
+    write("/proc/meminfo", "MemTotal: 33554432 kB\nMemFree: 1024 kB\nMemAvailable: 16777216 kB\n");
+  }
+  /// This process is in `group`, of those that `mounts` shows.
+  void be_in(const std::string& group, const std::string& mounts) {
+    write("/proc/self/cgroup", group);
+    write("/proc/self/mountinfo", mounts);
+  }
+  void write_bytes(const std::string& path, std::uint64_t value) {
+    write("/sys/fs/cgroup/" + path, std::to_string(value) + "\n");
+  }
+};
+
+TEST_F(FreeMemory, IsWhatTheMachineHasLeftWithoutControlGroups) {
+  EXPECT_EQ(free_memory_bytes(root()), 16 * kGiB);
+}
+
+TEST_F(FreeMemory, IsThatOfTheMachineInAGroupWithoutALimit) {
+  be_in("0::/user.slice/run.scope\n", kVersion2);
+  write("/sys/fs/cgroup/user.slice/run.scope/memory.max", "max\n");
+  write_bytes("user.slice/run.scope/memory.current", kGiB);
+  EXPECT_EQ(free_memory_bytes(root()), 16 * kGiB);
+}
+
+TEST_F(FreeMemory, IsWhatTheTightestGroupLeavesWhicheverHasTheLowerLimit) {
+  be_in("0::/job/rank\n", kVersion2);
+  write_bytes("job/rank/memory.max", 6 * kGiB);
+  write_bytes("job/rank/memory.current", kGiB);
+  write_bytes("job/memory.max", 8 * kGiB);
+  write_bytes("job/memory.current", 5 * kGiB);
+  EXPECT_EQ(free_memory_bytes(root()), 3 * kGiB);
+  write_bytes("job/memory.max", 20 * kGiB);
+  write_bytes("job/memory.current", 19 * kGiB);
+  EXPECT_EQ(free_memory_bytes(root()), 1 * kGiB);
+}
+
+TEST_F(FreeMemory, EndsWhereTheKernelSlowsAGroupDown) {
+  be_in("0::/job\n", kVersion2);
+  write("/sys/fs/cgroup/job/memory.max", "max\n");
+  write_bytes("job/memory.high", 4 * kGiB);
+  write_bytes("job/memory.current", kGiB);
+  EXPECT_EQ(free_memory_bytes(root()), 3 * kGiB);
+}
+
+TEST_F(FreeMemory, IncludesPagesOfFilesWhichTheKernelGivesUp) {
+  be_in("0::/job\n", kVersion2);
+  write_bytes("job/memory.max", 4 * kGiB);
+  write_bytes("job/memory.current", 4 * kGiB);
+  write("/sys/fs/cgroup/job/memory.stat",
+        "anon 1073741824\ninactive_file 2147483648\nactive_file 1073741824\n");
+  EXPECT_EQ(free_memory_bytes(root()), 3 * kGiB);
+}
+
+TEST_F(FreeMemory, IsThatOfVersionOneBesideAnEmptyVersionTwo) {
+  be_in("9:name=systemd:/\n4:memory:/jobs/7\n0::/\n",
+        std::string(kVersion1) + "31 23 0:28 / /sys/fs/cgroup/unified rw - cgroup2 x rw\n");
+  write_bytes("memory/memory.limit_in_bytes", 9223372036854771712U);  // no limit
+  write_bytes("memory/jobs/7/memory.limit_in_bytes", 3 * kGiB);
+  write_bytes("memory/jobs/7/memory.usage_in_bytes", 2 * kGiB);
+  write("/sys/fs/cgroup/memory/jobs/7/memory.stat",
+        "inactive_file 1\ntotal_inactive_file 1073741824\ntotal_active_file 0\n");
+  EXPECT_EQ(free_memory_bytes(root()), 2 * kGiB);
+}
+
+TEST_F(FreeMemory, IsThatOfAContainerWhichMountsOnlyItsOwnGroup) {
+  be_in("4:memory:/docker/abc/rank\n",
+        "35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+  write_bytes("memory/memory.limit_in_bytes", 2 * kGiB);
+  write_bytes("memory/memory.usage_in_bytes", 0);
+  EXPECT_EQ(free_memory_bytes(root()), 2 * kGiB);
+}
+
+TEST_F(FreeMemory, IsNothingInANamespaceThatIsFullAndThatTheProcessWasMovedOutOf) {
+  be_in("0::/../other\n", kVersion2);
+  write_bytes("memory.max", 2 * kGiB);
+  write_bytes("memory.current", 3 * kGiB);
+  EXPECT_EQ(free_memory_bytes(root()), 0U);
+}
+
+TEST_F(FreeMemory, KnowsFoldersWithSpaces) {
+  be_in("0::/job\n", "31 23 0:28 / /sys/fs/c\\040group rw - cgroup2 cgroup2 rw\n");
+  write("/sys/fs/c group/job/memory.max", std::to_string(5 * kGiB));
+  EXPECT_EQ(free_memory_bytes(root()), 5 * kGiB);
+}
+
+TEST(FreeMemoryOfThisMachine, IsSome) { EXPECT_GT(free_memory_bytes(), 0U); }
+
 TEST_F(FakeRoot, HugePagesAndTheModeOfTransparentOnes) {
   write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "96\n");
   write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "90\n");

@@ -89,13 +89,14 @@ void LentEngineImpl::validate() {
                       config.clip_norm));
   require(config.param_groups.empty(),
           "`param_groups` cannot be used with lent parameters: give each step its groups instead");
-  require(!config.placement.automatic && config.placement.optimizer != Tier::kDevice &&
-              config.placement.device_record_bytes == 0,
+  const bool chosen = config.placement.automatic;
+  require(chosen || (config.placement.optimizer != Tier::kDevice &&
+                     config.placement.device_record_bytes == 0),
           fmt::format("`placement={}` cannot be used with lent parameters: keep optimizer state on "
                       "host or nvme",
                       to_string(config.placement)));
   const bool trains = !std::ranges::all_of(model.units, &UnitSpec::frozen);
-  require(!config.store.empty() || config.placement.optimizer == Tier::kHost || !trains,
+  require(!config.store.empty() || chosen || config.placement.optimizer == Tier::kHost || !trains,
           "`store` is missing: give a directory, because optimizer state is not on the host");
   require(!config.store.empty() || config.placement.grads != Tier::kNvme,
           "`store` is missing: give a directory, because sums of gradients are on NVMe");

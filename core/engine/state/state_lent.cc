@@ -1,16 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/engine/state/state_lent.cc: finds the parameters that a trainer lends among the units in
-// which the store has them.
+// which the store has them, and chooses where the state of such a trainer is kept.
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/topology/core_budget.h"
+#include "base/topology/limits.h"
 #include "core/engine/state/training_state.h"
+#include "core/plan/lent_placement.h"
 #include "core/sharding/packing.h"
 #include "core/sharding/piece_layout.h"
 
 namespace ziggurat {
+
+/// Chooses the placement before anything is sized. All ranks keep their records on the same tier,
+/// which decides how a step becomes durable: on NVMe if a rank has no room for its own.
+Task<> TrainingState::choose_lent_placement() {
+  LentPlacementChoice choice =
+      ziggurat::choose_lent_placement({.model = model_,
+                                       .state = config_.optimizer.state,
+                                       .has_store = !config_.store.empty(),
+                                       .durable_every_steps = config_.durable_every_steps,
+                                       .host_budget_bytes = config_.host_budget_bytes,
+                                       .free_bytes = free_memory_bytes(),
+                                       .node_ranks = local_rank().count});
+  Placement& placement = choice.placement;
+  const bool here = placement.optimizer == Tier::kNvme;
+  if (co_await storage_->quorum.max(here ? 1 : 0) != 0 && !here) {
+    placement.optimizer = Tier::kNvme;
+    choice.why += "; but another rank has no room for its state, and all keep it on the same tier";
+  }
+  config_.placement = placement;
+  if (config_.host_budget_bytes == 0 && placement.optimizer == Tier::kNvme)
+    config_.host_budget_bytes = choice.beside_nvme_bytes;
+  notes_.push_back(
+      fmt::format("placement auto: the engine chose {}: {}", to_string(placement), choice.why));
+}
 
 /// Puts the parameters into the units of `layout`, or into those of a new store.
 void TrainingState::pack(const std::optional<std::string>& layout) {

@@ -135,6 +135,7 @@ Task<> TrainingState::open_store() {
                     "to train on from that store, or `resume=never` to replace it",
                     storage_->paths()));
   }
+  if (of_pieces() && config_.placement.automatic) co_await choose_lent_placement();
   if (found && config_.resume != EngineConfig::Resume::kNever) {
     co_await open_stored();
   } else {

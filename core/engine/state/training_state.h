@@ -366,6 +366,7 @@ class TrainingState {
   void end_by(const std::exception_ptr& error);
 
   // state_lent.cc
+  Task<> choose_lent_placement();
   void pack(const std::optional<std::string>& layout);
   void require_places(const std::string& layout) const;
 

@@ -55,6 +55,7 @@ __all__ = [
     "InvalidArgument",
     "NotFinite",
     "Param",
+    "PlacementChoice",
     "Ranks",
     "ResourceExhausted",
     "Runtime",
@@ -62,6 +63,7 @@ __all__ = [
     "Unavailable",
     "Unimplemented",
     "ZigguratError",
+    "choose_placement",
     "library",
     "stored_params",
     "version",
@@ -136,7 +138,7 @@ class Runtime:
         close(self._ended)
 
 
-def text_of(name: str, *arguments: int | bytes, words: Words = in_settings) -> str:
+def text_of(name: str, *arguments: Any, words: Words = in_settings) -> str:
     """Returns the text of a C function, which is called twice: for the text's length, and for the
     text."""
     needed = ctypes.c_uint64()
@@ -170,6 +172,52 @@ def _stored(runtime: Runtime, settings: Mapping[str, Any]) -> list[dict[str, Any
     text = text_of("ziggurat_stored_params", runtime.handle, given, words=in_arguments)
     stored: list[dict[str, Any]] = json.loads(text)
     return stored
+
+
+def _structs(params: Sequence[Param]) -> Any:
+    """Returns the parameters as an array of C structs."""
+    structs = (ParamStruct * len(params))()
+    for given, param in zip(structs, params, strict=True):
+        given.struct_size = ctypes.sizeof(ParamStruct)
+        given.group = param.group
+        given.name = param.name.encode()
+        given.shape = (ctypes.c_int64 * len(param.shape))(*param.shape)
+        given.dimensions = len(param.shape)
+        given.unit = param.unit
+        given.flags = FROZEN if param.frozen else 0
+        code, element_bytes = DTYPES[param.dtype]
+        values = given.values  # filled in place: an object for each would only be copied
+        values.struct_size = ctypes.sizeof(Memory)
+        values.dtype, values.address = code, param.address
+        values.size_bytes = 0 if param.address is None else param.count * element_bytes
+    return structs
+
+
+@dataclass(frozen=True)
+class PlacementChoice:
+    """What "placement": "auto" would choose (ziggurat_choose_placement())."""
+
+    placement: str  #: "params=host,grads=host,optimizer=nvme"
+    why: str  #: names settings in backticks
+    state_bytes: int  #: memory that the optimizer's state takes
+    #: host_memory with which a state on nvme keeps records in memory; 0 for what the engine takes
+    beside_nvme_bytes: int
+
+
+def choose_placement(
+    params: Sequence[Param],
+    settings: Mapping[str, Any],
+    free_bytes: int,
+    words: Words = in_settings,
+) -> PlacementChoice:
+    """Asks the engine what it would choose if `free_bytes` of memory are free. Opens nothing.
+    Errors: those of an engine for which nothing fits."""
+    structs = _structs(params)
+    given = json.dumps(dict(settings)).encode()
+    text = text_of(
+        "ziggurat_choose_placement", structs, len(structs), given, free_bytes, words=words
+    )
+    return PlacementChoice(**json.loads(text))
 
 
 def close(ended: weakref.finalize[..., Any]) -> None:
@@ -219,20 +267,7 @@ class Engine:
         take (ziggurat_engine_load()). `words` turns an error's advice into the caller's words."""
         self._words = words
         self._params = list(params)
-        structs = (ParamStruct * len(self._params))()
-        for given, param in zip(structs, self._params, strict=True):
-            given.struct_size = ctypes.sizeof(ParamStruct)
-            given.group = param.group
-            given.name = param.name.encode()
-            given.shape = (ctypes.c_int64 * len(param.shape))(*param.shape)
-            given.dimensions = len(param.shape)
-            given.unit = param.unit
-            given.flags = FROZEN if param.frozen else 0
-            code, element_bytes = DTYPES[param.dtype]
-            values = given.values  # filled in place: an object for each would only be copied
-            values.struct_size = ctypes.sizeof(Memory)
-            values.dtype, values.address = code, param.address
-            values.size_bytes = 0 if param.address is None else param.count * element_bytes
+        structs = _structs(self._params)
         handle = HANDLE()
         text = json.dumps(dict(settings)).encode()
         opening = (runtime.handle, structs, len(structs), text)

@@ -16,6 +16,8 @@ from ziggurat._kept import Kept
 from ziggurat._names import Named, made_up, matched
 from ziggurat._native import (
     InvalidArgument,
+    Param,
+    PlacementChoice,
     ResourceExhausted,
     Runtime,
     Unimplemented,
@@ -23,19 +25,11 @@ from ziggurat._native import (
     stored_wholes,
 )
 from ziggurat._opened import Opened
-from ziggurat._parts import Part
-from ziggurat._placement import (
-    added_stores,
-    fits_host,
-    has_store,
-    memory_beside_drive,
-    ranks_in,
-    say,
-    state_bytes,
-)
+from ziggurat._parts import DTYPES, Nothing, Part
+from ziggurat._placement import added_stores, chosen, fits_host, has_store, ranks_in, say
 from ziggurat._rounding import draws_noise, require_runs
 from ziggurat._sharing import several_ranks
-from ziggurat._state import MOMENTS, StateDicts
+from ziggurat._state import StateDicts
 from ziggurat._streaming import Streaming, streaming_of
 
 
@@ -148,11 +142,12 @@ class Opening(AmongRanks, StateDicts):
             settings["store"] = path + added
             if resume == "never" and not self._opened:
                 self._require_none_added(path)
-            room = memory_beside_drive(self._state_bytes(param for _, param, _ in new))
-            if room is not None and streaming is not None and streaming.placement == "host":
-                room += streaming.size_bytes
-            if room is not None:
-                settings.setdefault("host_memory", room)
+            if "host_memory" not in settings:
+                room = self._choice((param for _, param, _ in new), path).beside_nvme_bytes
+                if room and streaming is not None and streaming.placement == "host":
+                    room += streaming.size_bytes
+                if room:  # else the least that works well, which the engine finds
+                    settings["host_memory"] = room
             if resume in _GOES_ON:
                 new = self._as_stored(settings["store"], new, resume)
         names, params, groups = zip(*new, strict=True)
@@ -287,9 +282,9 @@ class Opening(AmongRanks, StateDicts):
     def _open_auto(self, new: list[tuple[str, torch.Tensor, int]]) -> Opened:
         """Opens the state in host memory if it fits, else on the drive. What is added later goes to
         the same tier."""
-        needed_bytes = self._state_bytes(param for _, param, _ in new)
+        held = self._held(param for _, param, _ in new)
         fits = self._sharing.together(
-            'placement="auto"', lambda: fits_host(needed_bytes, self._path)
+            'placement="auto"', lambda: fits_host(held, self._settings, self._path)
         )
         if self._sharing.all_of(fits):
             try:
@@ -306,10 +301,20 @@ class Opening(AmongRanks, StateDicts):
         self.need_store("open()")
         return opened
 
-    def _state_bytes(self, params: Iterable[torch.Tensor]) -> int:
-        """Returns the bytes of this process's part of the state."""
-        counts = (self._sharing.part(param).memory().numel() for param in params)
-        return state_bytes(counts, self._settings["state_format"], len(MOMENTS[self._kind]))
+    def _choice(self, params: Iterable[torch.Tensor], path: str | None) -> PlacementChoice:
+        """Returns where the engine would keep this process's part of the state."""
+        return chosen(self._held(params), self._settings, path)
+
+    def _held(self, params: Iterable[torch.Tensor]) -> list[Param]:
+        """Returns this process's parts, for which a place is chosen. Offloaded ones are among them
+        as if they stayed, because what they take is in memory already."""
+        parts = [self._sharing.part(param).memory() for param in params]
+        here = [part for part in parts if part.numel() > 0] or [Nothing().memory()]
+        return [
+            # The engine refuses other types later, by name.
+            Param(str(i), tuple(part.shape), DTYPES.get(part.dtype, "fp32"), part.data_ptr())
+            for i, part in enumerate(here)
+        ]
 
     def need_store(self, who: str) -> None:
         """Requires a store for a caller that has no use without one. "auto" then means its

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
@@ -10,12 +11,13 @@ import torch
 
 from ziggurat import _storage
 from ziggurat._native import InvalidArgument, Unimplemented
-from ziggurat._placement import TILE, in_records
 
 Choice = str | Sequence[str] | Callable[[str, torch.nn.Module], bool]
 
 ROOT = "(root)"  #: the unit of all parameters that no other unit has
 
+_TILE = 16 * 1024  # elements; a record holds whole tiles
+_SHARED = 64 * 1024  # elements; the most that parameters under a tile share in a record
 _LINE_BYTES = 4096
 
 
@@ -41,9 +43,9 @@ class Unit:
             kind = (param.dtype, param.requires_grad)
             kinds.setdefault(kind, []).append(param.numel())
         return [
-            _on_device(record.tiles * TILE * dtype.itemsize)
+            _on_device(record.tiles * _TILE * dtype.itemsize)
             for (dtype, trained), counts in kinds.items()
-            for record in in_records(counts, self.own_blocks and trained)
+            for record in _in_records(counts, self.own_blocks and trained)
         ]
 
 
@@ -307,3 +309,38 @@ def _on_device(size_bytes: int) -> int:
 
 def _told(unit: Unit) -> str:
     return f"unit '{unit.name}' with {unit.size_bytes} bytes"
+
+
+class _Record:
+    """Parameters that lie in the engine's memory one after the other, in a record or a unit."""
+
+    def __init__(self, count: int) -> None:
+        self.end = count  #: where the last one ends
+
+    @property
+    def tiles(self) -> int:
+        return math.ceil(self.end / _TILE)
+
+
+def _in_records(counts: Iterable[int], own_blocks: bool) -> list[_Record]:
+    """Puts parameters of `counts` elements into records as the engine does (packing.h). With
+    `own_blocks` each has blocks of 8-bit codes of its own."""
+    records: list[_Record] = []
+    shared = None
+    for count in counts:
+        end = count if shared is None else _begin(shared.end, count, own_blocks) + count
+        if count < _TILE and shared is not None and end <= _SHARED:
+            shared.end = end
+            continue
+        records.append(_Record(count))
+        if count < _TILE:
+            shared = records[-1]
+    return records
+
+
+def _begin(end: int, count: int, own_blocks: bool) -> int:
+    """Returns where a parameter begins behind those that end at `end`."""
+    if not own_blocks:
+        return end
+    begin = math.ceil(end / 16) * 16
+    return begin if begin % 256 + count <= 256 else math.ceil(begin / 256) * 256

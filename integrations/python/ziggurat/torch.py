@@ -11,11 +11,11 @@ All of them take these arguments beside those of PyTorch's optimizers:
 
 ``placement``
     ``"host"``; ``"nvme:/path"``: a directory for the state, in which every finished step is
-    durable; or ``"auto:/path"``: host memory if the state takes up to half of the memory that is
-    free at the first step, else that directory. "auto" also takes the directory if it already has
-    a store, and for ``Resume`` and ``state="store"``, which need one. ``"auto"`` alone is refused
-    if the state does not fit. The choice is printed on standard error, and is in
-    ``optimizer.placement``.
+    durable; or ``"auto:/path"``: host memory if the state fits into ``host_memory``, or without
+    that takes up to half of the memory that is free at the first step, else that directory. "auto"
+    also takes the directory if it already has a store, and for ``Resume`` and ``state="store"``,
+    which need one. ``"auto"`` alone is refused if the state does not fit. The choice is printed on
+    standard error, and is in ``optimizer.placement``.
 ``state_format``
     How masters and moments are held: "fp32", "bf16-moments", "8bit", "split" or "bf16".
 ``state_rounding``, ``param_rounding``

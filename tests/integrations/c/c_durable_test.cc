@@ -221,5 +221,52 @@ TEST_F(CMemoryAlone, WithoutAStoreNothingIsEverDurable) {
   EXPECT_EQ(values_[1], left) << "what a new engine begins with";
 }
 
+TEST_F(CMemoryAlone, TheEngineChoosesItWhereTheStateFitsAndSaysWhy) {
+  ASSERT_DONE(open(R"({"placement": "auto"})"));
+  std::array<char, 4096> text{};
+  ASSERT_DONE(ziggurat_describe(engine_, text.data(), text.size(), nullptr));
+  EXPECT_THAT(text.data(),
+              ::testing::HasSubstr("placement auto: the engine chose "
+                                   "params=host,grads=host,optimizer=host: the state takes "));
+  EXPECT_THAT(text.data(), ::testing::HasSubstr("nothing is durable"));
+  lend_both(1);
+  ASSERT_DONE(step());
+}
+
+class CPlacement : public Embedder {
+ protected:
+  ziggurat_status choose(const std::string& its, std::uint64_t free_bytes) {
+    return ziggurat_choose_placement(params_.data(), params_.size(), its.c_str(), free_bytes,
+                                     text_.data(), text_.size(), nullptr);
+  }
+  std::array<char, 4096> text_{};
+};
+
+TEST_F(CPlacement, IsToldBeforeAnythingIsOpened) {
+  std::uint64_t free_bytes = 0;
+  ASSERT_DONE(ziggurat_free_memory(&free_bytes));
+  EXPECT_GT(free_bytes, 0U);
+  EXPECT_REFUSED(ziggurat_free_memory(nullptr), "free_bytes is null");
+  ASSERT_DONE(choose("{}", 1U << 30));
+  EXPECT_STREQ(text_.data(),
+               R"({"beside_nvme_bytes":0,"placement":"params=host,grads=host,optimizer=host",)"
+               R"("state_bytes":786432,"why":"the state takes 768.0 KiB, and may take up to half )"
+               R"(of the 1.00 GiB of free memory"})");
+  ASSERT_DONE(choose(settings(), 1U << 20));
+  EXPECT_THAT(text_.data(), ::testing::HasSubstr("optimizer=nvme"));
+  ASSERT_DONE(choose(settings(R"(, "host_memory": "1MiB")"), 0));
+  EXPECT_THAT(text_.data(), ::testing::HasSubstr("optimizer=host"));
+  EXPECT_FALSE(std::filesystem::exists(directory_.path() + "/store"));
+}
+
+TEST_F(CPlacement, OfWhatFitsNowhereIsAnErrorThatSaysWhatHelps) {
+  EXPECT_REFUSED(choose("{}", 1U << 20),
+                 "\"placement\": \"auto\": the state takes 768.0 KiB, and may take up to half of "
+                 "the 1.0 MiB of free memory. Give \"store\", a directory on a drive, or "
+                 "\"placement\": \"optimizer=host\" to take the memory all the same");
+  params_[1].name = "first";
+  EXPECT_REFUSED(choose("{}", 1U << 30), "two parameters have the name 'first'");
+}
+
 }  // namespace
 }  // namespace ziggurat::testing
