@@ -143,7 +143,7 @@ class LentEngine : public StateEngine {
 
   /// Takes the new memory of a parameter, which the trainer has moved. Waits for an update of it
   /// that is under way. Errors: kInvalidArgument for another type or number of elements.
-  virtual void lend_params(ParamId param, TypedSpan<std::byte> values) = 0;
+  virtual void lend_param(ParamId param, TypedSpan<std::byte> values) = 0;
   /// Notes that the step's gradients are being computed, so records may be read ahead.
   virtual void expect_gradients() = 0;
   /// Waits until `param` is that of the newest step.

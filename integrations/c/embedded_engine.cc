@@ -1,24 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_engine.cc: makes units of parameters, and keeps each parameter's count of
-// steps and its gradient.
+// integrations/c/embedded_engine.cc: makes units of parameters, and steps with each parameter's
+// count of steps.
 #include "integrations/c/embedded_engine.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <functional>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
 #include "base/error.h"
-#include "base/numerics/typed_value.h"
-#include "base/runtime/for_each.h"
 #include "integrations/c/steps_blob.h"
 #include "integrations/c/wrong.h"
-#include "optimizer/gradient.h"
-#include "tiers/record_hash.h"
 
 namespace ziggurat {
 namespace {
@@ -148,23 +141,12 @@ void EmbeddedEngine::require_trained(const char* call, std::size_t param) const 
                   call, param, name_of(param)));
 }
 
-void EmbeddedEngine::expect_gradients() {
-  lending([&] { engine_->expect_gradients(); });
-}
-
-void EmbeddedEngine::lend_param(std::size_t param, TypedSpan<std::byte> values) {
-  lending([&] {
-    require_count("lend_param", param, values.count());
-    engine_->lend_params(static_cast<ParamId>(param), values);
-  });
-}
-
 void EmbeddedEngine::param_written(std::size_t param) {
-  lending([&] {
+  in_turn([&](LentEngine& engine) {
     require_count("param_written", param, count_or_none(param));
     if (model_.units[param].params[0].streamed) {
       Host host;
-      engine_->store_param(static_cast<ParamId>(param), host);
+      engine.store_param(static_cast<ParamId>(param), host);
     }
     written_[param] = param < trained_;
   });
@@ -190,12 +172,8 @@ std::vector<GroupStep> EmbeddedEngine::param_steps(const EmbeddedStep& step) con
   return all;
 }
 
-void EmbeddedEngine::refuse_step(const Error& why) {
-  lending([&] { engine_->refuse_step(why); });
-}
-
 StepResult EmbeddedEngine::step(const EmbeddedStep& step) {
-  return lending([&] { return make_step(step); });
+  return in_turn([&](LentEngine&) { return make_step(step); });
 }
 
 StepResult EmbeddedEngine::make_step(const EmbeddedStep& step) {
@@ -232,101 +210,31 @@ StepResult EmbeddedEngine::make_step(const EmbeddedStep& step) {
   return result;
 }
 
-void EmbeddedEngine::wait(std::size_t param) {
-  lending([&] {
-    require_count("wait", param, count_or_none(param));
-    engine_->wait_updated(static_cast<ParamId>(param));
-  });
-}
-
-void EmbeddedEngine::wait_all() {
-  lending([&] { engine_->wait_all_updated(); });
-}
-
 void EmbeddedEngine::give_blob(std::span<const std::byte> blob) {
-  lending([&] { engine_->give_blob(with_steps(blob)); });
-}
-
-void EmbeddedEngine::make_durable() {
-  lending([&] { engine_->make_durable(); });
-}
-
-std::vector<std::string> EmbeddedEngine::state_names() const {
-  const std::lock_guard lock(mutex_);
-  return engine_->state_names();
-}
-
-void EmbeddedEngine::read_state(std::size_t param, std::string_view name, std::span<float> values) {
-  lending([&] {
-    require_trained("read_state", param);
-    require_count("read_state", param, values.size());
-    engine_->read_state(static_cast<ParamId>(param), name, values);
-  });
+  in_turn([&](LentEngine& engine) { engine.give_blob(with_steps(blob)); });
 }
 
 void EmbeddedEngine::write_state(std::size_t param, std::string_view name,
                                  std::span<const float> values) {
-  lending([&] {
+  in_turn([&](LentEngine& engine) {
     require_trained("write_state", param);
     require_count("write_state", param, values.size());
-    engine_->write_state(static_cast<ParamId>(param), name, values);
+    engine.write_state(static_cast<ParamId>(param), name, values);
     if (name == "master") written_[param] = false;
   });
 }
 
-std::vector<LentEngine::Piece> EmbeddedEngine::pieces_of(int rank) const {
-  const std::lock_guard lock(mutex_);
-  return engine_->pieces_of(rank);
-}
-
-void EmbeddedEngine::read_state_of(int rank, std::string_view param, std::string_view name,
-                                   std::span<float> values) {
-  lending([&] { engine_->read_state_of(rank, param, name, values); });
-}
-
 void EmbeddedEngine::set_steps(std::size_t param, std::uint64_t steps) {
-  lending([&] {
+  in_turn([&](LentEngine&) {
     require_trained("set_steps", param);
     steps_[param] = steps;
   });
-}
-
-EmbeddedEngine::State EmbeddedEngine::state() const {
-  const std::lock_guard lock(mutex_);
-  return {.resumed = engine_->resumed(),
-          .generation = engine_->generation(),
-          .durable_generation = engine_->durable_generation(),
-          .blob_bytes = resumed_blob_.size(),
-          .blob_ranks = blob_ranks_};
 }
 
 std::uint64_t EmbeddedEngine::steps_of(std::size_t param) const {
   const std::lock_guard lock(mutex_);
   require_count("steps_of", param, count_or_none(param));
   return param < trained_ ? steps_[param] : 0;
-}
-
-std::vector<std::byte> EmbeddedEngine::resumed_blob() const {
-  const std::lock_guard lock(mutex_);
-  return resumed_blob_;
-}
-
-std::vector<std::string> EmbeddedEngine::description() const {
-  const std::lock_guard lock(mutex_);
-  return engine_->description();
-}
-
-std::string EmbeddedEngine::figures() const {
-  const std::lock_guard lock(mutex_);
-  nlohmann::json all;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(Counter::kCount); ++i) {
-    const auto counter = static_cast<Counter>(i);
-    all[std::string(to_string(counter))] = engine_->metrics().value(counter);
-  }
-  const Account host = engine_->host_account();
-  all["host_used_bytes"] = host.used_bytes();
-  all["host_budget_bytes"] = host.capacity_bytes();
-  return all.dump();
 }
 
 }  // namespace ziggurat

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_engine.h: an engine for a trainer that knows parameters: each has its own
-// type, count of steps and settings in a step. Gradients, and parameters that are lent, are used
-// where they are; streamed parameters are acquired unit by unit.
+// integrations/c/embedded_engine.h: a LentEngine, and what its trainer gives it step by step: each
+// parameter has its own type, gradient, count of steps and settings. What is not here is a call of
+// lent().
 //
 // The blob of a generation has each parameter's count of steps before the trainer's own blob.
 #pragma once
@@ -71,8 +71,7 @@ struct EmbeddedLoad {
   bool continues_line = false;  ///< as LoadOptions::continues_line
 };
 
-/// Thread-safe: calls from several threads are made one after the other, but for those that acquire
-/// a unit: they wait while others go on.
+/// Thread-safe.
 class EmbeddedEngine {
  public:
   /// Opens an engine. `config` has all settings. `runtime` must outlive the engine. Errors:
@@ -83,62 +82,21 @@ class EmbeddedEngine {
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EmbeddedConfig config,
                  const EmbeddedLoad& load);
 
+  /// Returns the engine itself, for calls that do not wait for those of other threads.
+  LentEngine& lent() noexcept { return *engine_; }
+  const LentEngine& lent() const noexcept { return *engine_; }
+  /// Makes a call, `call(lent())`, when those of other threads have ended: where the call fails
+  /// because the engine has ended, nobody reads gradients any more. Then it fails first of all.
+  template <class Call>
+  auto in_turn(const Call& call) {
+    const std::lock_guard lock(mutex_);
+    engine_->check();
+    return call(*engine_);
+  }
   std::size_t param_count() const noexcept { return model_.units.size(); }
   /// How many parameters are not frozen. These come first, and only these have gradients, state,
   /// and places in checkpoints.
   std::size_t trained_count() const noexcept { return trained_; }
-  /// Lends the gradient of `param` for the step to come, in place of an earlier one. It is
-  /// multiplied by `scale`. The memory is the caller's again after wait(param) of that step.
-  void lend_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
-  /// Lends several gradients; if one is wrong, lends none.
-  void lend_gradients(std::span<const LentGradient> gradients);
-  /// Adds to the gradient of `param`, in fp32, in the engine's own memory. What was lent before and
-  /// `values` are the caller's again.
-  void add_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
-  void discard_gradients();
-  /// Returns the global 2-norm of the gradients of the step to come, each times its scale: infinity
-  /// or NaN if one of them is not finite. Summed in the order of parameters and elements.
-  double gradient_norm();
-
-  void expect_gradients();
-  /// lend_param() says that the parameter was moved. param_written() says that it was written since
-  /// the last step, so that its master is taken from it again; of a streamed parameter, that what
-  /// was written while its unit is acquired goes home.
-  void lend_param(std::size_t param, TypedSpan<std::byte> values);
-  void param_written(std::size_t param);
-
-  // embedded_units.cc
-  /// What LentEngine does with these names. acquire() may wait while other threads make calls.
-  void acquire(StreamedUnit unit);
-  void release(StreamedUnit unit);
-  void expect_units(std::span<const StreamedUnit> units);
-  void end_waits() { engine_->end_waits(); }
-  /// Returns where a streamed parameter is while its unit is acquired.
-  TypedSpan<std::byte> place(std::size_t param);
-  /// Read and write a streamed parameter in its own type, and acquire its unit meanwhile.
-  void read_param(std::size_t param, TypedSpan<std::byte> values);
-  void write_param(std::size_t param, TypedSpan<const std::byte> values);
-  /// Reads the gradient of the step to come, times its scale; false if there is none.
-  bool read_gradient(std::size_t param, std::span<float> values);
-
-  StepResult step(const EmbeddedStep& step);
-  /// Says that this rank cannot make the step that the others are making, as
-  /// LentEngine::refuse_step() does. Throws `why`.
-  void refuse_step(const Error& why);
-  void wait(std::size_t param);
-  void wait_all();
-  void give_blob(std::span<const std::byte> blob);
-  void make_durable();
-
-  /// Name, read and write the arrays of a parameter's state, as LentEngine does. Writing a master
-  /// replaces what param_written() said before.
-  std::vector<std::string> state_names() const;
-  void read_state(std::size_t param, std::string_view name, std::span<float> values);
-  void write_state(std::size_t param, std::string_view name, std::span<const float> values);
-  StateLine line() const;
-  std::optional<Roundings> rounding() const;
-  StateKind copied_state(bool widen_codes) const;
-  std::shared_ptr<StateCopy> begin_copy(const CopyOptions& options);
   std::uint64_t count_of(std::size_t param) const { return model_.units.at(param).count(); }
   /// Returns 0 if there is no such parameter.
   std::uint64_t count_or_none(std::size_t param) const {
@@ -146,28 +104,42 @@ class EmbeddedEngine {
   }
   /// Returns the name of a parameter, which must exist.
   const std::string& name_of(std::size_t param) const { return model_.units.at(param).name; }
-  /// Return what a rank has, and the state of it, as LentEngine does.
-  std::vector<LentEngine::Piece> pieces_of(int rank) const;
-  void read_state_of(int rank, std::string_view param, std::string_view name,
-                     std::span<float> values);
-  /// Sets how many steps the parameter has made. This counts from the next step on, and is durable
-  /// with that step.
-  void set_steps(std::size_t param, std::uint64_t steps);
 
-  struct State {
-    bool resumed;
-    std::uint64_t generation;
-    std::uint64_t durable_generation;
-    std::uint64_t blob_bytes;
-    std::uint64_t blob_ranks;  ///< as ziggurat_state.blob_ranks
-  };
-  State state() const;
+  // embedded_gradients.cc: gradients of the step to come
+  /// Lends the gradient of `param`, in place of an earlier one. It is multiplied by `scale`. The
+  /// memory is the caller's again after LentEngine::wait_updated(param) of that step.
+  void lend_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
+  /// Lends several gradients; if one is wrong, lends none.
+  void lend_gradients(std::span<const LentGradient> gradients);
+  /// Adds to the gradient of `param`, in fp32, in the engine's own memory. What was lent before and
+  /// `values` are the caller's again.
+  void add_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
+  void discard_gradients();
+  /// Returns the global 2-norm of the gradients, each times its scale: infinity or NaN if one of
+  /// them is not finite. Summed in the order of parameters and elements.
+  double gradient_norm();
+  /// Reads a gradient, times its scale; false if there is none.
+  bool read_gradient(std::size_t param, std::span<float> values);
+
+  /// Says that a parameter was written since the last step, so that its master is taken from it
+  /// again; of a streamed parameter, that what was written while its unit is acquired goes home.
+  void param_written(std::size_t param);
+  /// Writes state as LentEngine does. A master replaces what param_written() said before.
+  void write_state(std::size_t param, std::string_view name, std::span<const float> values);
+  /// Read and write a streamed parameter in its own type, and acquire its unit meanwhile.
+  void read_param(std::size_t param, TypedSpan<std::byte> values);
+  void write_param(std::size_t param, TypedSpan<const std::byte> values);
+
+  StepResult step(const EmbeddedStep& step);
+  void give_blob(std::span<const std::byte> blob);
   /// Returns how many steps the parameter has made.
   std::uint64_t steps_of(std::size_t param) const;
-  std::vector<std::byte> resumed_blob() const;
-  std::vector<std::string> description() const;
-  /// Returns a JSON object with the counters of the runtime and the engine's host memory.
-  std::string figures() const;
+  /// Sets that number. It counts from the next step on, and is durable with that step.
+  void set_steps(std::size_t param, std::uint64_t steps);
+  /// Returns the trainer's blob of the generation at which open resumed, and of how many ranks it
+  /// is, as ziggurat_state.blob_ranks.
+  std::span<const std::byte> resumed_blob() const noexcept { return resumed_blob_; }
+  std::uint64_t blob_ranks() const noexcept { return blob_ranks_; }
 
  private:
   struct Gradient {
@@ -184,25 +156,7 @@ class EmbeddedEngine {
   void make_device(const std::vector<EmbeddedParam>& params, const EmbeddedConfig& config);
   std::unique_ptr<LentEngine> opened_from(const EngineConfig& config, const EmbeddedLoad& load,
                                           std::span<const TypedSpan<std::byte>> lent);
-  /// Makes a call that lends or asks for something, under the lock. If the engine has ended, throws
-  /// and forgets what was lent, because the engine does not look at it any more.
-  template <class Call>
-  auto lending(const Call& call) {
-    const std::lock_guard lock(mutex_);
-    try {
-      engine_->check();
-      return call();
-    } catch (...) {
-      if (engine_->has_ended()) forget_gradients();
-      throw;
-    }
-  }
-  void forget_gradients() {
-    for (Gradient& gradient : gradients_) {
-      gradient.values = {};
-      gradient.on_nvme = false;
-    }
-  }
+  void forget_gradients();
   void replace_gradient(const LentGradient& its);
   double add_squares_on_nvme(std::size_t param, double squared);
   void sum_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
@@ -212,6 +166,7 @@ class EmbeddedEngine {
   void require_trained(const char* call, std::size_t param) const;
   StreamedUnit require_streamed(const char* call, std::size_t param,
                                 TypedSpan<const std::byte> values) const;
+  TypedSpan<std::byte> place(std::size_t param) const;
   std::vector<GroupStep> param_steps(const EmbeddedStep& step) const;
   std::vector<std::byte> with_steps(std::span<const std::byte> blob) const;
   void read_steps();

@@ -36,7 +36,7 @@ double squares(TypedSpan<const std::byte> values) {
 
 void EmbeddedEngine::lend_gradient(std::size_t param, TypedSpan<const std::byte> values,
                                    float scale) {
-  lending([&] {
+  in_turn([&](LentEngine&) {
     require_trained("lend_gradient", param);
     require_count("lend_gradient", param, values.count());
     replace_gradient({.param = param, .values = values, .scale = scale});
@@ -44,7 +44,7 @@ void EmbeddedEngine::lend_gradient(std::size_t param, TypedSpan<const std::byte>
 }
 
 void EmbeddedEngine::lend_gradients(std::span<const LentGradient> gradients) {
-  lending([&] {
+  in_turn([&](LentEngine&) {
     for (const LentGradient& its : gradients) {
       require_trained("lend_gradients", its.param);
       require_count("lend_gradients", its.param, its.values.count());
@@ -63,7 +63,7 @@ void EmbeddedEngine::replace_gradient(const LentGradient& its) {
 
 void EmbeddedEngine::add_gradient(std::size_t param, TypedSpan<const std::byte> values,
                                   float scale) {
-  lending([&] { sum_gradient(param, values, scale); });
+  in_turn([&](LentEngine&) { sum_gradient(param, values, scale); });
 }
 
 void EmbeddedEngine::sum_gradient(std::size_t param, TypedSpan<const std::byte> values,
@@ -108,8 +108,15 @@ void EmbeddedEngine::discard_gradients() {
   forget_gradients();
 }
 
+void EmbeddedEngine::forget_gradients() {
+  for (Gradient& gradient : gradients_) {
+    gradient.values = {};
+    gradient.on_nvme = false;
+  }
+}
+
 double EmbeddedEngine::gradient_norm() {
-  return lending([&] { return norm_of_gradients(); });
+  return in_turn([&](LentEngine&) { return norm_of_gradients(); });
 }
 
 double EmbeddedEngine::norm_of_gradients() {
@@ -152,6 +159,18 @@ double EmbeddedEngine::add_squares_on_nvme(std::size_t param, double squared) {
     squared += squares(as_typed(std::span<const float>(part)));
   }
   return squared;
+}
+
+bool EmbeddedEngine::read_gradient(std::size_t param, std::span<float> values) {
+  return in_turn([&](LentEngine&) {
+    require_count("read_gradient", param, values.size());
+    const Gradient& its = gradients_[param];
+    if (its.on_nvme) engine_->read_sum(static_cast<ParamId>(param), 0, values);
+    if (its.on_nvme || its.values.bytes.empty()) return its.on_nvme;
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = its.scale * value_at(its.values.dtype, its.values.bytes.data(), i);
+    return true;
+  });
 }
 
 }  // namespace ziggurat

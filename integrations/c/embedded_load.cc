@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_load.cc: opens an embedded engine from a copy of its state, and begins
-// such a copy.
+// integrations/c/embedded_load.cc: opens an embedded engine from a copy of its state.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -47,25 +46,6 @@ std::unique_ptr<LentEngine> EmbeddedEngine::opened_from(
   return LentEngine::open(
       model_, config, runtime_, lent, source,
       {.weights_only = load.weights_only, .continues_line = load.continues_line}, device_.get());
-}
-
-StateLine EmbeddedEngine::line() const {
-  const std::lock_guard lock(mutex_);
-  return engine_->line();
-}
-
-std::optional<Roundings> EmbeddedEngine::rounding() const {
-  const std::lock_guard lock(mutex_);
-  return engine_->rounding();
-}
-
-StateKind EmbeddedEngine::copied_state(bool widen_codes) const {
-  const std::lock_guard lock(mutex_);
-  return engine_->copied_state(widen_codes);
-}
-
-std::shared_ptr<StateCopy> EmbeddedEngine::begin_copy(const CopyOptions& options) {
-  return lending([&] { return engine_->begin_copy(options); });
 }
 
 }  // namespace ziggurat

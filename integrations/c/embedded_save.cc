@@ -60,7 +60,7 @@ EmbeddedSaving::EmbeddedSaving(Runtime& runtime, EmbeddedSave save, Beside besid
       save_(std::move(save)),
       beside_(beside),
       widens_(save_.widened || runtime.ranks->world_size() > 1 || has_parts(save_)),
-      kind_(save_.engines.at(0).engine->copied_state(widens_)),
+      kind_(save_.engines.at(0).engine->lent().copied_state(widens_)),
       tensors_(save_.params, kind_),
       target_(runtime.reactor,
               beside == Beside::kSteps ? std::optional(save_.stall_max_s) : std::nullopt),
@@ -115,7 +115,8 @@ void EmbeddedSaving::pin_state() {
   request_.content = content();
   const bool beside = beside_ == Beside::kSteps;
   for (const EmbeddedSave::Engine& its : save_.engines)
-    copies_.push_back(its.engine->begin_copy(copy_options(*its.engine)));
+    copies_.push_back(its.engine->in_turn(
+        [options = copy_options(*its.engine)](LentEngine& of) { return of.begin_copy(options); }));
   if (!beside) return;
   for (EmbeddedSave::Values& values : save_.values) {
     values_.emplace_back(values.memory.bytes.begin(), values.memory.bytes.end());
@@ -148,13 +149,13 @@ CopyOptions EmbeddedSaving::copy_options(const EmbeddedEngine& engine) const {
 StateContent EmbeddedSaving::content() const {
   StateContent its = save_.content;
   its.state = kind_;
-  its.rounding = save_.engines.front().engine->rounding();
+  its.rounding = save_.engines.front().engine->lent().rounding();
   its.tensors = tensors_.all();
   for (const EmbeddedSave::Param& param : save_.params)
     if (param.trained) its.units.push_back({.name = param.name, .params = {param.name}});
   its.layout.ranks = its.layout.shard_group = save_.alone ? 1 : runtime_.ranks->world_size();
   its.versions = {{"manifest", fmt::format("{}", Manifest::kSchema)}};
-  its.line = save_.engines.front().engine->line();
+  its.line = save_.engines.front().engine->lent().line();
   return its;
 }
 
@@ -181,15 +182,15 @@ ShardPlan EmbeddedSaving::plan() const {
 /// Requires that the engines of one checkpoint have one kind of state.
 void EmbeddedSaving::require_one_kind() const {
   for (std::size_t e = 1; e < save_.engines.size(); ++e) {
-    const StateKind its = save_.engines[e].engine->copied_state(widens_);
+    const StateKind its = save_.engines[e].engine->lent().copied_state(widens_);
     if (its != kind_) {
       throw wrong(fmt::format(
           "options.engines: the state of engine {} is {}, but that of engine 0 is {}; a "
           "checkpoint has one `optimizer` and one `state_format`: save the engines apart",
           e, to_string(its), to_string(kind_)));
     }
-    const std::optional<Roundings> rounding = save_.engines[e].engine->rounding();
-    const std::optional<Roundings> first = save_.engines[0].engine->rounding();
+    const std::optional<Roundings> rounding = save_.engines[e].engine->lent().rounding();
+    const std::optional<Roundings> first = save_.engines[0].engine->lent().rounding();
     if (rounding == first) continue;
     throw wrong(
         fmt::format("options.engines: engine {} has {}, but engine 0 has {}; a checkpoint has "
@@ -375,7 +376,8 @@ void EmbeddedSaving::copy_other(const EmbeddedSave::Other& its) {
   EmbeddedEngine& engine = *save_.engines[its.engine].engine;
   std::vector<float> values(its.part.part.count());
   for (std::size_t a = 0; a < tensors_.arrays(its.part.param); ++a) {
-    engine.read_state_of(its.rank, its.name, tensors_.array(a), values);
+    engine.in_turn(
+        [&](LentEngine& of) { of.read_state_of(its.rank, its.name, tensors_.array(a), values); });
     const std::uint32_t tensor = tensors_.of(its.part.param, a);
     narrow_exactly(tensors_.all()[tensor].type, values);
     runtime_.reactor.block_on(copy_array(its.part, a, std::as_bytes(std::span(values))));

@@ -4,9 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
-#include "base/numerics/typed_value.h"
 #include "integrations/c/embedded_engine.h"
 #include "integrations/c/wrong.h"
 
@@ -29,24 +27,8 @@ void EmbeddedEngine::make_device(const std::vector<EmbeddedParam>& params,
   device_ = HostDevice::create(runtime_.reactor, config.device_bytes);
 }
 
-// These three wait without the lock: acquire() may wait for what another thread's release() gives
-// back.
-void EmbeddedEngine::acquire(StreamedUnit unit) {
-  Host host;
-  engine_->acquire(unit, host);
-}
-
-void EmbeddedEngine::release(StreamedUnit unit) {
-  Host host;
-  engine_->release(unit, host);
-}
-
-void EmbeddedEngine::expect_units(std::span<const StreamedUnit> units) {
-  engine_->expect_units(units);
-}
-
-TypedSpan<std::byte> EmbeddedEngine::place(std::size_t param) {
-  require_count("param_memory", param, count_or_none(param));
+/// Returns where a streamed parameter is while its unit is acquired.
+TypedSpan<std::byte> EmbeddedEngine::place(std::size_t param) const {
   const TypedDeviceSpan<std::byte> its = engine_->place(static_cast<ParamId>(param));
   return {its.dtype, HostDevice::view(its.bytes)};
 }
@@ -70,17 +52,19 @@ StreamedUnit EmbeddedEngine::require_streamed(const char* call, std::size_t para
 
 void EmbeddedEngine::read_param(std::size_t param, TypedSpan<std::byte> values) {
   const StreamedUnit unit = require_streamed("read_param", param, values);
-  acquire(unit);
+  Host host;
+  engine_->acquire(unit, host);
   {
     const std::lock_guard lock(copying_);
     std::ranges::copy(place(param).bytes, values.bytes.begin());
   }
-  release(unit);
+  engine_->release(unit, host);
 }
 
 void EmbeddedEngine::write_param(std::size_t param, TypedSpan<const std::byte> values) {
   const StreamedUnit unit = require_streamed("write_param", param, values);
-  acquire(unit);
+  Host host;
+  engine_->acquire(unit, host);
   std::exception_ptr error;
   try {
     const std::lock_guard lock(copying_);
@@ -89,20 +73,8 @@ void EmbeddedEngine::write_param(std::size_t param, TypedSpan<const std::byte> v
   } catch (...) {
     error = std::current_exception();
   }
-  release(unit);
+  engine_->release(unit, host);
   if (error) std::rethrow_exception(error);
-}
-
-bool EmbeddedEngine::read_gradient(std::size_t param, std::span<float> values) {
-  return lending([&] {
-    require_count("read_gradient", param, values.size());
-    const Gradient& its = gradients_[param];
-    if (its.on_nvme) engine_->read_sum(static_cast<ParamId>(param), 0, values);
-    if (its.on_nvme || its.values.bytes.empty()) return its.on_nvme;
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = its.scale * value_at(its.values.dtype, its.values.bytes.data(), i);
-    return true;
-  });
 }
 
 }  // namespace ziggurat

@@ -5,9 +5,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -24,6 +26,21 @@ struct OpenEngine {
 };
 /// Never destroyed, as runtimes().
 Handles<OpenEngine>& engines();
+
+/// Makes a call, `call(LentEngine&)`, of the engine that a caller names
+/// (EmbeddedEngine::in_turn()).
+template <class Call>
+ziggurat_status on_engine(ziggurat_engine engine, const Call& call) noexcept {
+  return guarded([&] {
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    open->engine->in_turn(call);
+  });
+}
+
+/// Returns the parameter at a caller's index. One that no model has stays one.
+inline ParamId param_at(std::uint64_t index) {
+  return static_cast<ParamId>(std::min<std::uint64_t>(index, std::numeric_limits<ParamId>::max()));
+}
 
 /// Returns the struct as this library knows it. Fields that an older caller does not have are zero.
 template <class Struct>

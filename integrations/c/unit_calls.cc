@@ -16,8 +16,8 @@ using ziggurat::give;
 using ziggurat::guarded;
 using ziggurat::memory_of;
 using ziggurat::OpenEngine;
+using ziggurat::param_at;
 using ziggurat::required;
-using ziggurat::TypedSpan;
 using ziggurat::wrong;
 
 void refuse_stream(const void* stream) {
@@ -40,7 +40,8 @@ ziggurat_status ziggurat_acquire(ziggurat_engine engine, uint32_t unit, void* st
   return guarded([&] {
     const std::shared_ptr<OpenEngine> open = engines().find(engine);
     refuse_stream(stream);
-    open->engine->acquire(unit);
+    ziggurat::Host host;
+    open->engine->lent().acquire(unit, host);
   });
 }
 
@@ -48,7 +49,8 @@ ziggurat_status ziggurat_release(ziggurat_engine engine, uint32_t unit, void* st
   return guarded([&] {
     const std::shared_ptr<OpenEngine> open = engines().find(engine);
     refuse_stream(stream);
-    open->engine->release(unit);
+    ziggurat::Host host;
+    open->engine->lent().release(unit, host);
   });
 }
 
@@ -56,7 +58,7 @@ ziggurat_status ziggurat_expect_units(ziggurat_engine engine, const uint32_t* un
                                       uint64_t count) {
   return guarded([&] {
     const std::shared_ptr<OpenEngine> open = engines().find(engine);
-    if (count > 0) open->engine->expect_units({required(units, "units"), count});
+    if (count > 0) open->engine->lent().expect_units({required(units, "units"), count});
   });
 }
 
@@ -65,9 +67,9 @@ ziggurat_status ziggurat_param_memory(ziggurat_engine engine, uint64_t param,
   return guarded([&] {
     const std::shared_ptr<OpenEngine> open = engines().find(engine);
     ziggurat_memory own = copied(place, "place");
-    const TypedSpan<std::byte> its = open->engine->place(param);
+    const auto its = open->engine->lent().place(param_at(param));
     own.dtype = dtype_in_c(its.dtype);
-    own.address = its.bytes.data();
+    own.address = ziggurat::HostDevice::view(its.bytes).data();
     own.size_bytes = its.bytes.size();
     give(own, place);
   });

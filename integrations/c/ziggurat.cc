@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -36,8 +37,11 @@ using ziggurat::give;
 using ziggurat::give_text;
 using ziggurat::guarded;
 using ziggurat::last_error;
+using ziggurat::LentEngine;
 using ziggurat::memory_of;
+using ziggurat::on_engine;
 using ziggurat::OpenEngine;
+using ziggurat::param_at;
 using ziggurat::params_of;
 using ziggurat::required;
 using ziggurat::runtimes;
@@ -85,6 +89,18 @@ void give_changing_text(const std::string& its, char* text, std::uint64_t capaci
   constexpr std::uint64_t kRoomBytes = 4096;
   give_text(its, text, capacity_bytes, nullptr);
   if (needed_bytes != nullptr) *needed_bytes = std::max<std::uint64_t>(kRoomBytes, its.size() + 1);
+}
+
+std::string figures_of(const LentEngine& engine) {
+  nlohmann::json all;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(ziggurat::Counter::kCount); ++i) {
+    const auto counter = static_cast<ziggurat::Counter>(i);
+    all[std::string(to_string(counter))] = engine.metrics().value(counter);
+  }
+  const ziggurat::Account host = engine.host_account();
+  all["host_used_bytes"] = host.used_bytes();
+  all["host_budget_bytes"] = host.capacity_bytes();
+  return all.dump();
 }
 
 std::string joined(const std::vector<std::string>& lines) {
@@ -167,7 +183,7 @@ ziggurat_status ziggurat_choose_placement(const ziggurat_param* params, uint64_t
 }
 
 ziggurat_status ziggurat_engine_close(ziggurat_engine engine) {
-  return guarded([&] { engines().take(engine)->engine->end_waits(); });
+  return guarded([&] { engines().take(engine)->engine->lent().end_waits(); });
 }
 
 ziggurat_status ziggurat_lend_gradient(ziggurat_engine engine, uint64_t param,
@@ -213,13 +229,14 @@ ziggurat_status ziggurat_gradient_norm(ziggurat_engine engine, double* norm) {
 }
 
 ziggurat_status ziggurat_expect_gradients(ziggurat_engine engine) {
-  return guarded([&] { engines().find(engine)->engine->expect_gradients(); });
+  return on_engine(engine, [](LentEngine& its) { its.expect_gradients(); });
 }
 
 ziggurat_status ziggurat_lend_param(ziggurat_engine engine, uint64_t param,
                                     const ziggurat_memory* values) {
-  return guarded(
-      [&] { engines().find(engine)->engine->lend_param(param, memory_of(values, "values")); });
+  return on_engine(engine, [&](LentEngine& its) {
+    its.lend_param(param_at(param), memory_of(values, "values"));
+  });
 }
 
 ziggurat_status ziggurat_param_written(ziggurat_engine engine, uint64_t param) {
@@ -236,7 +253,8 @@ ziggurat_status ziggurat_step(ziggurat_engine engine, const ziggurat_step_option
       made = copied(result, "result");
       its = step_of(copied(options, "options"));
     } catch (const Error& error) {
-      open->engine->refuse_step(error);  // because other ranks may be making the step
+      // Other ranks may be making the step.
+      open->engine->in_turn([&](LentEngine& lent) { lent.refuse_step(error); });
     }
     made.generation = open->engine->step(its).generation;
     give(made, result);
@@ -244,12 +262,11 @@ ziggurat_status ziggurat_step(ziggurat_engine engine, const ziggurat_step_option
 }
 
 ziggurat_status ziggurat_wait(ziggurat_engine engine, uint64_t param) {
-  return guarded([&] {
-    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+  return on_engine(engine, [&](LentEngine& its) {
     if (param == ZIGGURAT_ALL_PARAMS) {
-      open->engine->wait_all();
+      its.wait_all_updated();
     } else {
-      open->engine->wait(param);
+      its.wait_updated(param_at(param));
     }
   });
 }
@@ -267,7 +284,7 @@ ziggurat_status ziggurat_param_steps(ziggurat_engine engine, uint64_t param, uin
 ziggurat_status ziggurat_figures(ziggurat_engine engine, char* text, uint64_t capacity_bytes,
                                  uint64_t* needed_bytes) {
   return guarded([&] {
-    give_changing_text(engines().find(engine)->engine->figures(), text, capacity_bytes,
+    give_changing_text(figures_of(engines().find(engine)->engine->lent()), text, capacity_bytes,
                        needed_bytes);
   });
 }
@@ -275,16 +292,15 @@ ziggurat_status ziggurat_figures(ziggurat_engine engine, char* text, uint64_t ca
 ziggurat_status ziggurat_state_names(ziggurat_engine engine, char* text, uint64_t capacity_bytes,
                                      uint64_t* needed_bytes) {
   return guarded([&] {
-    give_text(joined(engines().find(engine)->engine->state_names()), text, capacity_bytes,
+    give_text(joined(engines().find(engine)->engine->lent().state_names()), text, capacity_bytes,
               needed_bytes);
   });
 }
 
 ziggurat_status ziggurat_read_state(ziggurat_engine engine, uint64_t param, const char* name,
                                     const ziggurat_memory* values) {
-  return guarded([&] {
-    engines().find(engine)->engine->read_state(param, required(name, "name"),
-                                               floats_of(values, "values"));
+  return on_engine(engine, [&](LentEngine& its) {
+    its.read_state(param_at(param), required(name, "name"), floats_of(values, "values"));
   });
 }
 
@@ -300,7 +316,7 @@ ziggurat_status ziggurat_pieces_of(ziggurat_engine engine, int32_t rank, char* t
                                    uint64_t capacity_bytes, uint64_t* needed_bytes) {
   return guarded([&] {
     std::vector<std::string> lines;
-    for (const auto& piece : engines().find(engine)->engine->pieces_of(rank))
+    for (const auto& piece : engines().find(engine)->engine->lent().pieces_of(rank))
       lines.push_back(fmt::format("{}\t{}", piece.count, piece.name));
     give_text(joined(lines), text, capacity_bytes, needed_bytes);
   });
@@ -308,9 +324,9 @@ ziggurat_status ziggurat_pieces_of(ziggurat_engine engine, int32_t rank, char* t
 
 ziggurat_status ziggurat_read_state_of(ziggurat_engine engine, int32_t rank, const char* param,
                                        const char* name, const ziggurat_memory* values) {
-  return guarded([&] {
-    engines().find(engine)->engine->read_state_of(
-        rank, required(param, "param"), required(name, "name"), floats_of(values, "values"));
+  return on_engine(engine, [&](LentEngine& its) {
+    its.read_state_of(rank, required(param, "param"), required(name, "name"),
+                      floats_of(values, "values"));
   });
 }
 
@@ -319,33 +335,34 @@ ziggurat_status ziggurat_set_param_steps(ziggurat_engine engine, uint64_t param,
 }
 
 ziggurat_status ziggurat_make_durable(ziggurat_engine engine) {
-  return guarded([&] { engines().find(engine)->engine->make_durable(); });
+  return on_engine(engine, [](LentEngine& its) { its.make_durable(); });
 }
 
 ziggurat_status ziggurat_engine_state(ziggurat_engine engine, ziggurat_state* state) {
   return guarded([&] {
     ziggurat_state own = copied(state, "state");
-    const EmbeddedEngine::State its = engines().find(engine)->engine->state();
-    own.resumed = its.resumed ? 1 : 0;
-    own.generation = its.generation;
-    own.durable_generation = its.durable_generation;
-    own.blob_bytes = its.blob_bytes;
-    own.blob_ranks = its.blob_ranks;
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    const LentEngine& its = open->engine->lent();
+    own.resumed = its.resumed() ? 1 : 0;
+    own.generation = its.generation();
+    own.durable_generation = its.durable_generation();
+    own.blob_bytes = open->engine->resumed_blob().size();
+    own.blob_ranks = open->engine->blob_ranks();
     give(own, state);
   });
 }
 
 ziggurat_status ziggurat_read_blob(ziggurat_engine engine, void* blob, uint64_t capacity_bytes) {
   return guarded([&] {
-    const std::vector<std::byte> its = engines().find(engine)->engine->resumed_blob();
-    ziggurat::give_blob_bytes(its, blob, capacity_bytes);
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    ziggurat::give_blob_bytes(open->engine->resumed_blob(), blob, capacity_bytes);
   });
 }
 
 ziggurat_status ziggurat_describe(ziggurat_engine engine, char* text, uint64_t capacity_bytes,
                                   uint64_t* needed_bytes) {
   return guarded([&] {
-    give_text(joined(engines().find(engine)->engine->description()), text, capacity_bytes,
+    give_text(joined(engines().find(engine)->engine->lent().description()), text, capacity_bytes,
               needed_bytes);
   });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/c/ziggurat.hpp: ziggurat.h for C++17: objects close themselves, and errors are
-// thrown. Header only; ziggurat.h says what each call does.
+// thrown. Header only; ziggurat.h says what each call does. It has what most trainers call: all
+// else is ziggurat::check(ziggurat_NAME(engine.handle(), ...)).
 //
 //   ziggurat::Runtime runtime("{\"threads\": 2}");
 //   ziggurat::Engine engine(runtime, {{"weight", {768, 768}, ziggurat::memory_of(weight)}},

@@ -304,18 +304,18 @@ TEST_F(LentCalls, RefuseToLeaveAUnitOutOfParametersRoundedByAStepThatNobodyCount
 TEST_F(LentCalls, MoveAUnitOnlyToMemoryThatHoldsIt) {
   const auto engine = open(config_of(kUsual, Where::kNvme, directory_));
   TypedArray moved = trainer_.params[2];
-  EXPECT_THAT(refusal([&] { engine->lend_params(2, moved.span().subspan(0, 9)); }),
+  EXPECT_THAT(refusal([&] { engine->lend_param(2, moved.span().subspan(0, 9)); }),
               HasSubstr("9 elements were given, but the parameter has 20000"));
   TypedArray narrow(DType::kBFloat16, moved.count());
-  EXPECT_THAT(refusal([&] { engine->lend_params(2, narrow.span()); }),
+  EXPECT_THAT(refusal([&] { engine->lend_param(2, narrow.span()); }),
               HasSubstr("the parameter is fp32, but the memory is bf16"));
-  EXPECT_THAT(refusal([&] { engine->lend_params(3, moved.span()); }),
+  EXPECT_THAT(refusal([&] { engine->lend_param(3, moved.span()); }),
               HasSubstr("parameters 0 to 2"));
   trainer_.step(*engine);
   engine->wait_all_updated();
   std::swap(moved, trainer_.params[2]);  // the trainer's is what was `moved`, and as it was
   trainer_.params[2].bytes = moved.bytes;
-  engine->lend_params(2, trainer_.params[2].span());
+  engine->lend_param(2, trainer_.params[2].span());
   trainer_.step(*engine);
   engine->wait_all_updated();
   EXPECT_TRUE(trainer_.same());

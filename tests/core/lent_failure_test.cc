@@ -49,7 +49,7 @@ const std::vector<Call>& calls() {
       {"LendParams",
        [](LentEngine& engine, LentTrainer& trainer) {
          TypedArray elsewhere(DType::kFloat32, trainer.params[kHeld].count());
-         engine.lend_params(kHeld, elsewhere.span());
+         engine.lend_param(kHeld, elsewhere.span());
        }},
       {"ReadState",
        [](LentEngine& engine, LentTrainer& trainer) {

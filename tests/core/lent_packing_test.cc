@@ -289,7 +289,7 @@ class Twins {
     for (std::size_t p = 0; p < kSizes.size(); ++p) {
       if (!coin(3)) continue;
       TypedArray moved = values_[p];
-      engine_->lend_params(static_cast<ParamId>(p), moved.span());
+      engine_->lend_param(static_cast<ParamId>(p), moved.span());
       std::swap(values_[p], moved);
     }
   }

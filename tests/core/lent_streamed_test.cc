@@ -243,7 +243,7 @@ TEST_F(StreamedRefusals, ChangeNothing) {
   EXPECT_THAT(refusal([&] { engine.place(3); }), HasSubstr("is away: acquire its unit 1"));
   EXPECT_THAT(refusal([&] { engine.place(0); }), HasSubstr("is in the caller's memory"));
   EXPECT_THAT(refusal([&] { engine.store_param(3, host_); }), HasSubstr("is away"));
-  EXPECT_THAT(refusal([&] { engine.lend_params(3, its_.trainer.params[3].span()); }),
+  EXPECT_THAT(refusal([&] { engine.lend_param(3, its_.trainer.params[3].span()); }),
               HasSubstr("the engine keeps this parameter"));
   EXPECT_THAT(refusal([&] {
                 engine.expect_units(std::vector<StreamedUnit>{0, 7});

@@ -179,17 +179,19 @@ void LentEngineImpl::require_param(const char* call, ParamId param) const {
   const std::size_t count = state_.lent_count();
   if (param < count) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}(parameter {}): the model has only parameters 0 to {}", call, param,
-                          count - 1));
+              fmt::format("{}(parameter {}): the model has {} parameters: give 0 to {}", call,
+                          param, count, count - 1));
 }
 
 /// Throws if `param` is frozen, because it has neither gradient nor state.
 void LentEngineImpl::require_trained(const char* call, ParamId param) const {
   require_param(call, param);
   if (param < state_.stored_count()) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}('{}'): the parameter is frozen, so it has no gradient and no state",
-                          call, state_.lent_param(param).name));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}(parameter {} '{}'): the parameter is frozen, so it has no gradient and "
+                  "no state",
+                  call, param, state_.lent_param(param).name));
 }
 
 /// Throws unless `param` has `count` elements.
@@ -198,8 +200,8 @@ void LentEngineImpl::require_count(const char* call, ParamId param, std::uint64_
   const std::uint64_t own = state_.lent_place(param).count;
   if (count == own) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}('{}'): {} elements were given, but the parameter has {}", call,
-                          state_.lent_param(param).name, count, own));
+              fmt::format("{}(parameter {} '{}'): {} elements were given, but the parameter has {}",
+                          call, param, state_.lent_param(param).name, count, own));
 }
 
 void LentEngineImpl::plan_device() {
@@ -257,12 +259,12 @@ bool LentEngineImpl::make_masters(ChunkId id, std::span<float> masters) const {
   return given;
 }
 
-void LentEngineImpl::lend_params(ParamId param, TypedSpan<std::byte> values) {
+void LentEngineImpl::lend_param(ParamId param, TypedSpan<std::byte> values) {
   const Turn turn(turn_);
-  require_count("lend_params", param, values.count());
+  require_count("lend_param", param, values.count());
   if (state_.lent_param(param).streamed) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("lend_params('{}'): the engine keeps this parameter: write it while "
+                fmt::format("lend_param('{}'): the engine keeps this parameter: write it while "
                             "its unit is acquired",
                             state_.lent_param(param).name));
   }
@@ -270,7 +272,7 @@ void LentEngineImpl::lend_params(ParamId param, TypedSpan<std::byte> values) {
   if (const DType dtype = state_.table().dtype(unit); values.dtype != dtype) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("lend_params('{}'): the parameter is {}, but the memory is {}",
+        fmt::format("lend_param('{}'): the parameter is {}, but the memory is {}",
                     state_.lent_param(param).name, to_string(dtype), to_string(values.dtype)));
   }
   run([](LentEngineImpl& self, UnitId in, ParamId of, auto lent) -> Task<> {
@@ -303,7 +305,7 @@ void LentEngineImpl::expect_gradients() {
 
 void LentEngineImpl::wait_updated(ParamId param) {
   const Turn turn(turn_);
-  require_param("wait_updated", param);
+  require_param("wait", param);
   run([](TrainingState& state, UnitId of) -> Task<> {
     state.check();
     co_await state.gates().wait(of);

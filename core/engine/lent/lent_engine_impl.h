@@ -40,7 +40,7 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   void end_waits() override;
   TypedDeviceSpan<std::byte> place(ParamId param) const override;
   void store_param(ParamId param, StreamRef& stream) override;
-  void lend_params(ParamId param, TypedSpan<std::byte> values) override;
+  void lend_param(ParamId param, TypedSpan<std::byte> values) override;
   void expect_gradients() override;
   void wait_updated(ParamId param) override;
   void wait_all_updated() override;

@@ -121,9 +121,9 @@ void LentEngineImpl::end_waits() {
 
 TypedDeviceSpan<std::byte> LentEngineImpl::place(ParamId param) const {
   const Turn turn(turn_);
-  require_param("place", param);
-  const StreamedParams& its = streamed("place");
-  its.require_acquired_param("place", param);
+  require_param("param_memory", param);
+  const StreamedParams& its = streamed("param_memory");
+  its.require_acquired_param("param_memory", param);
   return its.place(param);
 }
 

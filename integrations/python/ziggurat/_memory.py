@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import re
 
@@ -13,9 +12,7 @@ from ziggurat._abi import call
 def free_bytes() -> int:
     """Returns what the machine has left, or less where the limits of this process's control groups
     leave less. Pages of files count as free."""
-    free = ctypes.c_uint64()
-    call("ziggurat_free_memory", ctypes.byref(free))
-    return free.value
+    return int(call("ziggurat_free_memory"))
 
 
 def size_text(size_bytes: float) -> str:

@@ -15,29 +15,18 @@ from typing import Any
 
 from ziggurat._abi import (
     ABI_VERSION,
-    ALL_PARAMS,
-    BLOB_FOLLOWS,
     DTYPES,
-    HANDLE,
-    MAXIMIZE,
-    NESTEROV,
-    UPDATE_AT_ONCE,
     DataLoss,
-    FROZEN,
-    GroupStruct,
     InvalidArgument,
-    Memory,
     NotFinite,
-    ParamStruct,
     ResourceExhausted,
-    StateStruct,
-    StepOptions,
-    StepResult,
     Unavailable,
     Unimplemented,
     Words,
     ZigguratError,
+    array_of,
     call,
+    constant,
     library,
     memory,
     sized,
@@ -123,29 +112,17 @@ class Runtime:
 
     def __init__(self, threads: int = 0, ranks: Ranks | None = None) -> None:
         """Waits for all ranks if `ranks` is given, because this process is then one of several."""
-        handle = HANDLE()
         settings: dict[str, Any] = {"threads": threads}
         if ranks is not None:
             settings.update(asdict(ranks))
-        call("ziggurat_runtime_create", json.dumps(settings).encode(), ctypes.byref(handle))
-        self.handle = handle.value
+        self.handle: int = call("ziggurat_runtime_create", json.dumps(settings).encode())
         self._ended = weakref.finalize(
-            self, end_handle, "ziggurat_runtime_destroy", handle.value, os.getpid()
+            self, end_handle, "ziggurat_runtime_destroy", self.handle, os.getpid()
         )
 
     def close(self) -> None:
         """Closes the runtime; does nothing the second time."""
         close(self._ended)
-
-
-def text_of(name: str, *arguments: Any, words: Words = in_settings) -> str:
-    """Returns the text of a C function, which is called twice: for the text's length, and for the
-    text."""
-    needed = ctypes.c_uint64()
-    call(name, *arguments, None, 0, ctypes.byref(needed), words=words)
-    text = ctypes.create_string_buffer(needed.value)
-    call(name, *arguments, text, needed.value, None, words=words)
-    return text.value.decode()
 
 
 def stored_params(
@@ -169,25 +146,26 @@ def stored_wholes(
 
 def _stored(runtime: Runtime, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     given = json.dumps(dict(settings)).encode()
-    text = text_of("ziggurat_stored_params", runtime.handle, given, words=in_arguments)
+    text = call("ziggurat_stored_params", runtime.handle, given, words=in_arguments)
     stored: list[dict[str, Any]] = json.loads(text)
     return stored
 
 
 def _structs(params: Sequence[Param]) -> Any:
     """Returns the parameters as an array of C structs."""
-    structs = (ParamStruct * len(params))()
+    structs = array_of("ziggurat_param", len(params))
+    frozen = constant("FROZEN")
     for given, param in zip(structs, params, strict=True):
-        given.struct_size = ctypes.sizeof(ParamStruct)
+        given.struct_size = ctypes.sizeof(given)
         given.group = param.group
         given.name = param.name.encode()
         given.shape = (ctypes.c_int64 * len(param.shape))(*param.shape)
         given.dimensions = len(param.shape)
         given.unit = param.unit
-        given.flags = FROZEN if param.frozen else 0
+        given.flags = frozen if param.frozen else 0
         code, element_bytes = DTYPES[param.dtype]
         values = given.values  # filled in place: an object for each would only be copied
-        values.struct_size = ctypes.sizeof(Memory)
+        values.struct_size = ctypes.sizeof(values)
         values.dtype, values.address = code, param.address
         values.size_bytes = 0 if param.address is None else param.count * element_bytes
     return structs
@@ -214,7 +192,7 @@ def choose_placement(
     Errors: those of an engine for which nothing fits."""
     structs = _structs(params)
     given = json.dumps(dict(settings)).encode()
-    text = text_of(
+    text = call(
         "ziggurat_choose_placement", structs, len(structs), given, free_bytes, words=words
     )
     return PlacementChoice(**json.loads(text))
@@ -250,6 +228,10 @@ def end_engine(
         end_handle("ziggurat_engine_close", handle, owner, *kept)
 
 
+def _run_of(kind: Any, values: array[Any]) -> Any:
+    return (kind * len(values)).from_buffer(values)
+
+
 class Engine:
     """The state of a list of parameters: masters and moments, which each step updates."""
 
@@ -268,26 +250,17 @@ class Engine:
         self._words = words
         self._params = list(params)
         structs = _structs(self._params)
-        handle = HANDLE()
         text = json.dumps(dict(settings)).encode()
         opening = (runtime.handle, structs, len(structs), text)
         if load is None:
-            call("ziggurat_engine_open", *opening, ctypes.byref(handle), words=words)
+            self.handle: int = call("ziggurat_engine_open", *opening, words=words)
         else:
             given = json.dumps(load[1]).encode()
-            call(
-                "ziggurat_engine_load",
-                *opening,
-                load[0],
-                given,
-                ctypes.byref(handle),
-                words=words,
-            )
-        self.handle = handle.value
+            self.handle = call("ziggurat_engine_load", *opening, load[0], given, words=words)
         # The finalizers of saves in the background, which end before the engine is closed.
         self._first: list[weakref.finalize[..., Any]] = []
         self._ended = weakref.finalize(
-            self, end_engine, handle.value, os.getpid(), self._first, runtime, kept
+            self, end_engine, self.handle, os.getpid(), self._first, runtime, kept
         )
 
     def end_first(self, ended: weakref.finalize[..., Any]) -> None:
@@ -299,7 +272,7 @@ class Engine:
     ) -> None:
         """Lends the gradient of parameter `index` for the next step, which multiplies it by
         `scale`. The memory must not change until wait(index) after the step."""
-        self._call("ziggurat_lend_gradient", index, memory(dtype, address, count), scale)
+        self.call("lend_gradient", index, memory(dtype, address, count), scale)
 
     def lend_gradients(
         self,
@@ -310,14 +283,13 @@ class Engine:
     ) -> None:
         """Lends the whole gradients of many parameters in one call."""
         codes = {name: code for name, (code, _) in DTYPES.items()}
-        arrays = (
-            array("Q", indices),
-            array("Q", addresses),
-            array("i", [codes[dtype] for dtype in dtypes]),
-            array("f", scales),
-        )
-        self._call(
-            "ziggurat_lend_gradients", len(indices), *(one.buffer_info()[0] for one in arrays)
+        self.call(
+            "lend_gradients",
+            len(indices),
+            _run_of(ctypes.c_uint64, array("Q", indices)),
+            _run_of(ctypes.c_void_p, array("Q", addresses)),
+            _run_of(ctypes.c_int32, array("i", [codes[dtype] for dtype in dtypes])),
+            _run_of(ctypes.c_float, array("f", scales)),
         )
 
     def add_gradient(
@@ -325,67 +297,62 @@ class Engine:
     ) -> None:
         """Adds to a parameter's gradient in the engine's own memory; the caller's memory is free on
         return."""
-        self._call("ziggurat_add_gradient", index, memory(dtype, address, count), scale)
+        self.call("add_gradient", index, memory(dtype, address, count), scale)
 
     def discard_gradients(self) -> None:
         """Takes all gradients for the next step away."""
-        self._call("ziggurat_discard_gradients")
+        self.call("discard_gradients")
 
     def gradient_norm(self) -> float:
         """Returns the 2-norm of all gradients for the next step."""
-        norm = ctypes.c_double()
-        self._call("ziggurat_gradient_norm", ctypes.byref(norm))
-        return norm.value
+        norm: float = self.call("gradient_norm")
+        return norm
 
     def expect_gradients(self) -> None:
         """Tells that gradients are being computed, so that the engine may read records
         meanwhile."""
-        self._call("ziggurat_expect_gradients")
+        self.call("expect_gradients")
 
     def lend_param(self, index: int, dtype: str, address: int, count: int) -> None:
         """Tells where the parameter's memory is now."""
-        self._call("ziggurat_lend_param", index, memory(dtype, address, count))
+        self.call("lend_param", index, memory(dtype, address, count))
 
     def param_written(self, index: int) -> None:
         """Tells that somebody has written the parameter: the next step makes its master from it.
         If the engine keeps it, its unit is acquired, and what was written there goes home."""
-        self._call("ziggurat_param_written", index)
+        self.call("param_written", index)
 
     def acquire(self, unit: int) -> None:
         """Returns when all parameters of `unit` are in memory, and keeps them there until
         release(). May wait for memory that another thread releases."""
-        self._call("ziggurat_acquire", unit, None)
+        self.call("acquire", unit, None)
 
     def release(self, unit: int) -> None:
         """Gives the unit's memory back. All units are released before step()."""
-        self._call("ziggurat_release", unit, None)
+        self.call("release", unit, None)
 
     def expect_units(self, units: Sequence[int]) -> None:
         """Tells which units are acquired next, so that they may be brought ahead."""
-        self._call("ziggurat_expect_units", (ctypes.c_uint32 * len(units))(*units), len(units))
+        self.call("expect_units", (ctypes.c_uint32 * len(units))(*units), len(units))
 
     def address_of(self, index: int) -> int:
         """Returns where a parameter of an acquired unit is."""
-        place = sized(Memory)
-        self._call("ziggurat_param_memory", index, ctypes.byref(place))
-        return int(place.address)
+        return int(self.call("param_memory", index).address)
 
     def read_param(self, index: int, address: int) -> None:
         """Copies a parameter that the engine keeps to `address`, in its own type."""
-        self._call("ziggurat_read_param", index, self._memory_of(index, address))
+        self.call("read_param", index, self._memory_of(index, address))
 
     def write_param(self, index: int, address: int) -> None:
         """Copies the values at `address`, in its own type, into a parameter that the engine
         keeps."""
-        self._call("ziggurat_write_param", index, self._memory_of(index, address))
+        self.call("write_param", index, self._memory_of(index, address))
 
     def read_gradient(self, index: int, address: int) -> bool:
         """Copies the gradient for the next step, times its scale, to `address` in fp32. Returns
         False, and copies nothing, if there is none."""
-        has = ctypes.c_int32()
         values = memory("fp32", address, self._params[index].count)
-        self._call("ziggurat_read_gradient", index, values, ctypes.byref(has))
-        return bool(has.value)
+        return bool(self.call("read_gradient", index, values))
 
     def _memory_of(self, index: int, address: int) -> Any:
         param = self._params[index]
@@ -405,70 +372,69 @@ class Engine:
         With `update_at_once` the parameters whose state is in memory are updated when this
         returns.
         """
-        settings = (GroupStruct * len(groups))(
-            *(
-                sized(
-                    GroupStruct,
-                    learning_rate=group.lr,
-                    beta1=group.betas[0],
-                    beta2=group.betas[1],
-                    eps=group.eps,
-                    weight_decay=group.weight_decay,
-                    lr_decay=group.lr_decay,
-                    dampening=group.dampening,
-                    flags=NESTEROV * group.nesterov + MAXIMIZE * group.maximize,
-                )
-                for group in groups
+        nesterov, maximize = constant("NESTEROV"), constant("MAXIMIZE")
+        settings = array_of("ziggurat_group", len(groups))
+        settings[:] = [
+            sized(
+                "ziggurat_group",
+                learning_rate=group.lr,
+                beta1=group.betas[0],
+                beta2=group.betas[1],
+                eps=group.eps,
+                weight_decay=group.weight_decay,
+                lr_decay=group.lr_decay,
+                dampening=group.dampening,
+                flags=nesterov * group.nesterov + maximize * group.maximize,
             )
-        )
+            for group in groups
+        ]
+        flags = constant("BLOB_FOLLOWS") * blob_follows
+        flags += constant("UPDATE_AT_ONCE") * update_at_once
         options = sized(
-            StepOptions,
+            "ziggurat_step_options",
             group_count=len(groups),
             groups=settings,
             grad_scale=grad_scale,
-            flags=BLOB_FOLLOWS * blob_follows + UPDATE_AT_ONCE * update_at_once,
-            blob=blob or None,
+            flags=flags,
+            blob=ctypes.cast(blob, ctypes.c_void_p),
             blob_bytes=len(blob),
         )
-        result = sized(StepResult)
-        self._call("ziggurat_step", ctypes.byref(options), ctypes.byref(result))
-        return int(result.generation)
+        return int(self.call("step", options).generation)
 
     def give_blob(self, blob: bytes) -> None:
         """Gives the blob of the newest step, which was made with blob_follows."""
-        self._call("ziggurat_give_blob", blob or None, len(blob))
+        self.call("give_blob", blob or None, len(blob))
 
     def wait(self, index: int | None = None) -> None:
         """Returns when parameter `index`, or every parameter, has the value of the newest step."""
-        self._call("ziggurat_wait", ALL_PARAMS if index is None else index)
+        self.call("wait", constant("ALL_PARAMS") if index is None else index)
 
     def steps_of(self, index: int) -> int:
         """Returns how many steps the parameter has made."""
-        steps = ctypes.c_uint64()
-        self._call("ziggurat_param_steps", index, ctypes.byref(steps))
-        return steps.value
+        steps: int = self.call("param_steps", index)
+        return steps
 
     def state_names(self) -> list[str]:
         """Returns the names of the arrays that the optimizer keeps: "master", and torch.optim's
         names of moments."""
-        return self._text("ziggurat_state_names").split()
+        return str(self.call("state_names")).split()
 
     def read_state(self, index: int, name: str, address: int, count: int) -> None:
         """Copies array `name` of the parameter, as of the newest step, to `address`, in fp32."""
         values = memory("fp32", address, count)
-        self._call("ziggurat_read_state", index, name.encode(), values)
+        self.call("read_state", index, name.encode(), values)
 
     def write_state(self, index: int, name: str, address: int, count: int) -> None:
         """Copies the values into the parameter's array `name`. The next step uses them, and makes
         them durable."""
         values = memory("fp32", address, count)
-        self._call("ziggurat_write_state", index, name.encode(), values)
+        self.call("write_state", index, name.encode(), values)
 
     def pieces_of(self, rank: int) -> dict[str, int]:
         """Returns name and number of elements of each parameter that `rank`, which may be this
         rank, has a part of."""
         pieces = {}
-        for line in self._text("ziggurat_pieces_of", rank).splitlines():
+        for line in self.call("pieces_of", rank).splitlines():
             count, name = line.split("\t", 1)
             pieces[name] = int(count)
         return pieces
@@ -477,20 +443,18 @@ class Engine:
         """Reads state as read_state() does, of a parameter that `rank` holds. That rank need not
         call anything."""
         values = memory("fp32", address, count)
-        self._call("ziggurat_read_state_of", rank, param.encode(), name.encode(), values)
+        self.call("read_state_of", rank, param.encode(), name.encode(), values)
 
     def set_steps(self, index: int, steps: int) -> None:
         """Sets how many steps the parameter has made."""
-        self._call("ziggurat_set_param_steps", index, steps)
+        self.call("set_param_steps", index, steps)
 
     def make_durable(self) -> None:
         """Returns when every finished step would survive a crash."""
-        self._call("ziggurat_make_durable")
+        self.call("make_durable")
 
-    def _state(self) -> StateStruct:
-        state = sized(StateStruct)
-        self._call("ziggurat_engine_state", ctypes.byref(state))
-        return state
+    def _state(self) -> Any:
+        return self.call("engine_state")
 
     @property
     def resumed(self) -> bool:
@@ -515,23 +479,22 @@ class Engine:
         """The blob of the step at which this engine resumed."""
         size = self._state().blob_bytes
         room = ctypes.create_string_buffer(size)
-        self._call("ziggurat_read_blob", room, size)
+        self.call("read_blob", room, size)
         return room.raw[:size]
 
     def describe(self) -> str:
         """Returns a text about what was chosen and found when the engine opened."""
-        return self._text("ziggurat_describe")
+        return str(self.call("describe"))
 
     def figures(self) -> dict[str, int]:
         """Returns counters of what all engines of the runtime have moved and waited for so far."""
-        figures: dict[str, int] = json.loads(self._text("ziggurat_figures"))
+        figures: dict[str, int] = json.loads(self.call("figures"))
         return figures
 
-    def _call(self, name: str, *arguments: Any) -> None:
-        call(name, self.handle, *arguments, words=self._words)
-
-    def _text(self, name: str, *arguments: int) -> str:
-        return text_of(name, self.handle, *arguments)
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Calls ziggurat_NAME of ziggurat.h for this engine, and returns the value, struct or text
+        that it gives."""
+        return call(f"ziggurat_{name}", self.handle, *arguments, words=self._words)
 
     def close(self) -> None:
         """Closes the engine; does nothing the second time. State that is not durable is lost: call
@@ -548,11 +511,9 @@ class Exchange:
     """
 
     def __init__(self, runtime: Runtime, name: str) -> None:
-        handle = HANDLE()
-        call("ziggurat_exchange_open", runtime.handle, name.encode(), ctypes.byref(handle))
-        self.handle = handle.value
+        self.handle: int = call("ziggurat_exchange_open", runtime.handle, name.encode())
         self._ended = weakref.finalize(
-            self, end_handle, "ziggurat_exchange_close", handle.value, os.getpid(), runtime
+            self, end_handle, "ziggurat_exchange_close", self.handle, os.getpid(), runtime
         )
 
     def all_to_all(self, input_address: int, output_address: int, slice_bytes: int) -> Ticket:
@@ -575,9 +536,7 @@ class Exchange:
         self._begin("ziggurat_begin_barrier").finish()
 
     def _begin(self, name: str, *arguments: Any) -> Ticket:
-        number = ctypes.c_uint64()
-        call(name, self.handle, *arguments, ctypes.byref(number))
-        return Ticket(self, number.value)
+        return Ticket(self, call(name, self.handle, *arguments))
 
     def close(self) -> None:
         """Waits for calls in progress, and closes; does nothing the second time."""

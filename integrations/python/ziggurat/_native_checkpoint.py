@@ -12,8 +12,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ziggurat._abi import HANDLE, Memory, SaveOptions, ZigguratError, call, memory, sized
-from ziggurat._native import Engine, Runtime, close, end_handle, text_of
+from ziggurat._abi import HANDLE, ZigguratError, array_of, call, memory, sized
+from ziggurat._native import Engine, Runtime, close, end_handle
 from ziggurat._words import in_arguments
 
 
@@ -40,33 +40,25 @@ class Save:
         """Calls ziggurat_save_begin(), which describes `content`; all ranks call this. `step` is
         the one in the content."""
         self.step = step
-        handle = HANDLE()
         options = _options(engines, values, blob)
-        call(
-            "ziggurat_save_begin",
-            runtime.handle,
-            options,
-            content.encode(),
-            ctypes.byref(handle),
-            words=in_arguments,
+        self._handle: int = call(
+            "ziggurat_save_begin", runtime.handle, options, content.encode(), words=in_arguments
         )
-        self._handle, self._owner = handle.value, os.getpid()
+        self._owner = os.getpid()
         self._asked = False
         self._ended = weakref.finalize(
-            self, end_handle, "ziggurat_save_close", handle.value, os.getpid(), runtime
+            self, end_handle, "ziggurat_save_close", self._handle, os.getpid(), runtime
         )
         for engine in engines:
             engine.end_first(self._ended)
 
     def under_way(self) -> bool:
-        its = ctypes.c_int32()
-        call("ziggurat_save_under_way", self._handle, ctypes.byref(its))
-        return bool(its.value)
+        return bool(call("ziggurat_save_under_way", self._handle))
 
     def wait(self) -> str:
         """Returns the checkpoint's directory when it is durable, or raises the save's error."""
         self._asked = True
-        return text_of("ziggurat_save_wait", self._handle, words=in_arguments)
+        return str(call("ziggurat_save_wait", self._handle, words=in_arguments))
 
     def settle(self) -> None:
         """Waits until the save has ended, and warns if it has failed and nobody has asked."""
@@ -80,16 +72,17 @@ class Save:
                 warnings.warn(f"the checkpoint of step {self.step} is not saved: {error}", stacklevel=3)
 
 
-def _options(engines: Sequence[Engine], values: Sequence[Values], blob: bytes) -> SaveOptions:
+def _options(engines: Sequence[Engine], values: Sequence[Values], blob: bytes) -> Any:
     handles = (HANDLE * len(engines))(*(engine.handle for engine in engines))
-    given = (Memory * len(values))(*(memory(*one) for one in values))
+    given = array_of("ziggurat_memory", len(values))
+    given[:] = [memory(*one) for one in values]
     return sized(
-        SaveOptions,
+        "ziggurat_save_options",
         engine_count=len(engines),
         engines=handles,
         values=given,
         value_count=len(values),
-        blob=blob or None,
+        blob=ctypes.cast(blob, ctypes.c_void_p),
         blob_bytes=len(blob),
     )
 
@@ -123,13 +116,13 @@ class Checkpoint:
 
     def __init__(self, runtime: Runtime, path: str) -> None:
         """Opens the checkpoint `path`, or the newest whole checkpoint in that folder."""
-        handle = HANDLE()
-        call("ziggurat_checkpoint_open", runtime.handle, path.encode(), ctypes.byref(handle), words=in_arguments)
-        self.handle = handle.value
-        self._ended = weakref.finalize(
-            self, end_handle, "ziggurat_checkpoint_close", handle.value, os.getpid(), runtime
+        self.handle: int = call(
+            "ziggurat_checkpoint_open", runtime.handle, path.encode(), words=in_arguments
         )
-        content = json.loads(text_of("ziggurat_checkpoint_content", self.handle))
+        self._ended = weakref.finalize(
+            self, end_handle, "ziggurat_checkpoint_close", self.handle, os.getpid(), runtime
+        )
+        content = json.loads(call("ziggurat_checkpoint_content", self.handle))
         self.directory: str = content["directory"]
         self.step: int = content["step"]
         self.optimizer: str | None = content["optimizer"]

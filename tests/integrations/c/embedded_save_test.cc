@@ -62,7 +62,7 @@ class EmbeddedSaves : public ::testing::Test {
     engine_->lend_gradient(0, {DType::kFloat32, std::as_bytes(std::span(gradient))}, 1);
     const EmbeddedGroup group{.step = {.learning_rate = 0.01F}};
     engine_->step({.groups = {group}, .blob = {}});
-    engine_->wait_all();
+    engine_->lent().wait_all_updated();
   }
   void begin(Beside beside) {
     EmbeddedSave save;

@@ -232,7 +232,7 @@ def test_the_engines_word_that_a_norm_is_not_finite_is_an_error_of_its_own(monke
     monkeypatch.setattr("ziggurat._abi.library", Library)
     for caught in (ziggurat.NotFinite, ziggurat.Unavailable):
         with pytest.raises(caught, match="step 4: the norm of the gradients is nan"):
-            ziggurat._abi.call("ziggurat_step")
+            ziggurat._abi.call("ziggurat_step", 1, None, None)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def check_linking(site: Path) -> None:
             print(f"ldd {file.name}:\n{needed}")
             expect(not OF_THE_COMMAND.search(needed), f"{file.name} needs what only the command may")
     symbols = root / "tests/integrations/c/symbols_test.py"
-    said(sys.executable, symbols, root / "integrations/c/ziggurat.h", package / "_abi.py", library, "nm")
+    said(sys.executable, symbols, package / "include/ziggurat.h", library, "nm", package / "_header.py")
 
 
 def check_licences(site: Path) -> None:

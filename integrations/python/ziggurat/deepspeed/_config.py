@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import ctypes
-import functools
 import json
 import os
 from collections.abc import Mapping
@@ -18,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ziggurat._native import InvalidArgument, library
+from ziggurat._abi import call
+from ziggurat._native import InvalidArgument
 
 #: Keywords of ziggurat.torch's optimizers that may stand in a config beside DeepSpeed's keys.
 OWN_KEYS = (
@@ -271,24 +270,8 @@ def _text_of(config: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[str, s
         ) from error
 
 
-@functools.cache
-def _call() -> Any:
-    function = library().ziggurat_deepspeed_config
-    size = ctypes.c_uint64
-    function.argtypes = [ctypes.c_char_p] * 4 + [size, ctypes.POINTER(size)]
-    function.restype = ctypes.c_int32
-    return function
-
-
 def _read(text: str, name: str, world_size: int) -> dict[str, Any]:
     context = json.dumps({"world_size": world_size, "settings": OWN_KEYS})
     given = [part.encode() for part in (text, name, context)]
-    needed = ctypes.c_uint64()
-    answer = ctypes.create_string_buffer(64 << 10)
-    while True:
-        if _call()(*given, answer, len(answer), ctypes.byref(needed)) != 0:
-            raise InvalidArgument(library().ziggurat_last_error_in_settings().decode(errors="replace"))
-        if needed.value <= len(answer):
-            read: dict[str, Any] = json.loads(answer.value)
-            return read
-        answer = ctypes.create_string_buffer(needed.value)
+    read: dict[str, Any] = json.loads(call("ziggurat_deepspeed_config", *given, words=str))
+    return read
