@@ -208,6 +208,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "ziggurat_release": [HANDLE, ctypes.c_uint32, ctypes.c_void_p],
     "ziggurat_expect_units": [HANDLE, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint64],
     "ziggurat_param_memory": [HANDLE, INDEX, ctypes.POINTER(Memory)],
+    "ziggurat_param_addresses": [HANDLE, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p],
     "ziggurat_read_param": [HANDLE, INDEX, ctypes.POINTER(Memory)],
     "ziggurat_write_param": [HANDLE, INDEX, ctypes.POINTER(Memory)],
     "ziggurat_read_gradient": [

@@ -90,6 +90,19 @@ class Param:
         return count
 
 
+class Places:
+    """Where parameters are in the engine's memory, as of the last Engine.find()."""
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        self._indices = array("Q", indices)
+        self.addresses = array("Q", bytes(8 * len(indices)))  #: in the order of `indices`
+        self.arguments = (
+            len(indices),
+            self._indices.buffer_info()[0],
+            self.addresses.buffer_info()[0],
+        )
+
+
 @dataclass(frozen=True)
 class GroupStep:
     """The settings with which a step updates the parameters of one group."""
@@ -334,6 +347,10 @@ class Engine:
         place = sized(Memory)
         self._call("ziggurat_param_memory", index, ctypes.byref(place))
         return int(place.address)
+
+    def find(self, places: Places) -> None:
+        """Sets the addresses of parameters of acquired units, in one call."""
+        self._call("ziggurat_param_addresses", *places.arguments)
 
     def read_param(self, index: int, address: int) -> None:
         """Copies a parameter that the engine keeps to `address`, in its own type."""
