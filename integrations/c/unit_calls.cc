@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
+#include <vector>
 
 #include "integrations/c/c_call.h"
 #include "integrations/c/engine_calls.h"
@@ -72,6 +74,21 @@ ziggurat_status ziggurat_param_memory(ziggurat_engine engine, uint64_t param,
     own.address = ziggurat::HostDevice::view(its.bytes).data();
     own.size_bytes = its.bytes.size();
     give(own, place);
+  });
+}
+
+ziggurat_status ziggurat_param_addresses(ziggurat_engine engine, uint64_t count,
+                                         const uint64_t* params, void** addresses) {
+  return guarded([&] {
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    if (count == 0) return;
+    required(addresses, "addresses");
+    std::vector<void*> found;
+    found.reserve(count);
+    for (const uint64_t param : std::span(required(params, "params"), count))
+      found.push_back(
+          ziggurat::HostDevice::view(open->engine->lent().place(param_at(param)).bytes).data());
+    std::ranges::copy(found, addresses);
   });
 }
 

@@ -184,6 +184,11 @@ class Engine {
     check(ziggurat_param_memory(handle_, param, &place));
     return place;
   }
+  std::vector<void*> addresses_of(const std::vector<std::uint64_t>& params) const {
+    std::vector<void*> addresses(params.size());
+    check(ziggurat_param_addresses(handle_, params.size(), params.data(), addresses.data()));
+    return addresses;
+  }
   void read_param(std::uint64_t param, const ziggurat_memory& values) const {
     check(ziggurat_read_param(handle_, param, &values));
   }

@@ -57,7 +57,7 @@ _DECLARED = re.compile(
     r"|enum \{(?P<values>[^{}]*)\}"
     r"|ZIGGURAT_API (?P<result>[\w ]+\*?)\s+(?P<function>\w+)\((?P<parameters>[^()]*)\))\s*;\s*"
 )
-_PARAMETER = re.compile(r"(const )?(\w+) ?(\* const\*|\*)? ?(\w+)")
+_PARAMETER = re.compile(r"(const )?(\w+) ?(\* const\*|\*\*|\*)? ?(\w+)")
 _RESULT_NAME = " its"  # a result is declared as a parameter is, but for the name
 
 

@@ -81,6 +81,19 @@ class Param:
         return count
 
 
+class Places:
+    """Where parameters are in the engine's memory, as of the last Engine.find()."""
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        self._indices = array("Q", indices)
+        self.addresses = array("Q", bytes(8 * len(indices)))  #: in the order of `indices`
+        self.arguments = (
+            len(indices),
+            _run_of(ctypes.c_uint64, self._indices),
+            _run_of(ctypes.c_void_p, self.addresses),
+        )
+
+
 @dataclass(frozen=True)
 class GroupStep:
     """The settings with which a step updates the parameters of one group."""
@@ -338,6 +351,10 @@ class Engine:
     def address_of(self, index: int) -> int:
         """Returns where a parameter of an acquired unit is."""
         return int(self.call("param_memory", index).address)
+
+    def find(self, places: Places) -> None:
+        """Sets the addresses of parameters of acquired units, in one call."""
+        self.call("param_addresses", *places.arguments)
 
     def read_param(self, index: int, address: int) -> None:
         """Copies a parameter that the engine keeps to `address`, in its own type."""

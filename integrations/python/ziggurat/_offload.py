@@ -89,7 +89,7 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor], *, write: bool = Fal
     given = [params] if isinstance(params, torch.Tensor) else list(params)
     units: dict[PinnedUnit, Streaming] = {}
     for found in map(streaming_of, given):
-        if found is not None and found[0].needs_pins():
+        if found is not None:
             units[found[1].unit] = found[0]
     with contextlib.ExitStack() as pins:
         for unit, streaming in units.items():

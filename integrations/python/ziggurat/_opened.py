@@ -235,6 +235,14 @@ class Opened:
             place.finish_reading()
             place.finish_writing()
 
+    def end(self) -> None:
+        """Closes the engine of an optimizer that is no more, as its close() does."""
+        self.wait()
+        if self.store is not None:
+            self.engine.make_durable()
+        self.close()
+        self._hooks.detach()
+
     @property
     def is_staged(self) -> bool:
         """Returns whether a parameter is on an accelerator."""
@@ -287,7 +295,7 @@ class Opened:
         """Begins a step with all gradients."""
         self.wait()
         if self._streaming is not None:
-            self._streaming.before_step()
+            self._streaming.require_unused("step()")
         if self._staged:
             self._hooks.move_scales(self.params, scales_to_host)
         # All gradients are taken before the first is lent, so that a step that is refused has lent

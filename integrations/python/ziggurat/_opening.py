@@ -177,7 +177,7 @@ class Opening(AmongRanks, StateDicts):
         if not found:
             return None
         streaming = found[0][1]
-        streaming.require_new([name for name, _ in found])
+        streaming.begin_opening(self, [name for name, _ in found])
         streaming.require_memory(self._settings["state_format"])
         other = [name for name, kept in found if kept is not streaming]
         if other:

@@ -339,6 +339,10 @@ class EngineOptimizer(Opening):
         for opened in self._opened:
             opened.wait()
 
+    def engines(self) -> list[Opened]:
+        """Returns what this optimizer has opened."""
+        return self._opened
+
     def finish_save(self) -> None:
         """Waits for the end of a checkpoint that is saved in the background."""
         if self._save is not None:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ziggurat import _storage
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._pins import PinnedUnit
 from ziggurat._streaming import Streaming
@@ -81,7 +82,7 @@ class _Around:
     def __call__(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._opens and torch.is_grad_enabled():
             self.streaming.open()
-        if self._is_inside() or not self.streaming.needs_pins():
+        if self._is_inside():
             return call(module, *args, **kwargs)
         use = self._enter((args, kwargs))
         trains = use is not None
@@ -93,7 +94,7 @@ class _Around:
             if use is not None:
                 self._watch(use, result)
         except RuntimeError as error:
-            if "Cannot access data pointer" in str(error):
+            if _storage.is_refusal(error):
                 raise InvalidArgument(self._stray()) from error
             raise
         finally:
@@ -151,7 +152,7 @@ class _Around:
         return (
             f"the module of {'units' if len(self._units) > 1 else 'unit'} {names} has used a "
             "parameter of another unit, which is away: give offload() units in which both are "
-            "together"
+            "together, and keep no alias of a parameter, such as p.detach()"
         )
 
 
@@ -227,16 +228,24 @@ class _AtEnd:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in a module's arguments or result."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-    elif hasattr(value, "__dataclass_fields__"):
-        yield from _tensors([getattr(value, name, None) for name in value.__dataclass_fields__])
+    """Yields the tensors in a module's arguments or result, which may contain itself."""
+    left, seen = [value], {}
+    while left:
+        one = left.pop()
+        if isinstance(one, torch.Tensor):
+            yield one
+            continue
+        if isinstance(one, (list, tuple)):
+            inner = one
+        elif isinstance(one, dict):
+            inner = list(one.values())
+        elif hasattr(one, "__dataclass_fields__"):
+            inner = [getattr(one, name, None) for name in one.__dataclass_fields__]
+        else:
+            continue
+        if id(one) not in seen:
+            seen[id(one)] = one  # kept, so that no other object gets its id
+            left.extend(inner)
 
 
 def _sequence() -> int:

@@ -7,18 +7,20 @@ parameters. Pins are counted. One thread at a time may use the model.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from ziggurat import _storage
-from ziggurat._native import InvalidArgument, ResourceExhausted
+from ziggurat._native import InvalidArgument, Places, ResourceExhausted, ZigguratError
 from ziggurat._released import Released
 from ziggurat._units import Unit
 
 if TYPE_CHECKING:
+    from ziggurat._native import Engine
     from ziggurat._opened import Opened
     from ziggurat._streaming import Streaming
 
@@ -36,35 +38,65 @@ class Held:
         self._other: torch.UntypedStorage | None = None
         self._address = 0
         self._version = 0
+        # Noted when it leaves, because a parameter that is away is slow to ask.
+        self._size_bytes = self._identity = 0
 
     @property
     def size_bytes(self) -> int:
         return self.param.numel() * self.param.element_size()
 
     def leave(self, index: int) -> None:
-        """Frees PyTorch's memory of the parameter, whose values the engine has now."""
-        self.index, self._address = index, 0
+        """Takes the parameter its values, which the engine has. PyTorch's memory with them stays
+        until forget(). Does nothing the second time."""
         self.storage = self.param.untyped_storage()
-        self._other = _storage.guard(self.size_bytes)
-        self._exchange(Released)
-        self._other = None
+        self.index, self._identity = index, _storage.identity(self.param)
+        self._size_bytes = self.size_bytes
+        if _storage.has_memory(self.storage):
+            self._other = _storage.guard(self._size_bytes)
+            _storage.swap(self.storage, self._other)
+        self.param.__class__ = Released
+
+    def forget(self) -> None:
+        """Frees what is not in the parameter's storage."""
+        self._other, self._address = None, 0
+
+    def return_to(self, values: Callable[[], torch.UntypedStorage]) -> None:
+        """Undoes leave(), however far it came: with the memory that was there, or with `values()` if
+        that was freed."""
+        storage = self.param.untyped_storage()
+        if not _storage.has_memory(storage):
+            if self._other is None or not _storage.has_memory(self._other):
+                self._other = values()
+            _storage.swap(storage, self._other)
+        self.param.__class__ = torch.nn.Parameter
+        self.forget()
 
     def put_in(self, address: int) -> None:
         """Puts the engine's memory at `address` behind the parameter."""
         if address != self._address:
-            self._other = _storage.over(address, self.size_bytes)
+            self._other = _storage.over(address, self._size_bytes)
             self._address = address
-        self._exchange(torch.nn.Parameter)
+        assert self._other is not None
+        _storage.swap(self.storage, self._other)
+        self.param.__class__ = torch.nn.Parameter
         self._version = self.param._version
 
     def take_out(self) -> None:
         """Takes the engine's memory away."""
-        self._exchange(Released)
+        assert self._other is not None
+        _storage.swap(self.storage, self._other)
+        self.param.__class__ = Released
+
+    def is_in(self) -> bool:
+        """Returns whether the engine's memory is behind the parameter."""
+        return _storage.has_memory(self.storage)
 
     def give_back(self, values: torch.UntypedStorage) -> None:
         """Puts memory of PyTorch's, which has the values, behind the parameter for good."""
         self._other = values
-        self._exchange(torch.nn.Parameter)
+        _storage.swap(self.storage, self._other)
+        self.param.__class__ = torch.nn.Parameter
+        self.forget()
 
     def was_written(self) -> bool:
         """Returns whether somebody has written the parameter since it was put in."""
@@ -72,12 +104,7 @@ class Held:
 
     def has_moved(self) -> bool:
         """Returns whether the parameter got other memory, as from `p.data = x`."""
-        return _storage.identity(self.param) != int(self.storage._cdata)
-
-    def _exchange(self, now: type[torch.nn.Parameter]) -> None:
-        assert self._other is not None
-        _storage.swap(self.storage, self._other)
-        self.param.__class__ = now
+        return _storage.identity(self.param) != self._identity
 
 
 class PinnedUnit:
@@ -87,6 +114,7 @@ class PinnedUnit:
         self.streaming = streaming
         self.unit, self.name, self.index = unit, unit.name, unit.index
         self.held = [Held(name, param, self) for name, param in unit.params]
+        self.places = Places([])  #: of `held`, in the engine
         self.pins = 0
         # How many forwards of the unit are under way, and how many of them with gradients. What
         # they call need not pin.
@@ -94,12 +122,14 @@ class PinnedUnit:
 
 
 class Pins:
-    """The units of one model, and which of them are there."""
+    """The units of one model, and which of them are there. Until an engine is opened all are, and
+    pins are only counted."""
 
     def __init__(self, units: list[PinnedUnit], memory_bytes: int) -> None:
         self.units = units
         self.memory_bytes = memory_bytes
         self._opened: Opened | None = None
+        self._lost = False  # whether the engine was closed, and nothing here has the values
         self._until_step: list[PinnedUnit] = []
         self._process = os.getpid()
 
@@ -108,7 +138,7 @@ class Pins:
         done = 0
         try:
             for unit in units:
-                if unit.pins == 0:
+                if unit.pins == 0 and (self._opened is not None or self._lost):
                     self._bring(unit)
                 unit.pins += 1
                 done += 1
@@ -121,9 +151,9 @@ class Pins:
         failed: Exception | None = None
         for unit in units:
             unit.pins -= 1
-            if unit.pins == 0:
+            if unit.pins == 0 and self._opened is not None:
                 try:
-                    self._let_go(unit)
+                    self._let_go(unit, self._opened)
                 except Exception as error:
                     failed = failed or error
         if failed is not None:
@@ -132,7 +162,7 @@ class Pins:
     def until_step(self, units: Iterable[PinnedUnit]) -> None:
         """Keeps units that are pinned until the next step."""
         for unit in units:
-            if unit not in self._until_step:
+            if self._opened is not None and unit not in self._until_step:
                 unit.pins += 1
                 self._until_step.append(unit)
 
@@ -141,20 +171,34 @@ class Pins:
         while self._until_step:
             self.unpin([self._until_step.pop()])
 
+    def in_use(self) -> PinnedUnit | None:
+        """Returns a unit that is pinned, if there is one."""
+        return next((unit for unit in self.units if unit.pins), None)
+
     def _bring(self, unit: PinnedUnit) -> None:
         opened = self._opened
         if opened is None:
             raise InvalidArgument(
-                f"unit '{unit.name}' is needed, but the model's optimizer was closed: make the "
-                "model and its optimizer again, and resume"
+                f"unit '{unit.name}' is needed, but the model's optimizer was closed when memory had "
+                "no room for all values: make the model and its optimizer again, and resume"
             )
         if os.getpid() != self._process:
             raise InvalidArgument(
                 f"unit '{unit.name}' is needed in a forked process, which has no engine: use an "
                 "offloaded model only in the process that called offload()"
             )
+        self._acquire(unit, opened.engine)
         try:
-            opened.engine.acquire(unit.index)
+            opened.engine.find(unit.places)
+            for held, address in zip(unit.held, unit.places.addresses, strict=True):
+                held.put_in(address)
+        except BaseException:
+            self._take_out(unit, opened.engine)
+            raise
+
+    def _acquire(self, unit: PinnedUnit, engine: Engine) -> None:
+        try:
+            engine.acquire(unit.index)
         except ResourceExhausted as error:
             in_use = ", ".join(f"'{one.name}'" for one in self.units if one.pins)
             raise ResourceExhausted(
@@ -162,30 +206,35 @@ class Pins:
                 f"({in_use or 'none'}) memory={self.memory_bytes} has no room for them: give "
                 "offload() more memory, or smaller units"
             ) from error
-        done: list[Held] = []
-        try:
-            for held in unit.held:
-                held.put_in(opened.engine.address_of(held.index))
-                done.append(held)
-        except BaseException:
-            for held in done:
-                held.take_out()
-            opened.engine.release(unit.index)
+        except ZigguratError:
+            raise
+        except BaseException:  # a signal's, most likely when the unit was acquired
+            with contextlib.suppress(InvalidArgument):
+                engine.release(unit.index)
             raise
 
-    def _let_go(self, unit: PinnedUnit) -> None:
-        opened = self._opened
-        assert opened is not None
-        moved = [held.name for held in unit.held if held.has_moved()]
+    def _let_go(self, unit: PinnedUnit, opened: Opened) -> None:
+        moved = []
         try:
             for held in unit.held:
+                if held.has_moved():
+                    moved.append(held.name)
                 if held.was_written():
                     opened.kept_was_written(held.index)
                 held.take_out()
-        finally:
-            opened.engine.release(unit.index)
+        except BaseException:
+            self._take_out(unit, opened.engine)
+            raise
+        opened.engine.release(unit.index)
         if moved:
             raise InvalidArgument(
                 f"parameter '{moved[0]}' of an offloaded model was given other memory (p.data = "
                 "x), which the engine does not have: write into it instead, as p.copy_(x) does"
             )
+
+    def _take_out(self, unit: PinnedUnit, engine: Engine) -> None:
+        """Releases a unit after an error, wherever that came."""
+        for held in unit.held:
+            if held.is_in():
+                held.take_out()
+        engine.release(unit.index)

@@ -21,7 +21,7 @@ _METADATA = frozenset(
     register_post_accumulate_grad_hook requires_grad requires_grad_ retains_grad shape size
     storage_offset stride untyped_storage _cdata is_ipu is_maia is_vulkan is_mtia
     empty_like full_like ones_like rand_like randn_like zeros_like
-    new_empty new_full new_ones new_zeros
+    new_empty new_full new_ones new_zeros _has_compatible_shallow_copy_type _parse_to
     """.split()
 )
 
@@ -38,7 +38,7 @@ class Released(torch.nn.Parameter):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _OF_GRAPHS or _name_of(func) in _METADATA:
+        if func in _known or _is_harmless(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         for value in tree_iter((args, kwargs)):
@@ -50,7 +50,16 @@ class Released(torch.nn.Parameter):
         return f"Parameter(away, shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
-_OF_GRAPHS = (torch.autograd.grad, torch.autograd.backward)  # parameters are only named to them
+# Functions that read no values; at first those to which parameters are only named. An optimizer asks
+# for the gradient of each parameter, several times a step.
+_known: set[Any] = {torch.autograd.grad, torch.autograd.backward}
+
+
+def _is_harmless(func: Any) -> bool:
+    harmless = _name_of(func) in _METADATA
+    if harmless:
+        _known.add(func)
+    return harmless
 
 
 def _name_of(func: Any) -> str:

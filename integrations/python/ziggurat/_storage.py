@@ -18,6 +18,8 @@ import torch
 
 from ziggurat._native import Unimplemented
 
+_CPU = torch.device("cpu")
+_AWAY = "a parameter was used while it is away"
 _IMPL_BYTES = 88  #: of a C++ StorageImpl that are looked at; all belong to its object
 _TRIES = 3
 
@@ -39,7 +41,7 @@ def swap(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
 def over(address: int, size_bytes: int) -> torch.UntypedStorage:
     """Returns a storage whose memory is somebody else's."""
     made: Any = torch._C._construct_storage_from_data_pointer(
-        address, torch.device("cpu"), size_bytes
+        address, _CPU, size_bytes
     )
     its: torch.UntypedStorage = made
     return its
@@ -63,6 +65,20 @@ def guards_reads() -> bool:
     return hasattr(torch._C, "_set_storage_access_error_msg") or _place_of_flag() is not None
 
 
+def has_memory(storage: torch.UntypedStorage) -> bool:
+    """Returns whether the storage is not empty, and no guard is in it."""
+    try:
+        return bool(storage.data_ptr())
+    except RuntimeError:
+        return False
+
+
+def is_refusal(error: RuntimeError) -> bool:
+    """Returns whether a guard has raised the error, or what else refuses a storage's memory. A
+    tensor that has none, such as a compiler's, is refused in other words."""
+    return str(error).startswith((_AWAY, "Cannot access data pointer of Storage that is invalid"))
+
+
 def shares_memory(tensor: torch.Tensor) -> bool:
     """Returns whether the tensor's storage has other elements than the tensor's own."""
     return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
@@ -70,7 +86,8 @@ def shares_memory(tensor: torch.Tensor) -> bool:
 
 def identity(tensor: torch.Tensor) -> int:
     """Returns a number that stays the storage's own, wherever its memory is."""
-    return int(tensor.untyped_storage()._cdata)
+    number: int = tensor.untyped_storage()._cdata
+    return number
 
 
 def _tensor_of(storage: torch.UntypedStorage, count: int = 0) -> torch.Tensor:
@@ -82,7 +99,7 @@ def _tensor_of(storage: torch.UntypedStorage, count: int = 0) -> torch.Tensor:
 def _refuse_access(storage: torch.UntypedStorage) -> None:
     tensor = _tensor_of(storage)
     if hasattr(torch._C, "_set_storage_access_error_msg"):  # in builds with CUDA
-        torch._C._set_storage_access_error_msg(tensor, "a parameter was used while it is away")
+        torch._C._set_storage_access_error_msg(tensor, _AWAY)
         return
     torch._C._set_throw_on_mutable_data_ptr(tensor)
     place = _place_of_flag()

@@ -10,6 +10,7 @@ PyTorch's memory and nothing is pinned.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ziggurat import _storage
 from ziggurat._memory import free_bytes
-from ziggurat._native import InvalidArgument, Param, ResourceExhausted, Unimplemented
+from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
 from ziggurat._parts import DTYPES
 from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._released import Released
 from ziggurat._units import Division, check_params
 
 if TYPE_CHECKING:
+    from ziggurat._native import Engine
     from ziggurat._opened import Opened
 
 # Tensor -> weakref.ref[Held]: a Held has its tensor, which would otherwise never be freed
@@ -39,11 +41,13 @@ class Streaming(Pins):
         self.placement = placement  #: "host" or "nvme"
         self._division = division
         super().__init__([PinnedUnit(unit, self) for unit in division.units], memory_bytes)
-        self._lost = False  # whether the engine was closed, and nothing here has the values
+        # The engine of a take() that has not ended, and could not be undone
+        self._taking: Opened | None = None
         self._copies: dict[Held, torch.Tensor] | None = None  # while state_dict() runs
         self._loading = False  # whether load_state_dict() runs
         #: what opens the engine: the optimizer that trains the model, if there is one
         self.optimizer: weakref.ref[Any] | None = None
+        self._owner: weakref.ref[Any] | None = None  # the optimizer that has opened the engine
         self.backwards: Any = weakref.WeakValueDictionary()  #: of _passes, by their task's number
         for held in self._all():
             _kept[held.param] = weakref.ref(held)
@@ -59,32 +63,42 @@ class Streaming(Pins):
         """Returns the name of a parameter of that type, if there is one."""
         return next((held.name for held in self._all() if held.param.dtype == dtype), None)
 
-    def needs_pins(self) -> bool:
-        """Returns whether a use must bring values, or is refused because they are gone."""
-        return self._opened is not None or self._lost
-
     # -- the engine
 
     def open(self) -> None:
         """Lets the optimizer that trains the model open its engine."""
+        if self._lost or (self._opened is not None and not self._is_orphan()):
+            return
         optimizer = None if self.optimizer is None else self.optimizer()
-        if optimizer is not None and self._opened is None and not self._lost:
+        if optimizer is not None:
             with torch.no_grad():
                 optimizer.open()
 
-    def require_new(self, names: Sequence[str]) -> None:
-        """Errors: InvalidArgument if the parameters `names` are in an engine already."""
+    def _is_orphan(self) -> bool:
+        """Returns whether no optimizer knows the engine: its own was dropped without close(), or was
+        interrupted while it opened the engine."""
+        owner = None if self._owner is None else self._owner()
+        return owner is None or self._opened not in owner.engines()
+
+    def begin_opening(self, optimizer: Any, names: Sequence[str]) -> None:
+        """Tells that `optimizer` is going to open an engine for the parameters `names`. Closes the
+        engine of an optimizer that is no more. Errors: if they are in an engine already."""
+        self._finish_undoing()
+        if self._opened is not None and self._is_orphan():
+            self._opened.end()
         if self._opened is not None:
             raise Unimplemented(
                 f"parameter '{names[0]}' of an offloaded model is in the engine already, where it "
                 "is not trained by this optimizer: give one optimizer all parameters that are "
-                "trained, with requires_grad, before its first step"
+                "trained, with requires_grad, before its first step; close() an optimizer before "
+                "another one trains the model"
             )
         if self._lost:
             raise InvalidArgument(
                 f"parameter '{names[0]}' is away, and its optimizer was closed when memory had no "
                 "room for all values: make the model again, and resume"
             )
+        self._owner = weakref.ref(optimizer)
 
     def require_memory(self, state_format: str) -> None:
         """Errors: InvalidArgument if the memory for units is too little now that the format of the
@@ -111,38 +125,92 @@ class Streaming(Pins):
 
     def take(self, opened: Opened, values_are_there: bool) -> None:
         """Gives the engine the values, parameter by parameter, and frees PyTorch's memory of each.
-        `values_are_there`: of those that are trained a store or a checkpoint has the values."""
+        `values_are_there`: of those that are trained a store or a checkpoint has the values. After an
+        error or an interrupt the model is as it was."""
+        self._taking = opened
+        try:
+            self._move(opened, values_are_there)
+            for unit in self.units:
+                unit.places = Places([held.index for held in unit.held])
+            self._opened = opened
+            self._bring_pinned(opened.engine)
+        except BaseException:
+            self._finish_undoing()
+            raise
+        self._taking = None
+
+    def _bring_pinned(self, engine: Engine) -> None:
+        """Brings the units that were pinned before there was an engine, as by a gathered() around
+        all this."""
+        brought = []
+        try:
+            for unit in self.units:
+                if unit.pins:
+                    self._bring(unit)
+                    brought.append(unit)
+        except BaseException:
+            for unit in brought:
+                self._take_out(unit, engine)
+            raise
+
+    def _move(self, opened: Opened, values_are_there: bool) -> None:
         frozen_from = len(opened.parts)
-        engine = opened.engine
+        written, there = [], []
         for held in self._all():
             index = opened.index(held.param)
             trained = index is not None
             if index is None:
                 index, frozen_from = frozen_from, frozen_from + 1
-            if not (trained and values_are_there):
-                engine.write_param(index, held.param.data_ptr())
+            (there if trained and values_are_there else written).append((held, index))
+        # Values that are written to host memory can be read again, so that there is no need of both.
+        # A drive may fail, and those that are there are not the model's.
+        for held, index in written:
+            opened.engine.write_param(index, held.param.data_ptr())
+            if self.placement == "host":
+                held.leave(index)
+                held.forget()
+        for held, index in (*written, *there):
             held.leave(index)
-        self._opened = opened
+        for held in self._all():
+            held.forget()
 
-    def before_step(self) -> None:
-        """Errors: InvalidArgument if a unit is in use."""
+    def _finish_undoing(self) -> None:
+        """Undoes a take(). May be called again after an interrupt."""
+        taking = self._taking
+        if taking is None:
+            return
+        self._opened = None
+        for held in self._all():
+            held.return_to(functools.partial(self._read, taking.engine, held))
+        self._taking = None
+        taking.engine.close()
+
+    def _read(self, engine: Engine, held: Held) -> torch.UntypedStorage:
+        values = _storage.empty(held.size_bytes)
+        engine.read_param(held.index, values.data_ptr())
+        return values
+
+    def require_unused(self, call: str) -> None:
+        """Errors: InvalidArgument if a unit is in use. `call` is the optimizer's call that would
+        change it."""
         self.let_kept_go()
-        for unit in self.units:
-            if unit.pins:
-                raise InvalidArgument(
-                    f"a step began while unit '{unit.name}' is in use: call optimizer.step() "
-                    "outside of the model's forward and backward and of gathered()"
-                )
+        unit = self.in_use()
+        if unit is not None:
+            raise InvalidArgument(
+                f"{call} was called while unit '{unit.name}' of the offloaded model is in use: call it "
+                "outside of the model's forward and backward and of gathered()"
+            )
 
     def give_back(self) -> None:
         """Gives the values back to PyTorch's memory before the engine is closed, if there is room.
-        Otherwise the parameters stay away, in the store.
+        Otherwise the parameters stay away, in the store. After an error or an interrupt all is as
+        before.
 
         Errors: ResourceExhausted if there is no room and some of them are in no store."""
         opened = self._opened
         if opened is None:
             return
-        self.before_step()
+        self.require_unused("close()")
         away = self.size_bytes > free_bytes()
         frozen = any(held.index >= len(opened.parts) for held in self._all())
         if away and (opened.store is None or frozen):
@@ -151,14 +219,17 @@ class Streaming(Pins):
                 f"{'its frozen parameters are' if opened.store else 'they are'} in no store: save "
                 "them with ziggurat.torch.save_checkpoint() or under gathered(), and end the process"
             )
-        self._opened = self.optimizer = None
+        if not away:
+            try:
+                for held in self._all():
+                    held.give_back(self._read(opened.engine, held))
+            except BaseException:
+                for held in self._all():  # the engine still has the values
+                    held.leave(held.index)
+                    held.forget()
+                raise
         self._lost = away
-        if self._lost:
-            return
-        for held in self._all():
-            values = _storage.empty(held.size_bytes)
-            opened.engine.read_param(held.index, values.data_ptr())
-            held.give_back(values)
+        self._opened = self.optimizer = None
 
     # -- uses of what is away
 
@@ -169,6 +240,10 @@ class Streaming(Pins):
             if held not in self._copies:
                 self._copies[held] = self.copy_of(held)
             return self._copies[held]
+        if what in _CONVERSIONS and _changes_nothing(func, held.param, args, kwargs):
+            return held.param
+        if what == "data" and len(args) == 2 and args[1] is held.param:
+            return None  # model.to() assigns what it has converted
         if self._loading and what == "copy_" and args[0] is held.param:
             self.pin([held.unit])
             try:
@@ -180,7 +255,8 @@ class Streaming(Pins):
     def copy_of(self, held: Held) -> torch.Tensor:
         """Returns the values in memory of PyTorch's. Errors: ResourceExhausted if it has no room
         for them."""
-        opened, free = self._opened, free_bytes()
+        free = free_bytes()
+        opened = self._opened
         if opened is None:
             raise self._refusal("copy", held)
         if held.size_bytes > free:
@@ -219,11 +295,33 @@ class Streaming(Pins):
                 f"{where} is away, and its optimizer was closed when memory had no room for all "
                 "values: make the model and its optimizer again, and resume"
             )
+        if what in _CONVERSIONS:
+            return InvalidArgument(
+                f"{where} is away, and its type and device stay what they are: call "
+                f"model.{what}() before the optimizer opens its engine, which the first forward that "
+                "trains does"
+            )
         return InvalidArgument(
             f"{where} is away, because only the forward and backward of that unit's module bring "
             "it: use it within `with ziggurat.torch.gathered([param])`, or give offload() units "
             f"without '{held.unit.name}', so that it is there while the model runs"
         )
+
+
+# What modules call to convert parameters to a type or device, under the same names.
+_CONVERSIONS = frozenset({"to", "cpu", "cuda", "type", "float", "double", "half", "bfloat16"})
+
+
+def _changes_nothing(func: Any, param: torch.Tensor, args: Any, kwargs: Any) -> bool:
+    """Returns whether a conversion of the parameter would return it as it is."""
+    if kwargs.get("memory_format") is not None:
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        alike = torch.empty(0, dtype=param.dtype, device="cpu")
+        try:
+            return func(alike, *args[1:], **kwargs) is alike
+        except (RuntimeError, AssertionError):  # there is no such device
+            return False
 
 
 def streaming_of(param: torch.Tensor) -> tuple[Streaming, Held] | None:

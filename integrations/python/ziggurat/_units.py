@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
@@ -222,12 +223,24 @@ _LAYERS = (torch.nn.Embedding, torch.nn.Linear)
 
 
 def _repeated(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Returns the elements of a list of alike modules, or nothing."""
+    """Returns the repeated blocks of a list: all its elements if they are alike, else those that are
+    no single layer and of which there is another one, as between an embedding and a head."""
     if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
         return []
-    elements = [one for one in module if any(True for _ in one.parameters())]
-    alike = len(elements) > 1 and len({type(one) for one in elements}) == 1
-    return elements if alike and type(elements[0]) not in _LAYERS else []
+    elements = [
+        one
+        for one in module
+        if not isinstance(one, _NEVER_CALLED) and any(True for _ in one.parameters())
+    ]
+    count = Counter(map(type, elements))
+    if len(count) > 1:
+        elements = [one for one in elements if not _is_layer(one)]
+    return [one for one in elements if count[type(one)] > 1 and type(one) not in _LAYERS]
+
+
+def _is_layer(module: torch.nn.Module) -> bool:
+    """Returns whether the module is one of PyTorch's that consists of no others."""
+    return type(module).__module__.startswith("torch.nn.") and not list(module.children())
 
 
 def _innermost(

@@ -107,6 +107,28 @@ TEST_F(CUnits, RefuseWhatDoesNotFit) {
   EXPECT_REFUSED(ziggurat_read_gradient(engine_, 0, &memory, &has), "give fp32 memory");
 }
 
+TEST_F(CUnits, AreFoundInOneCall) {
+  stream(DType::kFloat32);
+  ASSERT_DONE(open(settings(kOnNvme)));
+  const std::array<std::uint64_t, kParams> params{1, 0};
+  std::array<void*, kParams> addresses{};
+  ASSERT_DONE(ziggurat_acquire(engine_, 1, nullptr));
+  EXPECT_REFUSED(ziggurat_param_addresses(engine_, 2, params.data(), addresses.data()),
+                 "'first'): the parameter is away");
+  EXPECT_EQ(addresses[0], nullptr);  // none is set
+  ASSERT_DONE(ziggurat_acquire(engine_, 0, nullptr));
+  ASSERT_DONE(ziggurat_param_addresses(engine_, 2, params.data(), addresses.data()));
+  for (std::size_t i = 0; i < kParams; ++i) {
+    ziggurat_memory place = ZIGGURAT_INIT(ziggurat_memory);
+    ASSERT_DONE(ziggurat_param_memory(engine_, params[i], &place));
+    EXPECT_EQ(addresses[i], place.address);
+  }
+  ASSERT_DONE(ziggurat_param_addresses(engine_, 0, nullptr, nullptr));
+  EXPECT_REFUSED(ziggurat_param_addresses(engine_, 1, nullptr, addresses.data()), "params is null");
+  EXPECT_REFUSED(ziggurat_param_addresses(engine_, 1, params.data(), nullptr), "addresses is null");
+  for (const std::uint32_t unit : {0, 1}) ASSERT_DONE(ziggurat_release(engine_, unit, nullptr));
+}
+
 TEST_F(CUnits, AreSavedAndLoaded) {
   stream(DType::kFloat32);
   ASSERT_DONE(open(settings(kOnNvme)));

@@ -7,19 +7,28 @@ than offload() takes.
 """
 
 import copy
-import gc
+import dataclasses
 import io
 import os
 import sys
 import warnings
-import weakref
 
 try:
     import pytest
     import torch
     from forked_runs import forked_runs
     from small_models import one_thread  # noqa: F401, a fixture
-    from streamed_models import gpt, loss_of, tokens_of, train
+    from streamed_models import (
+        gpt,
+        loss_of,
+        memory_of,
+        offloaded,
+        pinned,
+        same_with_and_without,
+        stepped,
+        tokens_of,
+        train,
+    )
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
@@ -30,23 +39,6 @@ from ziggurat import _storage
 from ziggurat._streaming import streaming_of
 from ziggurat._units import divide
 from ziggurat.torch import gathered, offload
-
-
-def memory_of(model: torch.nn.Module) -> int:
-    return divide(model, "auto").smallest()[0]
-
-
-def offloaded(model, **arguments):
-    """Returns an optimizer of the model, which has made a step; its parameters are away."""
-    offload(model, memory=memory_of(model), **arguments)
-    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
-    train(model, optimizer, range(1))
-    return optimizer
-
-
-def pinned(model: torch.nn.Module) -> list[str]:
-    streaming, _ = streaming_of(next(model.parameters()))
-    return [unit.name for unit in streaming.units if unit.pins]
 
 
 def alias_of(param: torch.Tensor) -> torch.Tensor:
@@ -174,6 +166,109 @@ def test_metadata_and_what_trainers_do_with_it_work():
     optimizer.close()
 
 
+MOVES_NOTHING = {
+    "to cpu": lambda model: model.to("cpu"),
+    "to its own": lambda model: model.to(torch.device("cpu"), torch.float32, non_blocking=True),
+    "to one like it": lambda model: model.to(model.norm.weight),
+    "cpu": lambda model: model.cpu(),
+    "float": lambda model: model.float(),
+    "type": lambda model: model.type(torch.float32),
+}
+MOVES = {
+    "to": lambda model: model.to(torch.bfloat16),
+    "half": lambda model: model.half(),
+    "cuda": lambda model: model.cuda(),
+}
+
+
+def test_a_model_that_is_moved_to_where_it_is():
+    def run(offload):
+        model = offload(gpt())
+        optimizer = stepped(model)
+        loss_of(model, tokens_of(7)).backward()
+        for move in MOVES_NOTHING.values():
+            assert move(model) is model
+        assert streaming_of(model.norm.weight) is None or "away" in repr(model.norm.weight)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses = train(model, optimizer, range(1, 3))
+        optimizer.close()
+        return losses
+
+    same_with_and_without(run)
+
+
+def test_a_model_that_is_moved_elsewhere_is_refused():
+    model = gpt()
+    optimizer = offloaded(model)
+    for name, move in MOVES.items():
+        with pytest.raises(
+            ziggurat.InvalidArgument, match=rf"call model\.{name}\(\) before the optimizer opens"
+        ):
+            move(model)
+    with pytest.raises(ziggurat.InvalidArgument, match="its type and device stay"):
+        model.norm.weight.to("cpu", copy=True)
+    train(model, optimizer, range(1, 2))
+    optimizer.close()
+
+
+@dataclasses.dataclass
+class Found:
+    logits: torch.Tensor
+    all: list
+
+
+class Returns(torch.nn.Module):
+    """Returns an object, or a list, that contains itself."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.gpt, self.kind = gpt(), kind
+
+    def forward(self, tokens: torch.Tensor):
+        found = Found(self.gpt(tokens), [])
+        found.all += [found, {"all": found.all}]
+        return found if self.kind == "object" else found.all
+
+
+@pytest.mark.parametrize("kind", ["object", "list"])
+def test_an_output_that_contains_itself(kind):
+    def run(offload):
+        model = offload(Returns(kind))
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+
+        def logits_of(tokens):
+            found = model(tokens)
+            return (found if kind == "object" else found[0]).logits
+
+        losses = train(logits_of, optimizer, range(2))
+        optimizer.close()
+        return losses
+
+    same_with_and_without(run)
+
+
+def test_other_errors_of_tensors_without_memory_stay_what_they_are():
+    model = gpt()
+    optimizer = offloaded(model)
+
+    def fail(*_):
+        raise RuntimeError("Cannot access data pointer of Tensor (e.g. FakeTensor, FunctionalTensor)")
+
+    handle = model.blocks[1].mlp.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match=r"of Tensor \(e\.g\. FakeTensor") as raised:
+        loss_of(model, tokens_of(1))
+    assert not isinstance(raised.value, ziggurat.ZigguratError)
+    handle.remove()
+    weight = alias_of(model.narrow.weight)
+    handle = model.blocks[1].mlp.register_forward_hook(lambda *_: weight.sum())
+    with pytest.raises(ziggurat.InvalidArgument, match=r"unit 'blocks\.1' has used .* keep no alias"):
+        loss_of(model, tokens_of(1))
+    handle.remove()
+    train(model, optimizer, range(1, 2))
+    optimizer.close()
+
+
 class Fails(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -191,49 +286,42 @@ def fail_in_forward(*_):
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "not reentrant"])
 @pytest.mark.parametrize("where", ["forward", "backward", "eval"])
 def test_nothing_stays_pinned_after_an_exception(checkpointing, where):
-    results = []
-    for offloads in (False, True):
-        model = gpt(checkpointing=checkpointing)
-        if offloads:
-            optimizer = offloaded(model)
-        else:
-            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
-            train(model, optimizer, range(1))
+    def run(offload):
+        model = offload(gpt(checkpointing=checkpointing))
+        optimizer = stepped(model)
         fails = fail_in_forward if where != "backward" else lambda module, args, out: Fails.apply(out)
         handle = model.blocks[1].mlp.register_forward_hook(fails)
         with torch.set_grad_enabled(where != "eval"), pytest.raises(ValueError, match="in "):
             loss_of(model, tokens_of(7)).backward()
         handle.remove()
-        assert not offloads or not pinned(model)
+        assert streaming_of(model.norm.weight) is None or not pinned(model)
         optimizer.zero_grad()
-        results.append(train(model, optimizer, range(1, 3)))
+        losses = train(model, optimizer, range(1, 3))
         optimizer.close()
-    assert results[0] == results[1]
+        return losses
+
+    same_with_and_without(run)
 
 
 def test_passes_that_overlap():
-    results = []
-    for offloads in (False, True):
-        model = gpt()
-        if offloads:
-            optimizer = offloaded(model)
-        else:
-            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
-            train(model, optimizer, range(1))
+    def run(offload):
+        model = offload(gpt())
+        optimizer = stepped(model)
         losses = [loss_of(model, tokens_of(step)) for step in (7, 8)]
-        assert not offloads or not pinned(model)
         losses[1].backward(retain_graph=True)
         losses[0].backward()
         losses[1].backward()
-        assert not offloads or not pinned(model)
+        assert streaming_of(model.norm.weight) is None or not pinned(model)
         optimizer.step()
         optimizer.zero_grad()
         loss = loss_of(model, tokens_of(9))
         weights = [model.embedding.weight, model.blocks[2].after.weight]
-        results.append([grad.norm().item() for grad in torch.autograd.grad(loss, weights)])
-        results[-1] += train(model, optimizer, range(1, 3))
+        found = [grad.norm().item() for grad in torch.autograd.grad(loss, weights)]
+        found += train(model, optimizer, range(1, 3))
         optimizer.close()
-    assert results[0] == results[1]
+        return found
+
+    same_with_and_without(run)
 
 
 def test_a_graph_of_before_the_step_raises():
@@ -246,35 +334,6 @@ def test_a_graph_of_before_the_step_raises():
         loss.backward()
     assert not pinned(model)
     optimizer.close()
-
-
-def test_a_model_that_is_dropped_gives_its_store_back(tmp_path):
-    for _ in range(2):
-        model = gpt()
-        offload(model, memory="1GiB", placement="nvme")
-        optimizer = ziggurat.torch.AdamW(
-            model.parameters(), lr=1e-2, placement=f"nvme:{tmp_path}/state"
-        )
-        optimizer.open(resume=True)
-        loss_of(model, tokens_of(1)).backward()
-        optimizer.step()
-        kept = weakref.ref(streaming_of(model.norm.weight)[0])
-        del model, optimizer
-        gc.collect()
-        assert kept() is None
-
-
-def test_a_model_may_change_until_its_engine_is_opened():
-    results = []
-    for offloads in (False, True):
-        model = gpt()
-        if offloads:
-            offload(model, memory=memory_of(model))
-        model.bfloat16()
-        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
-        results.append(train(model, optimizer, range(3)))
-        optimizer.close()
-    assert results[0] == results[1]
 
 
 def test_a_parameter_that_gets_other_memory_is_an_error_by_name():
@@ -295,86 +354,33 @@ def test_a_parameter_that_gets_other_memory_is_an_error_by_name():
 
 
 def test_autocast_keeps_the_bits_and_warns_of_its_copies():
-    results = []
-    for offloads in (False, True):
-        model = gpt()
-        if offloads:
-            offload(model, memory=memory_of(model))
+    def run(offload):
+        model = offload(gpt())
+        is_offloaded = streaming_of(model.norm.weight) is not None
         optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
-        losses = []
-        for step in range(2):
+
+        def loss_in_16_bits(model, tokens):
             with warnings.catch_warnings(record=True) as told, torch.autocast("cpu", torch.bfloat16):
                 warnings.simplefilter("always")
-                loss = loss_of(model, tokens_of(step))
-            assert any("autocast keeps a 16-bit copy" in str(one.message) for one in told) == offloads
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        results.append(losses)
+                loss = loss_of(model, tokens)
+            warned = any("autocast keeps a 16-bit copy" in str(one.message) for one in told)
+            assert warned == (is_offloaded and torch.is_grad_enabled())
+            return loss
+
+        losses = train(model, optimizer, range(2), loss_of=loss_in_16_bits)
         optimizer.close()
-    assert results[0] == results[1]
+        return losses
 
-
-def test_a_model_goes_on_after_its_optimizer():
-    results = []
-    for offloads in (False, True):
-        model = gpt()
-        if offloads:
-            offload(model, memory=memory_of(model))
-        losses = []
-        for _ in range(2):
-            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
-            losses += train(model, optimizer, range(2))
-            optimizer.close()
-            losses.append(loss_of(model, tokens_of(3)).item())
-        results.append(losses)
-    assert results[0] == results[1]
-
-
-def test_values_that_memory_has_no_room_for_stay_in_the_store(monkeypatch, tmp_path):
-    model = gpt()
-    offload(model, memory=memory_of(model))
-    optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
-    train(model, optimizer, range(1))
-    monkeypatch.setattr(ziggurat._streaming, "free_bytes", lambda: 1000)
-    with pytest.raises(ziggurat.ResourceExhausted, match="'position' is offloaded, and memory"):
-        model.state_dict()
-    optimizer.close()
-    with pytest.raises(ziggurat.InvalidArgument, match="optimizer was closed"):
-        model(tokens_of(1)[:, :-1])
-    with pytest.raises(ziggurat.InvalidArgument, match="closed when memory had no room"):
-        model.norm.weight.sum()
-    with pytest.raises(ziggurat.InvalidArgument, match="closed when memory had no room"):
-        ziggurat.torch.AdamW(model.parameters()).open()
-
-
-def test_an_optimizer_that_is_not_the_only_one():
-    model = gpt()
-    offload(model, memory=memory_of(model))
-    wide = ziggurat.torch.AdamW([p for p in model.parameters() if p.dim() > 1])
-    narrow = ziggurat.torch.AdamW([p for p in model.parameters() if p.dim() == 1])
-    loss_of(model, tokens_of(1)).backward()
-    with pytest.raises(ziggurat.Unimplemented, match="give one optimizer all parameters"):
-        wide.step()
-        narrow.step()
-    model = gpt()
-    model.norm.requires_grad_(False)
-    offload(model, memory=memory_of(model))
-    optimizer = ziggurat.torch.AdamW(model.parameters())
-    train(model, optimizer, range(1))
-    model.norm.requires_grad_(True)
-    with pytest.raises(ziggurat.Unimplemented, match="parameter '.*' of an offloaded model is in"):
-        train(model, optimizer, range(1, 2))
+    same_with_and_without(run)
 
 
 def test_a_backward_that_memory_has_no_room_for_is_an_error_by_name():
     """With create_graph all units stay until the step."""
-    results = []
-    for offloads in (False, True):
-        model = gpt()
-        if offloads:
-            optimizer = offloaded(model)
+
+    def run(offload):
+        model = offload(gpt())
+        optimizer = stepped(model)
+        if streaming_of(model.norm.weight) is not None:
             loss = loss_of(model, tokens_of(7))
             with pytest.raises(
                 ziggurat.ResourceExhausted, match=r"unit 'blocks\.2' takes \d+ bytes, and beside the "
@@ -382,66 +388,55 @@ def test_a_backward_that_memory_has_no_room_for_is_an_error_by_name():
             ):
                 torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
             assert not pinned(model)
-        else:
-            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
-            train(model, optimizer, range(1))
-        results.append(train(model, optimizer, range(1, 3)))
+        losses = train(model, optimizer, range(1, 3))
         optimizer.close()
-    assert results[0] == results[1]
+        return losses
+
+    same_with_and_without(run)
 
 
 def test_units_within_units():
-    results = []
-    for units in (None, ["blocks.0", "blocks.0.mlp", "blocks.0.mlp.2", "blocks.3.attention"]):
+    units = ["blocks.0", "blocks.0.mlp", "blocks.0.mlp.2", "blocks.3.attention"]
+
+    def run(offload):
         model = gpt()
-        if units is not None:
-            smallest = divide(model, units).smallest()[0]
-            offload(model, memory=smallest, units=units)
+        offload(model, memory=divide(model, units).smallest()[0], units=units)
         optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
-        results.append(train(model, optimizer, range(3)))
+        losses = train(model, optimizer, range(3))
         optimizer.close()
-    assert results[0] == results[1]
+        return losses
+
+    same_with_and_without(run)
     with pytest.raises(ziggurat.InvalidArgument, match="'blocks' is a ModuleList.*'blocks.0'"):
         offload(gpt(), memory="1GiB", units=["blocks"])
 
 
 def test_two_models_of_which_one_is_offloaded():
-    results = []
-    for offloads in (False, True):
-        models = gpt(), gpt()
-        if offloads:
-            offload(models[1], memory=memory_of(models[1]))
+    def run(offload):
+        models = gpt(), offload(gpt())
         params = [*models[0].parameters(), *models[1].parameters()]
         optimizer = ziggurat.torch.AdamW(params, lr=1e-2)
-        losses = []
-        for step in range(3):
-            loss = loss_of(lambda x: models[0](x) + models[1](x), tokens_of(step))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        results.append(losses)
+        losses = train(lambda x: models[0](x) + models[1](x), optimizer, range(3))
         optimizer.close()
-    assert results[0] == results[1]
+        return losses
+
+    same_with_and_without(run)
 
 
 def test_gathered_writes_become_masters():
-    results = []
-    for offloads in (False, True):
-        model = gpt()
-        if offloads:
-            optimizer = offloaded(model)
-        else:
-            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
-            train(model, optimizer, range(1))
+    def run(offload):
+        model = offload(gpt())
+        optimizer = stepped(model)
         weight = model.blocks[1].mlp[0].weight
         with torch.no_grad(), gathered(weight):
             weight.mul_(0.5)
         with gathered([weight, model.norm.weight], write=True):
             model.norm.weight.data.mul_(0.25)
-        results.append(train(model, optimizer, range(1, 3)))
+        losses = train(model, optimizer, range(1, 3))
         optimizer.close()
-    assert results[0] == results[1]
+        return losses
+
+    same_with_and_without(run)
 
 
 def test_a_step_within_gathered_is_refused():
@@ -449,7 +444,8 @@ def test_a_step_within_gathered_is_refused():
     optimizer = offloaded(model)
     loss_of(model, tokens_of(1)).backward()
     with gathered(model.norm.weight), pytest.raises(
-        ziggurat.InvalidArgument, match=r"a step began while unit '\(root\)' is in use"
+        ziggurat.InvalidArgument, match=r"step\(\) was called while unit '\(root\)' of the offloaded model is in "
+        "use: call it outside of"
     ):
         optimizer.step()
     optimizer.step()

@@ -16,14 +16,13 @@ try:
     import torch
     from forked_runs import forked_runs
     from small_models import one_thread  # noqa: F401, a fixture
-    from streamed_models import DEPTH, Gpt, gpt, loss_of, tokens_of, train
+    from streamed_models import DEPTH, Gpt, gpt, loss_of, pinned, tokens_of, train
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._streaming import streaming_of
 from ziggurat._units import ROOT, divide
 from ziggurat.torch import gathered, offload
 
@@ -33,11 +32,6 @@ def memory_for(model: torch.nn.Module, budget: str = "smallest") -> int:
     all_bytes = sum(unit.size_bytes for unit in division.units)
     smallest = division.smallest()[0]
     return {"smallest": smallest, "half": max(smallest, all_bytes // 2), "all": all_bytes}[budget]
-
-
-def pinned(model: torch.nn.Module) -> list[str]:
-    streaming, _ = streaming_of(next(model.parameters()))
-    return [unit.name for unit in streaming.units if unit.pins]
 
 
 def values_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -98,6 +92,47 @@ def test_units_are_blocks_and_layers_outside():
     assert [unit.name for unit in named.units] == [ROOT, "blocks.1", "blocks.2"]
     told = divide(gpt(), lambda name, module: name.startswith("blocks.1.mlp."))
     assert [unit.name for unit in told.units] == [ROOT, "blocks.1.mlp.0", "blocks.1.mlp.2"]
+
+
+def names_of_units(*modules: torch.nn.Module) -> list[str]:
+    return [unit.name for unit in divide(torch.nn.Sequential(*modules), "auto").units]
+
+
+def test_units_are_the_repeated_blocks_between_other_modules():
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 64)
+
+    blocks = [Block() for _ in range(3)]
+    norms = [torch.nn.LayerNorm(64) for _ in range(2)]
+    small, large = torch.nn.Linear(64, 8), torch.nn.Linear(64, 1000)
+    assert names_of_units(*blocks, small) == [ROOT, "0", "1", "2"]
+    assert names_of_units(torch.nn.Embedding(1000, 64), norms[0], *blocks, norms[1], large) == [
+        ROOT, "0", "2", "3", "4", "6",
+    ]
+    assert names_of_units(norms[0], large, norms[1]) == [ROOT, "1"]  # layers are no blocks
+    assert names_of_units(torch.nn.Sequential(norms[0], *blocks, small), small) == [
+        ROOT, "0.1", "0.2", "0.3",
+    ]
+    # a list in a list is never called
+    lists = [torch.nn.ModuleList(blocks[:2]), torch.nn.ModuleList([Block(), Block()])]
+    units = divide(torch.nn.ModuleList(lists), "auto").units
+    assert [unit.name for unit in units] == ["0.0", "0.1", "1.0", "1.1"]
+
+
+def test_a_sequence_of_blocks_and_a_head_has_the_bits_without_it():
+    results = []
+    for offloads in (False, True):
+        torch.manual_seed(1)
+        blocks = [torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)) for _ in range(3)]
+        model = torch.nn.Sequential(torch.nn.Embedding(97, 64), *blocks, torch.nn.Linear(64, 97))
+        if offloads:
+            offload(model, memory=memory_for(model))
+        optimizer = ziggurat.torch.SGD(model.parameters(), lr=0.1)
+        results.append(train(model, optimizer, range(2)))
+        optimizer.close()
+    assert results[0] == results[1]
 
 
 def test_too_little_memory_says_what_works():

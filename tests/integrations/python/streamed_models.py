@@ -8,6 +8,10 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import ziggurat.torch
+from ziggurat._streaming import streaming_of
+from ziggurat._units import divide
+
 if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
     raise ImportError(f"PyTorch {torch.__version__} cannot exchange the memory of a storage")
 
@@ -78,12 +82,13 @@ def loss_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def train(
-    model: torch.nn.Module,
+    model: Callable[..., Any],
     optimizer: torch.optim.Optimizer,
     steps: range,
     after_step: Callable[[int], Any] = lambda step: None,
     accumulate: int = 1,
     clip: float | None = None,
+    loss_of: Callable[..., torch.Tensor] = loss_of,
 ) -> list[float]:
     """Returns the losses of all steps, and of an evaluation after each."""
     losses = []
@@ -100,3 +105,38 @@ def train(
             losses.append(loss_of(model, tokens_of(1000)).item())
         after_step(step)
     return losses
+
+
+def memory_of(model: torch.nn.Module) -> int:
+    """Returns the least memory with which the model can be offloaded."""
+    return divide(model, "auto").smallest()[0]
+
+
+def pinned(model: torch.nn.Module) -> list[str]:
+    streaming, _ = streaming_of(next(model.parameters()))
+    return [unit.name for unit in streaming.units if unit.pins]
+
+
+def offloaded(model: torch.nn.Module, **arguments: Any) -> torch.optim.Optimizer:
+    """Returns an optimizer of the model, which has made a step; its parameters are away."""
+    ziggurat.torch.offload(model, memory=memory_of(model), **arguments)
+    return stepped(model)
+
+
+def stepped(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Returns an optimizer of the model, which has made a step."""
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, range(1))
+    return optimizer
+
+
+def same_with_and_without(run: Callable[[Callable[..., Any]], Any]) -> None:
+    """Compares what `run` returns, which gets a function to offload a model with, and one that does
+    nothing."""
+
+    def offload(model: torch.nn.Module, **arguments: Any) -> torch.nn.Module:
+        memory = arguments.pop("memory", None) or memory_of(model)
+        return ziggurat.torch.offload(model, memory=memory, **arguments)
+
+    plain = run(lambda model, **arguments: model)
+    assert run(offload) == plain
