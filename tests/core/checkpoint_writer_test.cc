@@ -43,23 +43,26 @@ class ArraysForAWriter : public ::testing::Test {
     std::ifstream file(folder + "/" + plan_.files.front().name, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
+  std::uint64_t count_of(std::size_t tensor) const { return piece_of(tensor).box.count(); }
   /// Where an element is in the file.
   std::uint64_t offset_of(std::size_t tensor, std::uint64_t element) const {
-    const auto piece = std::ranges::find(plan_.pieces, tensor, &StatePiece::tensor);
-    return piece->offset_bytes + element * size_bytes(tensors_[tensor].type);
+    return piece_of(tensor).offset_bytes + element * size_bytes(tensors_[tensor].type);
   }
 
   const std::vector<StateTensor> tensors_ = tensors_of_several_types();
   const ShardPlan plan_ = plan_whole_tensors(tensors_);
 
  private:
+  const StatePiece& piece_of(std::size_t tensor) const {
+    return *std::ranges::find(plan_.pieces, tensor, &StatePiece::tensor);
+  }
   Task<> write(std::string folder, std::uint64_t beside) {
     const std::unique_ptr<IoEngine> io = choose_io_engine(reactor_, folder);
     Task<std::unique_ptr<CheckpointWriter>> making = CheckpointWriter::create(
         {.reactor = reactor_, .workers = workers_, .io = *io}, folder, plan_, tensors_);
     const std::unique_ptr<CheckpointWriter> writer = co_await std::move(making);
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
-      const std::uint64_t count = plan_.pieces[t].box.count();
+      const std::uint64_t count = count_of(t);
       for (std::uint64_t first = 0; first < count; first += kRun) {
         const TensorRun run{.first = first, .count = std::min(kRun, count - first), .at = 0};
         co_await write_run(*writer, t, run, beside);
@@ -91,7 +94,7 @@ TEST_F(ArraysForAWriter, MayLieAnywhere) {
   EXPECT_EQ(file_written("beside", 8), placed);
   ASSERT_EQ(placed.size(), plan_.files.front().size_bytes);
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
-    const std::uint64_t bytes = offset_of(t, plan_.pieces[t].box.count()) - offset_of(t, 0);
+    const std::uint64_t bytes = offset_of(t, count_of(t)) - offset_of(t, 0);
     for (std::uint64_t i = 0; i < bytes; ++i) {
       ASSERT_EQ(static_cast<std::byte>(placed[offset_of(t, 0) + i]), byte_of(t, i))
           << tensors_[t].name << " byte " << i;

@@ -30,6 +30,7 @@ void expect_generation(TrainedStore& store, std::uint64_t generation) {
   expect_none(store.run([&](Engine& engine, int rank) {
     EXPECT_EQ(engine.generation(), generation) << "rank " << rank;
     EXPECT_TRUE(same_params(engine, store.expected[generation], store.model)) << "rank " << rank;
+    engine.make_durable();  // so that it closes in peace
   }));
 }
 
@@ -80,6 +81,7 @@ TEST_P(EngineRepair, EveryRecordOfOneGroupIsWrittenAnewFromAnother) {
             EXPECT_EQ(engine.generation(), kSteps);
             EXPECT_TRUE(same_params(engine, store.expected[kSteps], store.model));
             EXPECT_THAT(engine.description(), Contains(repaired).Times(each == rank ? 1 : 0));
+            engine.make_durable();
           },
           faults));
       EXPECT_EQ(bytes_of(places[index]), whole);
@@ -120,6 +122,7 @@ TEST_P(EngineRepair, ARecordThatNobodyHasAnyMoreTakesAllBackToTheGenerationBefor
     EXPECT_THAT(engine.description(),
                 Contains(HasSubstr("generation 3 is damaged in 1 of"))
                     .Times(each % store.group() == rank % store.group() ? 1 : 0));
+    engine.make_durable();
   }));
 }
 
