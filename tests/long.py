@@ -4,9 +4,9 @@
 
 long.py --build DIR [--report FILE] [NAME...]
 
-Each campaign is a test program with more cases. Runs those that are NAMED, or all, one after the other, and prints a table
-as Markdown, which --report writes too: it is filled while the campaigns run, so that one that is stopped keeps what it has.
-Ends with 1 if one failed. With all of them it takes hours.
+Each campaign is a test program with more cases, or a script of a folder here. Runs those that are NAMED, or all, one after the
+other, and prints a table as Markdown, which --report writes too: it is filled while the campaigns run, so that one that is
+stopped keeps what it has. Ends with 1 if one failed. With all of them it takes hours.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Name, program or Python test, what it tries, and how many.
+# Name, program or Python test or script, what it tries, and how many.
 CAMPAIGNS = [
     ("calls", "c_call_order_test", "calls of the C interface in random order", {"ZIGGURAT_CALLS": "2000000"}),
     ("units", "c_unit_order_test", "calls on streamed parameters, each predicted", {"ZIGGURAT_CALLS": "2000000"}),
@@ -37,10 +37,13 @@ CAMPAIGNS = [
     ("python-kills", "resume_test.py", "killed runs of a script", {"ZIGGURAT_KILLS": "200"}),
     ("python-saves", "background_save_test.py", "runs killed in a background save", {"ZIGGURAT_KILLS": "100"}),
     ("python-ranks", "torch_ranks_kill_test.py", "killed runs of two ranks", {"ZIGGURAT_KILLS": "40"}),
+    ("patches", "patches/run.py", "kept changes: files that they touch", {"ZIGGURAT_PATCHES": "all"}),
 ]
 
 
 def command_of(program, build):
+    if "/" in program:
+        return [sys.executable, str(ROOT / "tests" / program), "--build", str(build)]
     if program.endswith(".py"):
         return [sys.executable, str(ROOT / "tests/integrations/python" / program)]
     found = [path for path in build.rglob(program) if path.is_file() and os.access(path, os.X_OK)]
