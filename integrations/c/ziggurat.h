@@ -363,8 +363,8 @@ ZIGGURAT_API ziggurat_status ziggurat_expect_units(ziggurat_engine engine, const
 /// and then calls ziggurat_param_written() before the release.
 ZIGGURAT_API ziggurat_status ziggurat_param_memory(ziggurat_engine engine, uint64_t param,
                                                    ziggurat_memory* place);
-/// Gets where `count` streamed parameters of acquired units are, in one call: `addresses[i]` is that
-/// of parameter `params[i]`. Sets none if one of them is away.
+/// Gets where `count` streamed parameters of acquired units are: `addresses[i]` is that of
+/// parameter `params[i]`. Sets none if one of them is away.
 ZIGGURAT_API ziggurat_status ziggurat_param_addresses(ziggurat_engine engine, uint64_t count,
                                                       const uint64_t* params, void** addresses);
 /// Reads a streamed parameter, or writes it, in its own type. Acquires its unit meanwhile, so that

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds how much memory this process may still take, and reads and writes sizes."""
+"""Finds how much memory this process may still take, reads and writes sizes, and gives back what was
+freed."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
 
@@ -13,6 +15,14 @@ def free_bytes() -> int:
     """Returns what the machine has left, or less where the limits of this process's control groups
     leave less. Pages of files count as free."""
     return int(call("ziggurat_free_memory"))
+
+
+def return_freed() -> None:
+    """Gives freed memory back to the system, where the C library has a call for it. Pieces of some MiB
+    otherwise stay with the process."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def size_text(size_bytes: float) -> str:

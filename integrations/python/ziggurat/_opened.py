@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -244,6 +244,11 @@ class Opened:
         self._hooks.detach()
 
     @property
+    def keeps(self) -> bool:
+        """Returns whether the engine keeps parameters, which wait when their units are brought."""
+        return self._streaming is not None
+
+    @property
     def is_staged(self) -> bool:
         """Returns whether a parameter is on an accelerator."""
         return bool(self._staged)
@@ -379,10 +384,23 @@ class Opened:
                 if not self._all_written:
                     self.engine.wait()
             self._deliver(list(self._lent))
-        elif index in self._lent:
-            if not self._all_written:
+        else:
+            self.wait_for([index])
+
+    def wait_for(self, indices: Iterable[int]) -> None:
+        """Returns when these parameters have the value of the newest step."""
+        pending = [index for index in indices if index in self._lent]
+        if not pending:
+            return
+        if not self._all_written:
+            for index in pending:
                 self.engine.wait(index)
-            self._deliver([index])
+        self._deliver(pending)
+
+    def wait_but_for_kept(self) -> None:
+        """Returns when the parameters that the engine does not keep have the value of the newest
+        step."""
+        self.wait_for(index for index in list(self._lent) if not self._is_kept(index))
 
     def _deliver(self, pending: Sequence[int]) -> None:
         """Called when the engine has written the `pending` parameters: gives them back to the

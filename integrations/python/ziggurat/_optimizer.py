@@ -282,11 +282,14 @@ class EngineOptimizer(Opening):
             trained = {param for opened in stepped for param in opened.members}
             updated = (p for p in self._order if p.grad is not None and p in trained)
             self._sharing.publish(self._in_order(updated), beside)
-        if self._waits is None or not beside:
-            self.synchronize()
-        else:
+        if self._waits is not None and beside:
             with_gradient = [param for param in self._order if param.grad is not None]
             self._wait_for(self._waits.unseen(with_gradient))
+        elif self._tier != "host" and any(opened.keeps for opened in self._opened):
+            for opened in self._opened:
+                opened.wait_but_for_kept()
+        else:
+            self.synchronize()
         if follows and stepped:
             self._resume.after_step()
         return loss

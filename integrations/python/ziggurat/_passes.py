@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -227,25 +227,28 @@ class _AtEnd:
             self._streaming.let_kept_go()
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in a module's arguments or result, which may contain itself."""
-    left, seen = [value], {}
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Returns the tensors in a module's arguments or result, which may contain itself."""
+    found: list[torch.Tensor] = []
+    left: list[Any] = [value]
+    seen: dict[int, Any] = {}  # by id, and kept, so that no other object gets the id
     while left:
         one = left.pop()
         if isinstance(one, torch.Tensor):
-            yield one
-            continue
-        if isinstance(one, (list, tuple)):
-            inner = one
-        elif isinstance(one, dict):
-            inner = list(one.values())
-        elif hasattr(one, "__dataclass_fields__"):
-            inner = [getattr(one, name, None) for name in one.__dataclass_fields__]
-        else:
-            continue
-        if id(one) not in seen:
-            seen[id(one)] = one  # kept, so that no other object gets its id
-            left.extend(inner)
+            found.append(one)
+        elif isinstance(one, (list, tuple, dict)) or hasattr(one, "__dataclass_fields__"):
+            if id(one) not in seen:
+                seen[id(one)] = one
+                left.extend(_elements(one))
+    return found
+
+
+def _elements(one: Any) -> Iterable[Any]:
+    if isinstance(one, (list, tuple)):
+        return one
+    if isinstance(one, dict):
+        return one.values()
+    return [getattr(one, name, None) for name in one.__dataclass_fields__]
 
 
 def _sequence() -> int:

@@ -148,13 +148,13 @@ class Pins:
 
     def unpin(self, units: Iterable[PinnedUnit]) -> None:
         """Ends a pin of each of the units. Errors: the first, when all are ended."""
-        failed: Exception | None = None
+        failed: BaseException | None = None
         for unit in units:
             unit.pins -= 1
             if unit.pins == 0 and self._opened is not None:
                 try:
                     self._let_go(unit, self._opened)
-                except Exception as error:
+                except BaseException as error:
                     failed = failed or error
         if failed is not None:
             raise failed
@@ -189,6 +189,8 @@ class Pins:
             )
         self._acquire(unit, opened.engine)
         try:
+            if opened.pending:
+                opened.wait_for(held.index for held in unit.held)
             opened.engine.find(unit.places)
             for held, address in zip(unit.held, unit.places.addresses, strict=True):
                 held.put_in(address)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ziggurat import _storage
-from ziggurat._memory import free_bytes
+from ziggurat._memory import free_bytes, return_freed
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
 from ziggurat._parts import DTYPES
 from ziggurat._pins import Held, PinnedUnit, Pins
@@ -84,6 +85,8 @@ class Streaming(Pins):
         """Tells that `optimizer` is going to open an engine for the parameters `names`. Closes the
         engine of an optimizer that is no more. Errors: if they are in an engine already."""
         self._finish_undoing()
+        if self._opened is not None and not self._is_orphan():
+            gc.collect()  # a scheduler and its optimizer have each other
         if self._opened is not None and self._is_orphan():
             self._opened.end()
         if self._opened is not None:
@@ -138,6 +141,7 @@ class Streaming(Pins):
             self._finish_undoing()
             raise
         self._taking = None
+        return_freed()
 
     def _bring_pinned(self, engine: Engine) -> None:
         """Brings the units that were pinned before there was an engine, as by a gathered() around

@@ -61,7 +61,7 @@ an accelerator both have pinned copies in host memory, which PyTorch's streams f
 beside the computation; that has not been run on a real accelerator yet. A parameter without a
 gradient is left alone, as in PyTorch. ``step()`` returns when all new parameters are there. With
 ``model=model``, and state on NVMe or parameters on an accelerator, each module instead waits for
-its own parameters in the next forward.
+its own parameters in the next forward; so does each unit of an offloaded model with state on NVMe.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ than offload() takes.
 """
 
 import gc
+import resource
+import signal
 import sys
 import weakref
 
@@ -92,6 +94,38 @@ def test_an_opening_that_is_interrupted_leaves_the_model_as_it_was(monkeypatch, 
     same_with_and_without(run)
 
 
+def test_an_opening_that_finds_the_drive_full_leaves_the_model_as_it_was(monkeypatch, tmp_path):
+    def run(offload):
+        model = offload(gpt(), placement="nvme")
+        where = f"nvme:{tmp_path}/{is_offloaded(model)}"
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement=where)
+        if is_offloaded(model):
+            before = values_of(model)
+            written = ziggurat.Engine.write_param
+            monkeypatch.setattr(ziggurat.Engine, "write_param", lambda *args: with_full_drive(written, *args))
+            with pytest.raises(ziggurat.ResourceExhausted, match="cannot write"):
+                loss_of(model, tokens_of(0))
+            monkeypatch.setattr(ziggurat.Engine, "write_param", written)
+            assert same(values_of(model), before)
+        losses = train(model, optimizer, range(2))
+        optimizer.close()
+        return losses
+
+    same_with_and_without(run)
+
+
+def with_full_drive(write, engine, index: int, address: int) -> None:
+    """Writes a parameter; from the sixth on there is no room in any file."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if index > 4:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        write(engine, index, address)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 @pytest.mark.parametrize("tier", ["host", "nvme"])
 @pytest.mark.parametrize("name", ["write_param", "guard"])
 def test_a_resume_that_is_interrupted_leaves_the_model_as_it_was(monkeypatch, tier, name, tmp_path):
@@ -168,8 +202,8 @@ def test_an_optimizer_that_was_dropped_is_closed_by_the_next():
     def run(offload):
         model = offload(gpt())
         optimizer = stepped(model)
-        del optimizer
-        gc.collect()
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        del optimizer, scheduler  # which have each other
         optimizer = ziggurat.torch.SGD(model.parameters(), lr=0.1)
         losses = train(model, optimizer, range(1, 3))
         optimizer.close()
@@ -187,7 +221,6 @@ def test_the_store_of_an_optimizer_that_was_dropped_can_be_resumed(tmp_path):
         if not is_offloaded(model):
             optimizer.close()  # which also makes the last step durable
         del optimizer
-        gc.collect()
         optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement=place)
         optimizer.open(resume=True)
         assert optimizer.engine.generation == 2
@@ -196,6 +229,22 @@ def test_the_store_of_an_optimizer_that_was_dropped_can_be_resumed(tmp_path):
         return losses
 
     same_with_and_without(run)
+
+
+def test_a_step_on_nvme_leaves_the_wait_to_the_units(tmp_path):
+    model = gpt()
+    offload(model, memory=memory_of(model), placement="nvme")
+    optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
+    loss_of(model, tokens_of(0)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    (opened,) = optimizer.engines()
+    assert opened.pending
+    with gathered(model.narrow.weight):
+        assert opened.pending  # the others
+    loss_of(model, tokens_of(1))
+    assert not opened.pending
+    optimizer.close()
 
 
 def test_a_backward_after_close_has_its_values():
