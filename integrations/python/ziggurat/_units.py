@@ -214,7 +214,7 @@ def _automatic(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
         # Exact types: others may be used without a call, as attention's output layer is.
         if module in inside or module is model or type(module) not in _LAYERS:
             continue
-        if sum(param.numel() for param in module.parameters()) >= TILE:
+        if sum(param.numel() for param in module.parameters()) >= _TILE:
             chosen[module] = ""
     return {module: name for name, module in model.named_modules() if module in chosen}
 
