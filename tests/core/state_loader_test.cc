@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "core/checkpoint/piece_source.h"
+#include "core/checkpoint/shard_plan.h"
 #include "core/sharding/packing.h"
 #include "optimizer/eight_bit.h"
 #include "optimizer/state_arrays.h"
@@ -225,6 +226,13 @@ TEST_F(LoadedNumbers, HaveTheTensorsOfEachParameterInSharedRecords) {
   EXPECT_EQ(by_name(shared), by_name(alone));
   const auto units = [](const ChunkTable& table) { return ChunkRuns(table).units(); };
   EXPECT_EQ(units(shared), units(alone));
+  // A rank that saves them writes each element of each tensor once.
+  const ChunkRuns runs(shared);
+  std::vector<std::uint64_t> written(runs.tensors().size());
+  for (const StatePiece& piece : plan_shards(shared, runs, {}).pieces)
+    written[piece.tensor] += piece.box.count();
+  for (std::size_t t = 0; t < written.size(); ++t)
+    EXPECT_EQ(written[t], runs.tensors()[t].count()) << runs.tensors()[t].name;
 }
 
 /// A trainer's pieces, each a whole parameter under a name of its own.

@@ -213,7 +213,7 @@ TEST(SharedRecord, TakesAndGivesItsArraysAsTheyAre) {
   EXPECT_EQ(copy.bytes, records.shared.bytes);
 }
 
-TEST(SharedRecord, HasARoomForAScaleInSixteenElements) {
+TEST(SharedRecord, HasRoomForAScalePerSixteenElements) {
   const RecordFormat alone = record_format(OptimizerKind::kAdamW, k8Bit);
   const RecordFormat shared = record_format({OptimizerKind::kAdamW, k8Bit, true});
   EXPECT_EQ(alone.tile_bytes(), kTile * 6 + 2 * kTile / 256 * 4);
