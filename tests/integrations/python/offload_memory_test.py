@@ -12,6 +12,7 @@ from pathlib import Path
 try:
     import pytest
     import torch
+    import torch._dynamo  # which a step loads, and which takes each child seconds
     from forked_runs import forked_runs
     from small_models import one_thread  # noqa: F401, a fixture
     from streamed_models import memory_of
