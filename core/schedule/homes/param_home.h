@@ -86,6 +86,8 @@ class UnitParamHome : public ParamHome {
   /// loaded.
   virtual bool used_at_home() const noexcept { return false; }
   virtual DeviceSpan<const std::byte> view(UnitId) const noexcept { return {}; }
+  /// Notes that work of the trainer uses the unit at view() until `read` happens.
+  virtual void used_until(UnitId, const Event& read) { static_cast<void>(read); }
   /// A copy to the device that is queued.
   struct Loading {
     Event landed;
@@ -192,6 +194,7 @@ class StreamedParamHome final : public UnitParamHome {
   DeviceSpan<const std::byte> view(UnitId unit) const noexcept override {
     return home_->view(unit);
   }
+  void used_until(UnitId unit, const Event& read) override { home_->used_until(unit, read); }
   Task<Loading> load(UnitId unit, std::byte* destination, Need need, IoPriority priority) override {
     return home_->load(unit, destination, need, priority);
   }
