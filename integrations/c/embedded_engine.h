@@ -20,8 +20,8 @@
 #include "base/typed_span.h"
 #include "core/checkpoint/tensor_piece.h"
 #include "core/engine/lent_engine.h"
+#include "integrations/c/embedded_device.h"
 #include "integrations/c/settings_json.h"
-#include "tiers/host_device.h"
 
 namespace ziggurat {
 
@@ -99,18 +99,20 @@ class EmbeddedEngine {
   void expect_gradients();
   /// lend_param() says that the parameter was moved. param_written() says that it was written since
   /// the last step, so that its master is taken from it again; of a streamed parameter, that what
-  /// was written while its unit is acquired goes home.
+  /// was written while its unit is acquired goes home: on a GPU, work that has ended.
   void lend_param(std::size_t param, TypedSpan<std::byte> values);
   void param_written(std::size_t param);
 
   // embedded_units.cc
   /// What LentEngine does with these names. acquire() may wait while other threads make calls.
-  void acquire(StreamedUnit unit);
-  void release(StreamedUnit unit);
+  /// `stream` is the driver's handle (cudaStream_t) of a stream on the device's GPU; null if the
+  /// device is the host.
+  void acquire(StreamedUnit unit, void* stream);
+  void release(StreamedUnit unit, void* stream);
   void expect_units(std::span<const StreamedUnit> units);
   void end_waits() { engine_->end_waits(); }
-  /// Returns where a streamed parameter is while its unit is acquired.
-  TypedSpan<std::byte> place(std::size_t param);
+  /// Returns where a streamed parameter is on the device while its unit is acquired.
+  TypedDeviceSpan<std::byte> place(std::size_t param);
   /// Read and write a streamed parameter in its own type, and acquire its unit meanwhile.
   void read_param(std::size_t param, TypedSpan<std::byte> values);
   void write_param(std::size_t param, TypedSpan<const std::byte> values);
@@ -206,6 +208,8 @@ class EmbeddedEngine {
   StepResult make_step(const EmbeddedStep& step);
   void require_count(const char* call, std::size_t param, std::size_t count) const;
   void require_trained(const char* call, std::size_t param) const;
+  StreamRef& stream_of(void* handle);
+  Device* device() const noexcept { return device_ ? &device_->device() : nullptr; }
   StreamedUnit require_streamed(const char* call, std::size_t param,
                                 TypedSpan<const std::byte> values) const;
   std::vector<GroupStep> param_steps(const EmbeddedStep& step) const;
@@ -226,8 +230,8 @@ class EmbeddedEngine {
   std::vector<bool> written_;        ///< per parameter: written since the last step
   std::vector<Gradient> gradients_;  ///< per parameter, for the step to come
   std::vector<std::byte> resumed_blob_;
-  std::uint64_t blob_ranks_ = 0;        ///< StepsBlob::of_ranks of the same
-  std::unique_ptr<HostDevice> device_;  // null if no parameter is streamed
+  std::uint64_t blob_ranks_ = 0;            ///< StepsBlob::of_ranks of the same
+  std::shared_ptr<EmbeddedDevice> device_;  // null if no parameter is streamed
   std::unique_ptr<LentEngine> engine_;
 };
 

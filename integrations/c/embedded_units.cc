@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_units.cc: streamed parameters of an embedded engine. Its device is memory
-// of the host.
+// integrations/c/embedded_units.cc: streamed parameters of an embedded engine, and its device.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,41 +13,53 @@ namespace ziggurat {
 
 void EmbeddedEngine::make_device(const std::vector<EmbeddedParam>& params,
                                  const EmbeddedConfig& config) {
-  if (std::ranges::none_of(params, &EmbeddedParam::streamed)) {
-    if (config.device_bytes == 0) return;
+  const auto streamed = std::ranges::find_if(params, &EmbeddedParam::streamed);
+  if (streamed == params.end()) {
+    if (config.device_bytes == 0 && config.device == 0) return;
     throw wrong(
-        "`device_memory` is given, but every parameter is in the caller's memory: leave it out, or "
-        "leave the address of those parameters null that the engine is to keep");
+        fmt::format("`{}` is given, but every parameter is in the caller's memory: leave "
+                    "it out, or leave the address of those parameters null that the engine "
+                    "is to keep",
+                    config.device == 0 ? "device_memory" : "device"));
+  }
+  if (config.device != 0) {
+    if (config.device_bytes != 0)
+      throw wrong("`device` and `device_memory` are given: give one of them");
+    device_ = taken_device(config.device, runtime_);
+    return;
   }
   if (config.device_bytes == 0) {
     throw wrong(fmt::format(
         "`device_memory` is missing: parameter '{}' has no address, so the engine keeps it, and "
         "needs memory for those that are acquired",
-        std::ranges::find_if(params, &EmbeddedParam::streamed)->name));
+        streamed->name));
   }
-  device_ = HostDevice::create(runtime_.reactor, config.device_bytes);
+  device_ = std::make_shared<EmbeddedDevice>(
+      runtime_, EmbeddedDevice::Memory{.size_bytes = config.device_bytes});
+}
+
+StreamRef& EmbeddedEngine::stream_of(void* handle) {
+  static Host none;  // the engine says that nothing is streamed
+  return device_ ? device_->stream(handle) : none;
 }
 
 // These three wait without the lock: acquire() may wait for what another thread's release() gives
 // back.
-void EmbeddedEngine::acquire(StreamedUnit unit) {
-  Host host;
-  engine_->acquire(unit, host);
+void EmbeddedEngine::acquire(StreamedUnit unit, void* stream) {
+  engine_->acquire(unit, stream_of(stream));
 }
 
-void EmbeddedEngine::release(StreamedUnit unit) {
-  Host host;
-  engine_->release(unit, host);
+void EmbeddedEngine::release(StreamedUnit unit, void* stream) {
+  engine_->release(unit, stream_of(stream));
 }
 
 void EmbeddedEngine::expect_units(std::span<const StreamedUnit> units) {
   engine_->expect_units(units);
 }
 
-TypedSpan<std::byte> EmbeddedEngine::place(std::size_t param) {
+TypedDeviceSpan<std::byte> EmbeddedEngine::place(std::size_t param) {
   require_count("param_memory", param, count_or_none(param));
-  const TypedDeviceSpan<std::byte> its = engine_->place(static_cast<ParamId>(param));
-  return {its.dtype, HostDevice::view(its.bytes)};
+  return engine_->place(static_cast<ParamId>(param));
 }
 
 /// Throws unless the parameter is streamed, and `values` has its type and size. Returns its unit.
@@ -70,26 +81,32 @@ StreamedUnit EmbeddedEngine::require_streamed(const char* call, std::size_t para
 
 void EmbeddedEngine::read_param(std::size_t param, TypedSpan<std::byte> values) {
   const StreamedUnit unit = require_streamed("read_param", param, values);
-  acquire(unit);
-  {
+  Host host;
+  engine_->acquire(unit, host);
+  std::exception_ptr error;
+  try {
     const std::lock_guard lock(copying_);
-    std::ranges::copy(place(param).bytes, values.bytes.begin());
+    device_->read(place(param).bytes, values.bytes);
+  } catch (...) {
+    error = std::current_exception();
   }
-  release(unit);
+  engine_->release(unit, host);
+  if (error) std::rethrow_exception(error);
 }
 
 void EmbeddedEngine::write_param(std::size_t param, TypedSpan<const std::byte> values) {
   const StreamedUnit unit = require_streamed("write_param", param, values);
-  acquire(unit);
+  Host host;
+  engine_->acquire(unit, host);
   std::exception_ptr error;
   try {
     const std::lock_guard lock(copying_);
-    std::ranges::copy(values.bytes, place(param).bytes.begin());
+    device_->write(place(param).bytes, values.bytes);
     param_written(param);
   } catch (...) {
     error = std::current_exception();
   }
-  release(unit);
+  engine_->release(unit, host);
   if (error) std::rethrow_exception(error);
 }
 

@@ -17,13 +17,6 @@ using ziggurat::guarded;
 using ziggurat::memory_of;
 using ziggurat::OpenEngine;
 using ziggurat::required;
-using ziggurat::TypedSpan;
-using ziggurat::wrong;
-
-void refuse_stream(const void* stream) {
-  if (stream != nullptr)
-    throw wrong("a stream was given, but this engine's parameters are in host memory: give null");
-}
 
 ziggurat_dtype dtype_in_c(DType dtype) {
   switch (dtype) {
@@ -39,16 +32,14 @@ ziggurat_dtype dtype_in_c(DType dtype) {
 ziggurat_status ziggurat_acquire(ziggurat_engine engine, uint32_t unit, void* stream) {
   return guarded([&] {
     const std::shared_ptr<OpenEngine> open = engines().find(engine);
-    refuse_stream(stream);
-    open->engine->acquire(unit);
+    open->engine->acquire(unit, stream);
   });
 }
 
 ziggurat_status ziggurat_release(ziggurat_engine engine, uint32_t unit, void* stream) {
   return guarded([&] {
     const std::shared_ptr<OpenEngine> open = engines().find(engine);
-    refuse_stream(stream);
-    open->engine->release(unit);
+    open->engine->release(unit, stream);
   });
 }
 
@@ -65,9 +56,9 @@ ziggurat_status ziggurat_param_memory(ziggurat_engine engine, uint64_t param,
   return guarded([&] {
     const std::shared_ptr<OpenEngine> open = engines().find(engine);
     ziggurat_memory own = copied(place, "place");
-    const TypedSpan<std::byte> its = open->engine->place(param);
+    const ziggurat::TypedDeviceSpan<std::byte> its = open->engine->place(param);
     own.dtype = dtype_in_c(its.dtype);
-    own.address = its.bytes.data();
+    own.address = reinterpret_cast<void*>(its.bytes.address());
     own.size_bytes = its.bytes.size();
     give(own, place);
   });

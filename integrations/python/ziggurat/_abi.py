@@ -61,6 +61,17 @@ for _error in (ZigguratError, *_ERRORS.values()):
     _error.__module__ = "ziggurat"  # lets a traceback name the class as a script imports it
 
 
+class DeviceMemory(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("kind", ctypes.c_int32),
+        ("index", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
+        ("address", ctypes.c_void_p),
+        ("size_bytes", ctypes.c_uint64),
+    ]
+
+
 class Memory(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
@@ -206,6 +217,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "ziggurat_param_written": [HANDLE, INDEX],
     "ziggurat_acquire": [HANDLE, ctypes.c_uint32, ctypes.c_void_p],
     "ziggurat_release": [HANDLE, ctypes.c_uint32, ctypes.c_void_p],
+    "ziggurat_device_open": [HANDLE, ctypes.POINTER(DeviceMemory), ctypes.POINTER(HANDLE)],
+    "ziggurat_device_close": [HANDLE],
     "ziggurat_expect_units": [HANDLE, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint64],
     "ziggurat_param_memory": [HANDLE, INDEX, ctypes.POINTER(Memory)],
     "ziggurat_read_param": [HANDLE, INDEX, ctypes.POINTER(Memory)],
