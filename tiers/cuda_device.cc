@@ -197,6 +197,28 @@ std::unique_ptr<CudaBlock> take_block(const std::shared_ptr<CudaContext>& contex
   }
 }
 
+/// Throws unless the memory of `size_bytes` at `lent` is the GPU's, at its first byte and its last.
+void require_lent(CudaContext& context, const std::byte* lent, std::uint64_t size_bytes) {
+  if (reinterpret_cast<std::uintptr_t>(lent) % kAlignment != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the memory at {} that is lent to {} is not aligned; lend memory whose "
+                            "address {} divides",
+                            fmt::ptr(lent), context.description(), kAlignment));
+  }
+  for (const std::byte* const address : {lent, lent + size_bytes - 1}) {
+    cudaPointerAttributes attributes{};
+    context.call({"cudaPointerGetAttributes"},
+                 [&] { return cudaPointerGetAttributes(&attributes, address); });
+    if (attributes.type == cudaMemoryTypeDevice && attributes.device == context.index()) continue;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the {} at {} that are lent to {} are not all in its memory: {} is not; "
+                    "lend memory that was allocated on this GPU",
+                    format_bytes(size_bytes), fmt::ptr(lent), context.description(),
+                    fmt::ptr(address)));
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<CudaDevice> CudaDevice::create(Reactor& reactor, const CudaDeviceOptions& options) {
@@ -212,9 +234,11 @@ std::unique_ptr<CudaDevice> CudaDevice::create(Reactor& reactor, const CudaDevic
       std::make_shared<CudaContext>(options.index, name_of(options.index), options.deadlines);
   parts.host_memory = std::make_shared<CudaHostMemory>(parts.context);
   std::unique_ptr<CudaBlock> block;
-  if (options.lent_memory == nullptr) {
-    internal::on_own_thread([&] { block = take_block(parts.context, size_bytes); });
-  }
+  const auto* const lent = static_cast<const std::byte*>(options.lent_memory);
+  internal::on_own_thread([&] {
+    if (lent != nullptr) return require_lent(*parts.context, lent, size_bytes);
+    block = take_block(parts.context, size_bytes);
+  });
   std::string description =
       fmt::format("{}: {}{}", parts.context->description(), format_bytes(size_bytes),
                   block ? "" : " lent by the caller");

@@ -43,7 +43,8 @@ struct CudaDeviceOptions {
   int index = 0;                     ///< CUDA's number of the GPU (CUDA_VISIBLE_DEVICES applies)
   std::uint64_t capacity_bytes = 0;  ///< the budget, all of it taken at creation
   /// Memory of the GPU to use instead of a block of the device's own: `capacity_bytes` at this
-  /// address, which nothing else uses while the device lives. Null if there is none.
+  /// address, which 256 divides, and which nothing else uses while the device lives. Null if there
+  /// is none.
   void* lent_memory = nullptr;
   DriverDeadlines deadlines = {};
   Trace* trace = nullptr;
@@ -62,8 +63,9 @@ class CudaContext;
 class CudaDevice : public Device {
  public:
   /// Makes a device; the reactor must outlive it. Errors: kUnavailable "no CUDA device can be used:
-  /// <why>"; kInvalidArgument for an index or a budget that is not possible; kResourceExhausted if
-  /// the GPU has less free memory; kUnimplemented for a GPU without memory pools.
+  /// <why>"; kInvalidArgument for an index or a budget that is not possible, or for lent memory
+  /// that is not aligned or not the GPU's; kResourceExhausted if the GPU has less free memory;
+  /// kUnimplemented for a GPU without memory pools.
   static std::unique_ptr<CudaDevice> create(Reactor& reactor, const CudaDeviceOptions& options);
 
   bool host_accessible() const noexcept final { return false; }

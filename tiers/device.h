@@ -3,6 +3,7 @@
 // computes (tiers/stream.h).
 //
 // Implementations: host_device.h (emulated in host memory: the CPU-only device) and cuda_device.h.
+// The memory is the device's own, or lent by the caller.
 // One conformance suite covers both: tests/tiers/device_conformance_test.cc.
 #pragma once
 

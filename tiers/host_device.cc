@@ -53,30 +53,52 @@ void copy_bytes(std::byte* destination, const std::byte* source,
   if (size_bytes > 0) std::memcpy(destination, source, size_bytes);
 }
 
+/// Returns the whole pages in `capacity_bytes`.
+std::uint64_t usable_bytes(std::uint64_t capacity_bytes) {
+  const std::uint64_t usable = capacity_bytes / kAlignment * kAlignment;
+  if (usable > 0) return usable;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("a device memory budget of {} holds nothing; give at least 4 KiB",
+                          format_bytes(capacity_bytes)));
+}
+
 }  // namespace
 
 std::unique_ptr<HostDevice> HostDevice::create(Reactor& reactor, std::uint64_t capacity_bytes,
                                                Trace* trace, Metrics* metrics) {
-  const std::uint64_t usable = capacity_bytes / kAlignment * kAlignment;
-  if (usable == 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("a device memory budget of {} holds nothing; give at least 4 KiB",
-                            format_bytes(capacity_bytes)));
-  }
+  const std::uint64_t usable = usable_bytes(capacity_bytes);
   HostMapping mapping(HostMappingOptions{.owner = "host device", .size_bytes = usable});
-  return std::unique_ptr<HostDevice>(new HostDevice(reactor, std::move(mapping), trace, metrics));
+  const std::span<std::byte> bytes = mapping.bytes();
+  return std::unique_ptr<HostDevice>(
+      new HostDevice(reactor, std::move(mapping), bytes, trace, metrics));
 }
 
-HostDevice::HostDevice(Reactor& reactor, HostMapping mapping, Trace* trace, Metrics* metrics)
+std::unique_ptr<HostDevice> HostDevice::create(Reactor& reactor, std::span<std::byte> lent,
+                                               Trace* trace, Metrics* metrics) {
+  const std::uint64_t usable = usable_bytes(lent.size());
+  if (reinterpret_cast<std::uintptr_t>(lent.data()) % kAlignment != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the memory at {} that is lent as a device begins within a page; lend "
+                            "memory whose address 4096 divides",
+                            fmt::ptr(lent.data())));
+  }
+  return std::unique_ptr<HostDevice>(
+      new HostDevice(reactor, std::nullopt, lent.first(usable), trace, metrics));
+}
+
+HostDevice::HostDevice(Reactor& reactor, std::optional<HostMapping> mapping,
+                       std::span<std::byte> bytes, Trace* trace, Metrics* metrics)
     : reactor_(reactor),
       mapping_(std::move(mapping)),
-      memory_(mapping_.bytes().data(), mapping_.bytes().size(), kAlignment),
+      bytes_(bytes),
+      memory_(bytes_.data(), bytes_.size(), kAlignment),
       trace_(trace),
       metrics_(metrics) {}
 
 std::string HostDevice::description() const {
-  return fmt::format("host memory as the device: {} of {}", format_bytes(mapping_.bytes().size()),
-                     mapping_.page_kind());
+  const std::string size = format_bytes(bytes_.size());
+  if (!mapping_) return fmt::format("host memory as the device: {} lent by the caller", size);
+  return fmt::format("host memory as the device: {} of {}", size, mapping_->page_kind());
 }
 
 std::unique_ptr<Stream> HostDevice::create_stream(const std::string& name, StreamPriority) {

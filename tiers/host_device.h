@@ -2,15 +2,17 @@
 // tiers/host_device.h: the CPU-only device: a budget of host memory is used like a GPU's memory,
 // with streams on threads of their own.
 //
-// One mapping of transparent huge pages is the device's memory. Nothing else is ever allocated, so
-// the budget is hard. A copy is a memcpy on the stream's thread: it takes memory bandwidth and some
-// CPU time, as a link would take its own, and overlaps compute.
+// One mapping of transparent huge pages is the device's memory, or memory that the caller lends.
+// Nothing else is ever allocated, so the budget is hard. A copy is a memcpy on the stream's thread:
+// it takes memory bandwidth and some CPU time, as a link would take its own, and overlaps compute.
 #pragma once
 
 #include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -32,6 +34,11 @@ class HostDevice final : public Device {
   /// give the memory.
   static std::unique_ptr<HostDevice> create(Reactor& reactor, std::uint64_t capacity_bytes,
                                             Trace* trace = nullptr, Metrics* metrics = nullptr);
+  /// Makes a device of `lent` memory, which must outlive it, and which nothing else uses meanwhile.
+  /// Errors: kInvalidArgument if the memory does not begin with a page (4 KiB), or has less than
+  /// one.
+  static std::unique_ptr<HostDevice> create(Reactor& reactor, std::span<std::byte> lent,
+                                            Trace* trace = nullptr, Metrics* metrics = nullptr);
 
   /// Returns device elements for the CPU, because memory of an emulated device is host memory.
   template <class T>
@@ -52,10 +59,12 @@ class HostDevice final : public Device {
   DeviceMemory& memory() const noexcept override { return memory_; }
 
  private:
-  HostDevice(Reactor& reactor, HostMapping mapping, Trace* trace, Metrics* metrics);
+  HostDevice(Reactor& reactor, std::optional<HostMapping> mapping, std::span<std::byte> bytes,
+             Trace* trace, Metrics* metrics);
 
   Reactor& reactor_;
-  HostMapping mapping_;
+  std::optional<HostMapping> mapping_;  // empty if the memory is lent
+  std::span<std::byte> bytes_;
   mutable DeviceMemory memory_;
   Trace* trace_;
   Metrics* metrics_;

@@ -66,7 +66,8 @@ class LentEngine : public StateEngine {
   /// Opens an engine like Engine::open(). `model` has a unit for each parameter, and `params` has
   /// their values, without padding, in the unit's type. Values of a streamed parameter are read at
   /// open only, and may be empty: it then begins with zeros. `device` may be null if there are no
-  /// streamed parameters; it must have been made on runtime.reactor and outlive the engine. A
+  /// streamed parameters; it must have been made on runtime.reactor and outlive the engine. It may
+  /// be a GPU: gradients and lent parameters are in host memory all the same. A
   /// ParamId is the number of a parameter in this order. If EngineConfig::host_budget_bytes is 0,
   /// the engine takes as much as a run uses well. The masters of a new store are made from them,
   /// and the masters of an existing store are written to them. Records on NVMe are made in the
@@ -120,9 +121,10 @@ class LentEngine : public StateEngine {
   virtual void refuse_step(const Error& why) = 0;
   /// Brings all parameters of `unit` to the device, at generation(), and pins them there until
   /// release(). Acquires of a unit count. Work that is queued on `stream` from now on finds the
-  /// parameters; on the Host they are there when the call returns. Errors: kInvalidArgument for a
-  /// unit that does not exist; kResourceExhausted if its memory cannot come back, because other
-  /// units are acquired.
+  /// parameters; on the Host they are there when the call returns. `stream` belongs to the caller
+  /// (CudaDevice::caller_stream) or is the Host. Errors: kInvalidArgument for a unit that does not
+  /// exist, or a stream that captures; kResourceExhausted if its memory cannot come back, because
+  /// other units are acquired; kUnavailable if the device is lost, and then the engine has ended.
   virtual void acquire(StreamedUnit unit, StreamRef& stream) = 0;
   /// Unpins the unit; the work that is queued on `stream` so far is the last that uses it. All
   /// units must be released before step().
@@ -138,7 +140,8 @@ class LentEngine : public StateEngine {
   virtual TypedDeviceSpan<std::byte> place(ParamId param) const = 0;
   /// Brings home what the trainer has written into an acquired parameter with work that is queued
   /// on `stream`. The next step is given GroupStep::params_written for it. Until that step is
-  /// durable, a crash loses what was written.
+  /// durable, a crash loses what was written. After any error except kInvalidArgument the engine
+  /// has ended, because a part of the parameter may be home.
   virtual void store_param(ParamId param, StreamRef& stream) = 0;
 
   /// Takes the new memory of a parameter, which the trainer has moved. Waits for an update of it

@@ -36,7 +36,8 @@ struct Context {
   Device* device = nullptr;
   Stream* to_device = nullptr;
   Stream* to_host = nullptr;
-  Compute* compute = nullptr;  ///< computes on bytes in the device's memory
+  /// Computes on bytes in the device's memory; null where only the CPU computes.
+  Compute* compute = nullptr;
   PinnedPool& pool;
   RankChannels& ranks;
   const ChunkTable& table;

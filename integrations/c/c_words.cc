@@ -35,9 +35,10 @@ const std::map<std::string, std::string, std::less<>>& places() {
         {"threads", "\"threads\" of ziggurat_runtime_create()"},
         {"weight_decay", "ziggurat_group.weight_decay"}};
     for (const char* const key :
-         {"device_memory", "durable_every", "durable_every_steps", "first_elements", "host_memory",
-          "initial_accumulator", "optimizer", "param_rounding", "pieces", "placement", "resume",
-          "rounding", "run", "slots", "state_format", "state_rounding", "store"})
+         {"device", "device_memory", "durable_every", "durable_every_steps", "first_elements",
+          "host_memory", "initial_accumulator", "optimizer", "param_rounding", "pieces",
+          "placement", "resume", "rounding", "run", "slots", "state_format", "state_rounding",
+          "store"})
       its[key] = fmt::format("\"{}\"", key);
     for (const char* const none : {"activation_checkpointing",
                                    "batch",

@@ -101,7 +101,7 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
   };
   make_device(params, config);
   sums_on_nvme_ = config.placement.grads == Tier::kNvme;
-  engine_ = load == nullptr ? LentEngine::open(model_, config, runtime, lent, device_.get())
+  engine_ = load == nullptr ? LentEngine::open(model_, config, runtime, lent, device())
                             : opened_from(config, *load, lent);
   read_steps();
 }

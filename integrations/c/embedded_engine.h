@@ -20,8 +20,8 @@
 #include "base/typed_span.h"
 #include "core/checkpoint/tensor_piece.h"
 #include "core/engine/lent_engine.h"
+#include "integrations/c/embedded_device.h"
 #include "integrations/c/settings_json.h"
-#include "tiers/host_device.h"
 
 namespace ziggurat {
 
@@ -122,10 +122,14 @@ class EmbeddedEngine {
   bool read_gradient(std::size_t param, std::span<float> values);
 
   /// Says that a parameter was written since the last step, so that its master is taken from it
-  /// again; of a streamed parameter, that what was written while its unit is acquired goes home.
+  /// again; of a streamed parameter, that what was written while its unit is acquired goes home:
+  /// on a GPU, by work that has ended.
   void param_written(std::size_t param);
   /// Writes state as LentEngine does. A master replaces what param_written() said before.
   void write_state(std::size_t param, std::string_view name, std::span<const float> values);
+  /// Returns a stream of the caller's for LentEngine::acquire() and release(). `handle` is the
+  /// driver's (cudaStream_t) for a stream on the device's GPU, and null if the device is the host.
+  StreamRef& stream_of(void* handle);
   /// Read and write a streamed parameter in its own type, and acquire its unit meanwhile.
   void read_param(std::size_t param, TypedSpan<std::byte> values);
   void write_param(std::size_t param, TypedSpan<const std::byte> values);
@@ -164,9 +168,10 @@ class EmbeddedEngine {
   StepResult make_step(const EmbeddedStep& step);
   void require_count(const char* call, std::size_t param, std::size_t count) const;
   void require_trained(const char* call, std::size_t param) const;
+  Device* device() const noexcept { return device_ ? &device_->device() : nullptr; }
   StreamedUnit require_streamed(const char* call, std::size_t param,
                                 TypedSpan<const std::byte> values) const;
-  TypedSpan<std::byte> place(std::size_t param) const;
+  TypedDeviceSpan<std::byte> place(std::size_t param) const;
   std::vector<GroupStep> param_steps(const EmbeddedStep& step) const;
   std::vector<std::byte> with_steps(std::span<const std::byte> blob) const;
   void read_steps();
@@ -185,8 +190,8 @@ class EmbeddedEngine {
   std::vector<bool> written_;        ///< per parameter: written since the last step
   std::vector<Gradient> gradients_;  ///< per parameter, for the step to come
   std::vector<std::byte> resumed_blob_;
-  std::uint64_t blob_ranks_ = 0;        ///< StepsBlob::of_ranks of the same
-  std::unique_ptr<HostDevice> device_;  // null if no parameter is streamed
+  std::uint64_t blob_ranks_ = 0;            ///< StepsBlob::of_ranks of the same
+  std::shared_ptr<EmbeddedDevice> device_;  // null if no parameter is streamed
   std::unique_ptr<LentEngine> engine_;
 };
 

@@ -45,7 +45,7 @@ std::unique_ptr<LentEngine> EmbeddedEngine::opened_from(
   PieceSource source(load.source, std::move(params), with_steps({}), own);
   return LentEngine::open(
       model_, config, runtime_, lent, source,
-      {.weights_only = load.weights_only, .continues_line = load.continues_line}, device_.get());
+      {.weights_only = load.weights_only, .continues_line = load.continues_line}, device());
 }
 
 }  // namespace ziggurat

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_units.cc: streamed parameters of an embedded engine. Its device is memory
-// of the host.
+// integrations/c/embedded_units.cc: streamed parameters of an embedded engine, and its device.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,25 +11,38 @@ namespace ziggurat {
 
 void EmbeddedEngine::make_device(const std::vector<EmbeddedParam>& params,
                                  const EmbeddedConfig& config) {
-  if (std::ranges::none_of(params, &EmbeddedParam::streamed)) {
-    if (config.device_bytes == 0) return;
+  const auto streamed = std::ranges::find_if(params, &EmbeddedParam::streamed);
+  if (streamed == params.end()) {
+    if (config.device_bytes == 0 && config.device == 0) return;
     throw wrong(
-        "`device_memory` is given, but every parameter is in the caller's memory: leave it out, or "
-        "leave the address of those parameters null that the engine is to keep");
+        fmt::format("`{}` is given, but every parameter is in the caller's memory: leave "
+                    "it out, or leave the address of those parameters null that the engine "
+                    "is to keep",
+                    config.device == 0 ? "device_memory" : "device"));
+  }
+  if (config.device != 0) {
+    if (config.device_bytes != 0)
+      throw wrong("`device` and `device_memory` are given: give one of them");
+    device_ = taken_device(config.device, runtime_);
+    return;
   }
   if (config.device_bytes == 0) {
     throw wrong(fmt::format(
         "`device_memory` is missing: parameter '{}' has no address, so the engine keeps it, and "
         "needs memory for those that are acquired",
-        std::ranges::find_if(params, &EmbeddedParam::streamed)->name));
+        streamed->name));
   }
-  device_ = HostDevice::create(runtime_.reactor, config.device_bytes);
+  device_ = std::make_shared<EmbeddedDevice>(
+      runtime_, EmbeddedDevice::Memory{.size_bytes = config.device_bytes});
 }
 
-/// Returns where a streamed parameter is while its unit is acquired.
-TypedSpan<std::byte> EmbeddedEngine::place(std::size_t param) const {
-  const TypedDeviceSpan<std::byte> its = engine_->place(static_cast<ParamId>(param));
-  return {its.dtype, HostDevice::view(its.bytes)};
+StreamRef& EmbeddedEngine::stream_of(void* handle) {
+  static Host none;  // the engine says that nothing is streamed
+  return device_ ? device_->stream(handle) : none;
+}
+
+TypedDeviceSpan<std::byte> EmbeddedEngine::place(std::size_t param) const {
+  return engine_->place(static_cast<ParamId>(param));
 }
 
 /// Throws unless the parameter is streamed, and `values` has its type and size. Returns its unit.
@@ -54,11 +66,15 @@ void EmbeddedEngine::read_param(std::size_t param, TypedSpan<std::byte> values) 
   const StreamedUnit unit = require_streamed("read_param", param, values);
   Host host;
   engine_->acquire(unit, host);
-  {
+  std::exception_ptr error;
+  try {
     const std::lock_guard lock(copying_);
-    std::ranges::copy(place(param).bytes, values.bytes.begin());
+    device_->read(place(param).bytes, values.bytes);
+  } catch (...) {
+    error = std::current_exception();
   }
   engine_->release(unit, host);
+  if (error) std::rethrow_exception(error);
 }
 
 void EmbeddedEngine::write_param(std::size_t param, TypedSpan<const std::byte> values) {
@@ -68,7 +84,7 @@ void EmbeddedEngine::write_param(std::size_t param, TypedSpan<const std::byte> v
   std::exception_ptr error;
   try {
     const std::lock_guard lock(copying_);
-    std::ranges::copy(values.bytes, place(param).bytes.begin());
+    device_->write(place(param).bytes, values.bytes);
     param_written(param);
   } catch (...) {
     error = std::current_exception();

@@ -127,6 +127,13 @@ std::vector<WholePlace> pieces_of(const ConfigSetting& given) {
   return places;
 }
 
+std::uint64_t device_of(const ConfigSetting& given) {
+  if (given.value.is_number_unsigned() && given.value.get<std::uint64_t>() > 0)
+    return given.value.get<std::uint64_t>();
+  throw wrong(
+      fmt::format("{}: the value must be a handle of ziggurat_device_open()", described(given)));
+}
+
 std::string run_of(const ConfigSetting& given) {
   if (!given.value.is_string())
     throw wrong(fmt::format("{}: the value must be a text", described(given)));
@@ -146,6 +153,8 @@ EmbeddedConfig engine_config_of(std::string_view text) {
   apply(text, engine, engine_settings(), [&](const ConfigSetting& given) {
     if (given.name == device_memory.name) {
       write(given, device_memory, config);
+    } else if (given.name == "device") {
+      config.device = device_of(given);
     } else if (given.name == "store") {
       config.store = store_of(given);
     } else if (given.name == "run") {

@@ -2,9 +2,9 @@
 // integrations/c/settings_json.h: settings of an embedder, read from its JSON.
 //
 // An engine's settings have the names of the table of settings (core/engine/engine_settings.h), as
-// in a file of `ziggurat train --config`; "store", "run", "first_elements", "pieces" and "progress"
-// are beside them. A runtime has settings of its own. What an embedder does not give has the
-// engine's default, except that clipping is off, because trainers clip by themselves.
+// in a file of `ziggurat train --config`; "store", "run", "first_elements", "pieces", "device" and
+// "progress" are beside them. A runtime has settings of its own. What an embedder does not give has
+// the engine's default, except that clipping is off, because trainers clip by themselves.
 #pragma once
 
 #include <cstddef>
@@ -30,6 +30,7 @@ struct EmbeddedConfig : EngineConfig {
   EmbeddedConfig(EngineConfig engine) : EngineConfig(std::move(engine)) {}
   /// Host memory for streamed parameters while they are acquired; 0 if there are none.
   std::uint64_t device_bytes = 0;
+  std::uint64_t device = 0;  ///< handle of an EmbeddedDevice in place of that memory; 0 if none
   /// What each parameter is of a whole one (WholePlace); empty if that is not said.
   std::vector<WholePlace> pieces;
 };

@@ -20,12 +20,6 @@ using ziggurat::memory_of;
 using ziggurat::OpenEngine;
 using ziggurat::param_at;
 using ziggurat::required;
-using ziggurat::wrong;
-
-void refuse_stream(const void* stream) {
-  if (stream != nullptr)
-    throw wrong("a stream was given, but this engine's parameters are in host memory: give null");
-}
 
 ziggurat_dtype dtype_in_c(DType dtype) {
   switch (dtype) {
@@ -41,18 +35,14 @@ ziggurat_dtype dtype_in_c(DType dtype) {
 ziggurat_status ziggurat_acquire(ziggurat_engine engine, uint32_t unit, void* stream) {
   return guarded([&] {
     const std::shared_ptr<OpenEngine> open = engines().find(engine);
-    refuse_stream(stream);
-    ziggurat::Host host;
-    open->engine->lent().acquire(unit, host);
+    open->engine->lent().acquire(unit, open->engine->stream_of(stream));
   });
 }
 
 ziggurat_status ziggurat_release(ziggurat_engine engine, uint32_t unit, void* stream) {
   return guarded([&] {
     const std::shared_ptr<OpenEngine> open = engines().find(engine);
-    refuse_stream(stream);
-    ziggurat::Host host;
-    open->engine->lent().release(unit, host);
+    open->engine->lent().release(unit, open->engine->stream_of(stream));
   });
 }
 
@@ -71,7 +61,7 @@ ziggurat_status ziggurat_param_memory(ziggurat_engine engine, uint64_t param,
     ziggurat_memory own = copied(place, "place");
     const auto its = open->engine->lent().place(param_at(param));
     own.dtype = dtype_in_c(its.dtype);
-    own.address = ziggurat::HostDevice::view(its.bytes).data();
+    own.address = reinterpret_cast<void*>(its.bytes.address());
     own.size_bytes = its.bytes.size();
     give(own, place);
   });
@@ -87,7 +77,7 @@ ziggurat_status ziggurat_param_addresses(ziggurat_engine engine, uint64_t count,
     found.reserve(count);
     for (const uint64_t param : std::span(required(params, "params"), count))
       found.push_back(
-          ziggurat::HostDevice::view(open->engine->lent().place(param_at(param)).bytes).data());
+          reinterpret_cast<void*>(open->engine->lent().place(param_at(param)).bytes.address()));
     std::ranges::copy(found, addresses);
   });
 }

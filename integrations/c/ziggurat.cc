@@ -138,7 +138,7 @@ ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime) {
   return guarded([&] {
     if (!runtimes().remove_if_unused(runtime))
       throw wrong(fmt::format(
-          "runtime {} has open engines, exchanges, saves or checkpoints: close them first",
+          "runtime {} has open engines, devices, exchanges, saves or checkpoints: close them first",
           runtime));
   });
 }

@@ -74,6 +74,7 @@ enum { ZIGGURAT_FP32 = 0, ZIGGURAT_BF16 = 1, ZIGGURAT_FP16 = 2 };
 /// Handles. 0 is never a handle. A handle must not be used after its object is closed.
 typedef uint64_t ziggurat_runtime;
 typedef uint64_t ziggurat_engine;
+typedef uint64_t ziggurat_device;
 typedef uint64_t ziggurat_exchange;
 typedef uint64_t ziggurat_checkpoint;
 typedef uint64_t ziggurat_save;
@@ -202,8 +203,8 @@ ZIGGURAT_API const char* ziggurat_last_error_in_settings(void);
 /// Waits for all ranks. Errors: ZIGGURAT_DEADLINE_EXCEEDED, naming the ranks that did not come.
 ZIGGURAT_API ziggurat_status ziggurat_runtime_create(const char* settings,
                                                      ziggurat_runtime* runtime);
-/// Destroys a runtime. Errors: ZIGGURAT_INVALID_ARGUMENT while an engine, an exchange or a
-/// checkpoint is open on it.
+/// Destroys a runtime. Errors: ZIGGURAT_INVALID_ARGUMENT while an engine, a device, an exchange or
+/// a checkpoint is open on it.
 ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 
 /// Opens or creates the state of `count` parameters. `settings` is a JSON object with the engine's
@@ -232,8 +233,10 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///                      divides it, in place, for the ranks and "pieces" that are there, if they
 ///                      differ: every rank reaches all files of the store; "never" replaces it;
 ///                      "new" is an error
-///   "device_memory"    how much memory streamed parameters take while they are acquired or brought
-///                      ahead: bytes, or a text such as "4GiB"
+///   "device_memory"    how much host memory streamed parameters take while they are acquired or
+///                      brought ahead: bytes, or a text such as "4GiB"
+///   "device"           in its place: a handle of ziggurat_device_open(), for memory of a GPU, or
+///                      memory that the caller lends
 ///   "progress"         true: an opening of over two seconds says on standard error how far it is
 ///
 /// Without "host_memory" the engine takes as much as a run uses well. If a store is resumed, the
@@ -269,6 +272,29 @@ ZIGGURAT_API ziggurat_status ziggurat_choose_placement(const ziggurat_param* par
                                                        const char* settings, uint64_t free_bytes,
                                                        char* text, uint64_t capacity_bytes,
                                                        uint64_t* needed_bytes);
+/// The memory to which streamed parameters are brought.
+enum { ZIGGURAT_HOST_MEMORY = 0, ZIGGURAT_CUDA_MEMORY = 1 };
+typedef struct ziggurat_device_memory {
+  uint32_t struct_size;
+  int32_t kind;   ///< ZIGGURAT_HOST_MEMORY or ZIGGURAT_CUDA_MEMORY
+  int32_t index;  ///< CUDA's number of the GPU; 0 for host memory
+  uint32_t reserved;
+  void* address;  ///< memory that the caller lends until the device is closed, and that nothing
+                  ///< else uses meanwhile; 4096 divides its address, or 256 that of a GPU's. Null:
+                  ///< the device takes memory of its own
+  uint64_t size_bytes;  ///< never is more used
+} ziggurat_device_memory;
+
+/// Opens a device of that memory, for "device" of ziggurat_engine_open(). One engine of the runtime
+/// has it at a time; gradients and parameters that are lent stay in host memory. Errors:
+/// ZIGGURAT_INVALID_ARGUMENT for memory that is not aligned, or not the GPU's; ZIGGURAT_UNAVAILABLE
+/// if there is no GPU that can be used; ZIGGURAT_RESOURCE_EXHAUSTED if it has less free memory.
+ZIGGURAT_API ziggurat_status ziggurat_device_open(ziggurat_runtime runtime,
+                                                  const ziggurat_device_memory* memory,
+                                                  ziggurat_device* device);
+/// Closes a device. Lent memory is the caller's again. Errors: ZIGGURAT_INVALID_ARGUMENT while an
+/// engine has it.
+ZIGGURAT_API ziggurat_status ziggurat_device_close(ziggurat_device device);
 /// Closes an engine. State that is not durable is lost: call ziggurat_make_durable() before. A
 /// thread that waits in ziggurat_acquire() gets ZIGGURAT_CANCELLED.
 ZIGGURAT_API ziggurat_status ziggurat_engine_close(ziggurat_engine engine);
@@ -339,36 +365,41 @@ ZIGGURAT_API ziggurat_status ziggurat_expect_gradients(ziggurat_engine engine);
 ZIGGURAT_API ziggurat_status ziggurat_lend_param(ziggurat_engine engine, uint64_t param,
                                                  const ziggurat_memory* values);
 /// Says that the caller has written the parameter: before the next step its master is taken from it
-/// again, and its moments stay.
+/// again, and its moments stay. On a GPU the work that wrote it has ended.
 ZIGGURAT_API ziggurat_status ziggurat_param_written(ziggurat_engine engine, uint64_t param);
 
 /// Streamed parameters have no address in ziggurat_param.values: the engine keeps them where
 /// "placement" says ("params=host" or "params=nvme"; "params=device" keeps all of them in
-/// "device_memory"), and brings all parameters of a unit when the caller acquires it. Everything
-/// else is as with parameters that are lent. In a new store they begin with zeros: write them
-/// before the first step. Units that are used in the same order in each step are brought ahead.
+/// "device_memory" or the "device"), and brings all parameters of a unit when the caller acquires
+/// it. Everything else is as with parameters that are lent. In a new store they begin with zeros:
+/// write them before the first step. Units that are used in the same order in each step are brought
+/// ahead.
 ///
 /// Acquires a unit: its parameters are in memory, as of the newest step, until as many releases as
 /// acquires. May wait for memory that a release on another thread gives back, and holds up no other
-/// call. `stream` is for builds with a GPU: null. Errors: ZIGGURAT_RESOURCE_EXHAUSTED if memory
+/// call. With a device on a GPU, `stream` is a stream of it (cudaStream_t; null is CUDA's default
+/// stream), which lives until the engine is closed: work that is queued on it from now on finds the
+/// parameters. Otherwise it is null. Errors: ZIGGURAT_RESOURCE_EXHAUSTED if memory
 /// cannot come back, because each thread that has acquired a unit waits for another one.
 ZIGGURAT_API ziggurat_status ziggurat_acquire(ziggurat_engine engine, uint32_t unit, void* stream);
-/// Releases a unit. All units are released before ziggurat_step().
+/// Releases a unit; what is queued on `stream` so far is the last work that uses it. All units are
+/// released before ziggurat_step().
 ZIGGURAT_API ziggurat_status ziggurat_release(ziggurat_engine engine, uint32_t unit, void* stream);
 /// Brings units ahead, as far as there is room: they are acquired next, in this order. Never
 /// needed.
 ZIGGURAT_API ziggurat_status ziggurat_expect_units(ziggurat_engine engine, const uint32_t* units,
                                                    uint64_t count);
-/// Gets where a streamed parameter is while its unit is acquired. The caller may write it there,
-/// and then calls ziggurat_param_written() before the release.
+/// Gets where a streamed parameter is while its unit is acquired: an address of the GPU, if the
+/// device is one. The caller may write it there, and then calls ziggurat_param_written() before the
+/// release.
 ZIGGURAT_API ziggurat_status ziggurat_param_memory(ziggurat_engine engine, uint64_t param,
                                                    ziggurat_memory* place);
 /// Gets where `count` streamed parameters of acquired units are: `addresses[i]` is that of
 /// parameter `params[i]`. Sets none if one of them is away.
 ZIGGURAT_API ziggurat_status ziggurat_param_addresses(ziggurat_engine engine, uint64_t count,
                                                       const uint64_t* params, void** addresses);
-/// Reads a streamed parameter, or writes it, in its own type. Acquires its unit meanwhile, so that
-/// no other thread can make a step.
+/// Reads a streamed parameter, or writes it, in its own type; `values` are in host memory. Acquires
+/// its unit meanwhile, so that no other thread can make a step.
 ZIGGURAT_API ziggurat_status ziggurat_read_param(ziggurat_engine engine, uint64_t param,
                                                  const ziggurat_memory* values);
 ZIGGURAT_API ziggurat_status ziggurat_write_param(ziggurat_engine engine, uint64_t param,

@@ -174,8 +174,12 @@ class Engine {
   void param_written(std::uint64_t param) { check(ziggurat_param_written(handle_, param)); }
 
   /// Streamed parameters: acquire(unit), memory of its parameters, release(unit).
-  void acquire(std::uint32_t unit) { check(ziggurat_acquire(handle_, unit, nullptr)); }
-  void release(std::uint32_t unit) { check(ziggurat_release(handle_, unit, nullptr)); }
+  void acquire(std::uint32_t unit, void* stream = nullptr) {
+    check(ziggurat_acquire(handle_, unit, stream));
+  }
+  void release(std::uint32_t unit, void* stream = nullptr) {
+    check(ziggurat_release(handle_, unit, stream));
+  }
   void expect_units(const std::vector<std::uint32_t>& units) {
     check(ziggurat_expect_units(handle_, units.data(), units.size()));
   }

@@ -18,6 +18,7 @@
 #include "core/engine/lent_engine.h"
 #include "tests/core/lent_kinds.h"
 #include "tests/core/lent_trainer.h"
+#include "tests/core/streamed_model.h"
 #include "tiers/host_device.h"
 
 namespace ziggurat::testing {
@@ -25,19 +26,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using enum StateFormat;
-
-/// Small ones that share a record, one of several chunks, and two that stay the trainer's.
-const std::vector<std::int64_t> kCounts{1, 105, 16'384, 16'385, 300'000, 7, 40'000, 500};
-const std::vector<int> kUnits{-1, 0, 0, 1, 1, 1, -1, 2};  // -1: lent
-constexpr StreamedUnit kUnitCount = 3;
-
-ModelSpec streamed_model(DType dtype) {
-  ModelSpec model = lent_model(kCounts, dtype);
-  for (std::size_t u = 0; u < kUnits.size(); ++u) {
-    if (kUnits[u] >= 0) model.units[u].params[0].streamed = static_cast<StreamedUnit>(kUnits[u]);
-  }
-  return model;
-}
 
 /// A trainer, and an engine that streams some of its parameters.
 class Streamed {
@@ -65,8 +53,8 @@ class Streamed {
   }
   /// A streamed parameter's values here are nobody's, until fetch().
   void forget() {
-    for (std::size_t p = 0; p < kUnits.size(); ++p)
-      if (kUnits[p] >= 0) std::ranges::fill(trainer.params[p].bytes, std::byte{0x33});
+    for (std::size_t p = 0; p < kUnitOfParam.size(); ++p)
+      if (kUnitOfParam[p] >= 0) std::ranges::fill(trainer.params[p].bytes, std::byte{0x33});
   }
   std::byte* place(ParamId param) const {
     return reinterpret_cast<std::byte*>(engine->place(param).bytes.address());
@@ -75,13 +63,13 @@ class Streamed {
   void with_unit(StreamedUnit unit, const Use& use) {
     Host host;
     engine->acquire(unit, host);
-    for (ParamId p = 0; p < kUnits.size(); ++p)
-      if (kUnits[p] == static_cast<int>(unit)) use(p);
+    for (ParamId p = 0; p < kUnitOfParam.size(); ++p)
+      if (kUnitOfParam[p] == static_cast<int>(unit)) use(p);
     engine->release(unit, host);
   }
   /// Reads streamed parameters through the device.
   void fetch() {
-    for (StreamedUnit u = 0; u < kUnitCount; ++u) {
+    for (StreamedUnit u = 0; u < kStreamedUnits; ++u) {
       with_unit(u, [&](ParamId p) {
         std::memcpy(trainer.params[p].bytes.data(), place(p), trainer.params[p].bytes.size());
       });
@@ -92,7 +80,7 @@ class Streamed {
   void step(const LentStep& its = {}) {
     if (!its.written.empty()) {
       fetch();
-      for (StreamedUnit u = 0; u < kUnitCount; ++u) {
+      for (StreamedUnit u = 0; u < kStreamedUnits; ++u) {
         with_unit(u, [&](ParamId p) {
           if (!its.written.contains(p)) return;
           for (std::size_t i = 0; i < trainer.params[p].count(); i += 3)
@@ -183,8 +171,8 @@ TEST(StreamedParams, GoOnFromAStoreOfATrainerThatLentThemAll) {
   Streamed its(streamed_model(DType::kFloat32), config, 4 * kMiB);
   {
     const auto runtime = runtime_of(2);
-    const auto engine = LentEngine::open(lent_model(kCounts, DType::kFloat32), config, *runtime,
-                                         its.trainer.lent());
+    const auto engine = LentEngine::open(lent_model(kStreamedCounts, DType::kFloat32), config,
+                                         *runtime, its.trainer.lent());
     its.trainer.step(*engine);
     engine->make_durable();
   }
@@ -262,8 +250,8 @@ TEST_F(StreamedRefusals, ChangeNothing) {
 
 TEST_F(StreamedRefusals, UnitsWithoutStreamedParameters) {
   const auto runtime = runtime_of(1);
-  const auto engine = LentEngine::open(lent_model(kCounts, DType::kFloat32), on_nvme(directory_),
-                                       *runtime, its_.trainer.lent());
+  const auto engine = LentEngine::open(lent_model(kStreamedCounts, DType::kFloat32),
+                                       on_nvme(directory_), *runtime, its_.trainer.lent());
   EXPECT_THAT(refusal([&] { engine->acquire(0, host_); }), HasSubstr("there are no units"));
 }
 

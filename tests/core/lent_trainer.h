@@ -54,7 +54,8 @@ class LentTrainer {
     }
     std::uint64_t first_element = 0;
     for (UnitId u = 0; u < model.units.size(); ++u) {
-      TypedArray& values = params.emplace_back(model.dtype, model.units[u].count());
+      const DType dtype = model.units[u].dtype.value_or(model.dtype);
+      TypedArray& values = params.emplace_back(dtype, model.units[u].count());
       for (std::size_t i = 0; i < values.count(); ++i) values.set(i, initial_value(u, i));
       std::optional<ParamPlace> place;
       if (named_) place = place_of(model.units[u].params[0], {}, 0);

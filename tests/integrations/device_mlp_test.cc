@@ -4,25 +4,23 @@
 // CPU, and queued without waiting for it. ZIGGURAT_SEEDS: orders of streams to try (2).
 #include <gmock/gmock.h>
 
-#include <atomic>
-#include <chrono>
 #include <cstdlib>
 #include <fstream>
-#include <mutex>
 #include <set>
 #include <sstream>
-#include <thread>
 
 #include "base/bytes.h"
 #include "base/error.h"
 #include "integrations/device_mlp/mlp.h"
 #include "integrations/device_mlp/program.h"
+#include "tests/cuda_double/clockwork.h"
 #include "tests/cuda_double/cuda_double.h"
 #include "tests/support/scratch_directory.h"
 
 namespace ziggurat::device_mlp {
 namespace {
 
+using cuda_double::Clockwork;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::ScratchDirectory;
@@ -161,42 +159,6 @@ TEST(DeviceMlpProgram, NamesWhatIsWrongWithItsFlags) {
   EXPECT_THAT(refusal({.text_path = "/nowhere", .device = "host", .store = store.path()}),
               AllOf(HasSubstr("--text /nowhere"), HasSubstr("0 bytes")));
 }
-
-/// Moves the double's clock, as a GPU would its own, until it is held.
-class Clockwork {
- public:
-  Clockwork() : thread_([this] { run(); }) {}
-  ~Clockwork() {
-    stopping_ = true;
-    thread_.join();
-  }
-  Clockwork(const Clockwork&) = delete;
-  Clockwork& operator=(const Clockwork&) = delete;
-
-  /// Nothing that the GPU has to do ends any more when it returns.
-  void hold() {
-    const std::lock_guard lock(moving_);
-    held_ = true;
-  }
-  void go() { held_ = false; }
-
- private:
-  void run() {
-    while (!stopping_) {
-      {
-        const std::lock_guard lock(moving_);
-        const auto next = held_ ? std::nullopt : cuda_double::next_completion();
-        if (next) cuda_double::advance_to(*next);
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-  }
-
-  std::mutex moving_;
-  std::atomic<bool> held_{false};
-  std::atomic<bool> stopping_{false};
-  std::thread thread_;  // last: it uses the others
-};
 
 /// What a stream of the trainer's leaves out, counted from 0 in each step. Of the waits those for
 /// an event: of acquire() and gradient() in turn; and the records of release() and

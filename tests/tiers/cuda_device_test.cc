@@ -222,6 +222,39 @@ TEST_F(CudaDeviceTest, memory_may_be_lent) {
   ASSERT_EQ(cudaFree(lent), cudaSuccess);  // it is still the lender's
 }
 
+TEST_F(CudaDeviceTest, lent_memory_is_aligned_and_of_this_gpu) {
+  void* lent = nullptr;
+  ASSERT_EQ(cudaMalloc(&lent, kMiB), cudaSuccess);
+  const auto refusal = [&](int index, void* memory, std::uint64_t size_bytes) {
+    const Error error = error_of([&] {
+      CudaDevice::create(reactor_,
+                         {.index = index, .capacity_bytes = size_bytes, .lent_memory = memory});
+    });
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return std::string(error.what());
+  };
+  auto* const bytes = static_cast<std::byte*>(lent);
+  EXPECT_THAT(refusal(0, bytes + 64, kMiB / 2), HasSubstr("whose address 256 divides"));
+  EXPECT_THAT(refusal(1, lent, kMiB), HasSubstr("lend memory that was allocated on this GPU"));
+  EXPECT_THAT(refusal(0, host(0, kMiB).data(), kMiB), HasSubstr("are not all in its memory"));
+  EXPECT_THAT(refusal(0, bytes, 2 * kMiB), HasSubstr("cuda0"));  // it ends before
+  ASSERT_EQ(cudaFree(lent), cudaSuccess);
+}
+
+// As with memory of its own: the lender may use it again when the device is gone.
+TEST_F(CudaCallerTest, a_device_of_lent_memory_ends_after_what_callers_use) {
+  void* lent = nullptr;
+  ASSERT_EQ(cudaMalloc(&lent, kMiB), cudaSuccess);
+  auto other =
+      CudaDevice::create(reactor_, {.index = 0, .capacity_bytes = kMiB, .lent_memory = lent});
+  DeviceBuffer place = other->allocate(kMiB, Purpose::kParams);
+  ASSERT_EQ(cudaMemsetAsync(lent, 5, kMiB, handle_), cudaSuccess);
+  place.used_until(caller_->record());
+  place = DeviceBuffer();
+  other.reset();
+  ASSERT_EQ(cudaFree(lent), cudaSuccess);
+}
+
 TEST_F(CudaCallerTest, a_stream_that_captures_is_refused) {
   const auto stream = device_->create_stream("engine");
   const Event event = stream->record();

@@ -36,6 +36,15 @@ struct HostTraits {
   static std::string why_none() { return {}; }
 };
 
+/// A host device over memory that is lent.
+struct LentTraits {
+  static std::unique_ptr<Device> create(Reactor& reactor, Metrics& metrics) {
+    static const HostMapping lent({.owner = "lender", .size_bytes = kCapacity});
+    return HostDevice::create(reactor, lent.bytes(), nullptr, &metrics);
+  }
+  static std::string why_none() { return {}; }
+};
+
 struct CudaTraits {
   static std::unique_ptr<Device> create(Reactor& reactor, Metrics& metrics) {
     return CudaDevice::create(
@@ -114,10 +123,11 @@ class DeviceConformance : public testing::Test {
   std::shared_ptr<HostRegistration> registration_;
 };
 
-using Devices = testing::Types<HostTraits, CudaTraits>;
+using Devices = testing::Types<HostTraits, LentTraits, CudaTraits>;
 struct Names {
   template <class T>
   static std::string GetName(int) {
+    if (std::is_same_v<T, LentTraits>) return "lent";
     return std::is_same_v<T, HostTraits> ? "host" : "cuda";
   }
 };
@@ -465,6 +475,39 @@ TEST(CudaDevice, without_a_gpu_says_why) {
 TEST(HostDevice, a_budget_of_nothing_is_refused) {
   Reactor reactor;
   EXPECT_THROW(HostDevice::create(reactor, 4095), Error);
+}
+
+TEST(HostDevice, memory_may_be_lent) {
+  Reactor reactor;
+  const HostMapping lent({.owner = "lender", .size_bytes = 64 * kKiB});
+  std::ranges::fill(lent.bytes(), std::byte{7});
+  {
+    // 60 KiB of it, and some bytes that are no page.
+    const auto device = HostDevice::create(reactor, lent.bytes().first(60 * kKiB + 100));
+    EXPECT_THAT(device->description(), HasSubstr("60.0 KiB lent by the caller"));
+    const DeviceBuffer all = device->allocate(60 * kKiB, Purpose::kParams);
+    EXPECT_EQ(all.data(), lent.bytes().data());
+    std::memset(all.data(), 9, 60 * kKiB);
+    EXPECT_THROW(device->allocate(1, Purpose::kParams), Error);
+  }
+  EXPECT_EQ(lent.bytes()[60 * kKiB - 1], std::byte{9});
+  EXPECT_EQ(lent.bytes()[60 * kKiB], std::byte{7});
+}
+
+TEST(HostDevice, lent_memory_begins_with_a_page_and_has_one) {
+  Reactor reactor;
+  const HostMapping lent({.owner = "lender", .size_bytes = 64 * kKiB});
+  const auto refusal = [&](std::span<std::byte> memory) -> std::string {
+    try {
+      HostDevice::create(reactor, memory);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(refusal(lent.bytes().subspan(64)), HasSubstr("lend memory whose address 4096"));
+  EXPECT_THAT(refusal(lent.bytes().first(4095)), HasSubstr("give at least 4 KiB"));
 }
 
 // What only a device whose streams can be held may show; a host function of CUDA's must not wait

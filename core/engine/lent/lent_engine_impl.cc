@@ -409,7 +409,10 @@ Task<StepResult> LentEngineImpl::finish_step(std::span<const TypedSpan<const std
   // The gradients of the previous step are in use until all units are updated.
   co_await state_.gates().wait_all();
   co_await state_.checkpoint_ended();
-  if (streamed_) co_await streamed_->settle();  // a copy to the device reads the home
+  if (streamed_) {                                  // a copy to the device reads the home
+    Task<> settling = or_end(streamed_->settle());  // all ranks have agreed to the step
+    co_await std::move(settling);
+  }
   const ChunkTable& table = state_.table();
   std::vector<bool> present;
   for (ParamId p = 0; p < gradients.size(); ++p) {

@@ -76,6 +76,10 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   GradSums& sums(const char* call) const;
   bool has_gradient(std::span<const TypedSpan<const std::byte>> gradients, ParamId param) const;
   StreamedParams& streamed(const char* call) const;
+  template <class Use>
+  auto on_stream(const Use& use);
+  void wait_for(StreamedUnit unit, const std::vector<Event>& landed, StreamRef& stream);
+  Task<> or_end(Task<> call);
   void require_streams(const ModelSpec& model) const;
   static void require_frozen_last(ModelSpec& model, std::size_t param);
   void require_param(const char* call, ParamId param) const;

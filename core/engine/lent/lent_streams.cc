@@ -73,6 +73,24 @@ StreamedParams& LentEngineImpl::streamed(const char* call) const {
       fmt::format("{}(): all parameters are in the caller's memory, and there are no units", call));
 }
 
+/// Uses a stream of the trainer's. If that finds that the device is lost, the engine ends.
+template <class Use>
+auto LentEngineImpl::on_stream(const Use& use) {
+  std::exception_ptr lost;
+  try {
+    return use();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnavailable) throw;
+    lost = std::current_exception();
+  }
+  run([](TrainingState& state, const std::exception_ptr& error) -> Task<> {
+    state.fail(error);
+    state.check();
+    co_return;
+  }(state_, lost));
+  std::rethrow_exception(lost);
+}
+
 // Waits without its turn, because another thread's release() may give back what it waits for.
 void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
   StreamedParams* its = nullptr;
@@ -80,15 +98,17 @@ void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
     const Turn turn(turn_);
     its = &streamed("acquire");
     its->require_unit("acquire", unit);
-    require_waits(stream);
+    // Throws, before anything changes, if the stream may not wait.
+    on_stream([&] { require_waits(stream); });
     its->acquiring(unit);
   }
   bool acquired = false;
   try {
     const CountedTime waited(state_.runtime().metrics, Counter::kWaitParamsNs);
-    const std::vector<Event> landed = run(its->acquire(unit, std::this_thread::get_id()));
+    const std::vector<Event> landed =
+        run(state_.ending_the_run(its->acquire(unit, std::this_thread::get_id())));
     acquired = true;
-    for (const Event& event : landed) wait_on(stream, event);
+    wait_for(unit, landed, stream);
   } catch (...) {
     if (acquired) {
       its->released(unit);
@@ -98,11 +118,31 @@ void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
   }
 }
 
+/// Makes `stream` wait for what was brought. The host waits on the reactor, like all calls of the
+/// engine, so that a lost device ends the run.
+void LentEngineImpl::wait_for(StreamedUnit unit, const std::vector<Event>& landed,
+                              StreamRef& stream) {
+  try {
+    for (const Event& event : landed) {
+      if (dynamic_cast<Host*>(&stream) == nullptr) {
+        on_stream([&] { stream.wait(event); });
+      } else {
+        run(state_.ending_the_run(event.wait()));
+      }
+    }
+  } catch (const Error& error) {
+    throw Error(error.code(),
+                fmt::format("acquire(unit {}): its parameters did not reach the device: {}", unit,
+                            error.what()),
+                error.native());
+  }
+}
+
 void LentEngineImpl::release(StreamedUnit unit, StreamRef& stream) {
   const Turn turn(turn_);
   StreamedParams& its = streamed("release");
   its.require_acquired("release", unit);
-  const Event read = stream.record();
+  const Event read = on_stream([&] { return stream.record(); });
   its.released(unit);
   state_.runtime().reactor.post([&its, unit, read] { its.release(unit, read); });
 }
@@ -132,11 +172,25 @@ void LentEngineImpl::store_param(ParamId param, StreamRef& stream) {
   require_param("store_param", param);
   StreamedParams& its = streamed("store_param");
   its.require_acquired_param("store_param", param);
-  const Event written = stream.record();
-  run([](TrainingState& state, StreamedParams& params, ParamId of, Event event) -> Task<> {
-    state.check();
-    co_await params.store(of, event);
-  }(state_, its, param, written));
+  const Event written = on_stream([&] { return stream.record(); });
+  run([](LentEngineImpl& self, StreamedParams& params, ParamId of, Event event) -> Task<> {
+    self.state_.check();
+    Task<> storing = self.or_end(params.store(of, event));  // a part of it may be home
+    co_await std::move(storing);
+  }(*this, its, param, written));
+}
+
+/// Does something that can neither be undone nor be left half done: an error ends the engine.
+Task<> LentEngineImpl::or_end(Task<> call) {
+  std::exception_ptr error;
+  try {
+    co_await std::move(call);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (!error) co_return;
+  state_.fail(error);
+  std::rethrow_exception(error);
 }
 
 }  // namespace ziggurat

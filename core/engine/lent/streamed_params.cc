@@ -308,8 +308,9 @@ void StreamedParams::expect(std::span<const StreamedUnit> units) {
 }
 
 Task<> StreamedParams::store(ParamId param, Event written) {
-  co_await written.wait();
   const Part& part = part_of(param);
+  co_await written.wait();
+  co_await residency_->readers_done(part.unit);  // a copy to the device may read the home
   co_await home_->store(part.unit, part.params.bytes);
 }
 

@@ -50,13 +50,11 @@ Task<TrainingState::NewestRecord> TrainingState::newest_record(ChunkId id) {
   if (sweep_->is_unmade(id)) {
     // In memory of its own, because several ranks may read it at once; and it is made again,
     // because the trainer may write the parameters until the first step.
-    const std::uint64_t record_bytes = table_->chunk(id).record_bytes();
-    its.made =
-        std::make_shared<const AlignedBytes>(record_bytes + params_->item_bytes(table_->chunk(id)));
-    const std::span<std::byte> memory = its.made->span();
-    its.bytes = memory.first(record_bytes);
-    co_await sweep_->make_from_params(
-        id, {.record = memory.first(record_bytes), .param = memory.subspan(record_bytes)});
+    its.made = std::make_shared<const AlignedBytes>(table_->chunk(id).record_bytes());
+    its.bytes = its.made->span();
+    // A GPU copies parameters only to memory of the pool.
+    const Lease param = co_await state_lease(id, params_->item_bytes(table_->chunk(id)));
+    co_await sweep_->make_from_params(id, {.record = its.made->span(), .param = param.bytes()});
     co_return std::move(its);
   }
   its.memory = co_await item_of(id);

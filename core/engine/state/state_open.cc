@@ -120,8 +120,9 @@ static_assert(kBlobRoomBytes == kBlobHeadBytes + kBlobBytesMax);
 Task<> TrainingState::open_store() {
   if (!trains()) config_.placement.optimizer = Tier::kHost;  // there is no state
   open_storage();
-  // Compute takes a little of the device's memory, so it is made before the rest is divided.
-  if (device_ != nullptr) {
+  // Compute takes a little of the device's memory, so it is made before the rest is divided. What a
+  // trainer lends is computed on by the CPU alone.
+  if (device_ != nullptr && !of_pieces()) {
     compute_ = make_compute(*device_, runtime_.reactor, *runtime_.workers,
                             {.round_count_max = kChunkTilesMax * kTileElements,
                              .quantizes = sharding().quantization.gradients()});

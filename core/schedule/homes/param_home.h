@@ -91,6 +91,8 @@ class UnitParamHome : public ParamHome {
   /// loaded.
   virtual bool used_at_home() const noexcept { return false; }
   virtual DeviceSpan<const std::byte> view(UnitId) const noexcept { return {}; }
+  /// Notes that work of the trainer uses the unit at view() until `read` happens.
+  virtual void used_until(UnitId, const Event& read) { static_cast<void>(read); }
   /// A copy to the device that is queued.
   struct Loading {
     Event landed;

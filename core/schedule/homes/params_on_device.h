@@ -60,6 +60,7 @@ class DeviceParamHome final : public UnitParamHome {
   DeviceSpan<const std::byte> view(UnitId unit) const noexcept override {
     return device_span(units_[unit]);
   }
+  void used_until(UnitId unit, const Event& read) override { units_[unit].used_until(read); }
   Task<Loading> load(UnitId unit, std::byte* destination, Need, IoPriority) override {
     Loading loading;
     const Stream::Copy request =

@@ -59,6 +59,7 @@ class StreamedParamHome final : public UnitParamHome {
   DeviceSpan<const std::byte> view(UnitId unit) const noexcept override {
     return home_->view(unit);
   }
+  void used_until(UnitId unit, const Event& read) override { home_->used_until(unit, read); }
   Task<Loading> load(UnitId unit, std::byte* destination, Need need, IoPriority priority) override {
     return home_->load(unit, destination, need, priority);
   }

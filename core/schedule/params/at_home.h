@@ -30,7 +30,9 @@ class AtHomeResidency final : public Residency {
     ZIGGURAT_CHECK(its.pins > 0, "unit {} is released more often than acquired", unit);
     --its.pins;
     std::erase_if(its.readers, [](const Event& other) { return other.happened(); });
-    if (!read.happened()) its.readers.push_back(read);
+    if (read.happened()) return;
+    its.readers.push_back(read);
+    home_.used_until(unit, read);
   }
 
   Task<> readers_done(UnitId unit) override {

@@ -169,7 +169,7 @@ TEST(CExchange, RefusesWhatMakesNoCall) {
   exchange.finish(ticket);
   EXPECT_THAT(refused([&] { exchange.finish(ticket); }), HasSubstr("finish each call once"));
   EXPECT_THAT(refused([&] { ziggurat::check(ziggurat_runtime_destroy(runtime.handle())); }),
-              HasSubstr("has open engines, exchanges"));
+              HasSubstr("has open engines, devices, exchanges"));
   EXPECT_THAT(refused([&] { ziggurat::check(ziggurat_exchange_close(12345)); }),
               HasSubstr("there is no exchange 12345"));
 }
