@@ -59,6 +59,7 @@ class HomeRig {
           compute(make_compute(*rig.device_, rig.runtime_->reactor, *rig.runtime_->workers, {})),
           channels(*rig.runtime_->ranks, Place{}, {}),
           tasks(rig.runtime_->reactor),
+          local_tasks(rig.runtime_->reactor),
           gates(cancel, rig.runtime_->metrics, rig.table_.unit_count()),
           lent(rig.runtime_->reactor, cancel),
           context{.reactor = rig.runtime_->reactor,
@@ -75,6 +76,7 @@ class HomeRig {
                   .placement = placement,
                   .cancel = cancel,
                   .tasks = tasks,
+                  .local_tasks = local_tasks,
                   .gates = gates,
                   .lent = lent,
                   .fail = {}} {}
@@ -87,6 +89,7 @@ class HomeRig {
     std::unique_ptr<Compute> compute;
     RankChannels channels;
     WorkGroup tasks;
+    WorkGroup local_tasks;
     UnitGates gates;
     LentMemory lent;
     Context context;
