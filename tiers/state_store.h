@@ -40,7 +40,7 @@ struct StoreSpec {
   /// Per chunk; empty if no chunk is constant. A constant record is written once, for generation 0,
   /// and belongs to every generation. It has one slot, whatever `slots` says.
   std::vector<bool> constant{};
-  RecordFormat record_format{};  ///< the segments of every record, by which it is verified
+  RecordFormat record_format{};  ///< the segments of a record, unless the layout has others for it
   /// Stripes only: the number that each chunk of this file has in the whole store, ascending.
   std::vector<ChunkId> chunks{};
   ChunkId chunk_name(ChunkId chunk) const noexcept {

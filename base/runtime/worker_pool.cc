@@ -178,6 +178,16 @@ WorkerPool::Group* WorkerPool::queue_with_job(Group& own, Look look) noexcept {
   return other == groups_.end() ? nullptr : &*other;
 }
 
+WorkerPool::Job WorkerPool::Group::next() {
+  const bool in_order = soon == 0 || (in_order_next && std::ssize(jobs) > soon);
+  const auto at = jobs.begin() + (in_order ? soon : 0);
+  Job its = std::move(*at);
+  jobs.erase(at);
+  if (!in_order) --soon;
+  in_order_next = !in_order;
+  return its;
+}
+
 bool WorkerPool::run_one_job(std::size_t index, Look look) {
   Job job;
   Group& own = *group_of_[index];
@@ -185,9 +195,7 @@ bool WorkerPool::run_one_job(std::size_t index, Look look) {
     const std::lock_guard lock(mutex_);
     Group* from = queue_with_job(own, look);
     if (from == nullptr) return false;
-    job = std::move(from->jobs.front());
-    from->jobs.pop_front();
-    if (from->soon > 0) --from->soon;
+    job = from->next();
     from->queued.store(from->jobs.size());
     if (metrics_ != nullptr && job.placed)
       metrics_->add(from == &own ? Counter::kJobsOnNode : Counter::kJobsElsewhere, 1);

@@ -107,7 +107,9 @@ class WorkerPool {
   /// When a queued job is begun.
   enum class Turn : std::uint8_t {
     kInOrder,  ///< after all jobs that were queued before it
-    kSoon,     ///< before the jobs in order; for jobs that are few and that others wait for
+    /// Before the jobs in order, which are begun in turns with these: for jobs that others wait
+    /// for.
+    kSoon,
   };
   /// Queues `job`, which must not throw. `name` must outlive the pool (a literal). Workers of
   /// `numa_node` take it first; with -1, or a node without workers, any worker does. Thread-safe.
@@ -131,7 +133,10 @@ class WorkerPool {
   struct Group {
     int node = -1;
     std::deque<Job> jobs;
-    std::ptrdiff_t soon = 0;  // how many of them, the first ones, have Turn::kSoon
+    std::ptrdiff_t soon = 0;     // how many of them, the first ones, have Turn::kSoon
+    bool in_order_next = false;  // because the last one that was begun had Turn::kSoon
+    /// Takes the job that is to be begun next; there is one.
+    Job next();
     std::condition_variable wake;
     alignas(64) std::atomic<std::size_t> queued{0};
     std::atomic<std::size_t> idle{0};  // workers asleep, or at a barrier

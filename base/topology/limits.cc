@@ -13,10 +13,12 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <string_view>
 #include <vector>
 
+#include "base/checksum.h"
 #include "base/error.h"
 
 namespace ziggurat {
@@ -262,6 +264,17 @@ HugePages huge_pages(const std::string& root) {
 int io_uring_disabled(const std::string& root) {
   const auto value = number_in(root + "/proc/sys/kernel/io_uring_disabled");
   return value ? static_cast<int>(*value) : -1;
+}
+
+std::uint64_t machine_number(const std::string& root) {
+  std::ifstream file(root + "/proc/sys/kernel/random/boot_id");
+  std::string id;
+  if (!std::getline(file, id) || id.empty()) {
+    utsname name{};
+    if (::uname(&name) != 0) throw system_error(errno, "uname");
+    id = name.nodename;
+  }
+  return hash64(std::as_bytes(std::span(id)), 0);
 }
 
 std::string kernel_release() {

@@ -47,6 +47,10 @@ HugePages huge_pages(const std::string& root = "");
 /// tells.
 int io_uring_disabled(const std::string& root = "");
 
+/// Returns a number that all processes on this machine get until it starts again, and processes on
+/// other machines do not: a hash of the kernel's boot id, or of the host's name without one.
+std::uint64_t machine_number(const std::string& root = "");
+
 /// Returns the kernel's release, like "6.1.0-18-amd64".
 std::string kernel_release();
 

@@ -193,8 +193,9 @@ class StateEngine {
   /// process without closing the engine and destroying what it uses.
   virtual bool saves_hang() const { return false; }
   /// Ends the engine: everything that waits fails, and what is under way is awaited. Then memory of
-  /// the trainer is not used any more, and later calls throw kCancelled. Not while another call is
-  /// under way. The destructor waits for nothing after this, and else does the same.
+  /// the trainer is not used any more, and later calls throw kCancelled, but for those that say
+  /// what was: they answer as of then. Not while another call is under way. The destructor waits
+  /// for nothing after this, and else does the same.
   virtual void close() = 0;
   /// Returns the saves that have ended since the last call, whether they succeeded or failed.
   virtual std::vector<SaveOutcome> ended_saves() = 0;

@@ -25,22 +25,29 @@ constexpr std::uint64_t kBesideNvmePart = 8;
 constexpr std::uint64_t kWorkBytes = 128 * kMiB;
 
 /// Returns the model as an engine keeps it.
-ModelSpec kept_model(ModelSpec model, StateFormat format) {
+ModelSpec kept_model(const LentPlacementRequest& request) {
+  ModelSpec model = request.model;
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     for (ParamSpec& param : model.units[u].params) {
       param.lent = static_cast<ParamId>(u);
       param.constant = param.frozen;
     }
   }
-  return packed_model(model, format);
+  if (request.layout) return packed_as(model, *request.layout);
+  return packed_model(model, request.state.format);
+}
+
+ChunkTable table_of(const LentPlacementRequest& request, const ModelSpec& model) {
+  if (request.layout) return ChunkTable::from_layout(model, *request.layout, request.state, {});
+  return {model, kChunkTilesMax, request.state};
 }
 
 class LentChoice {
  public:
   explicit LentChoice(const LentPlacementRequest& request)
       : request_(request),
-        model_(kept_model(request.model, request.state.format)),
-        table_(model_, kChunkTilesMax, request.state),
+        model_(kept_model(request)),
+        table_(table_of(request, model_)),
         trains_(std::ranges::any_of(model_.units, &UnitSpec::stored)) {
     for (UnitId u = 0; u < table_.unit_count(); ++u) streams_ = streams_ || table_.has_home(u);
   }
@@ -48,6 +55,8 @@ class LentChoice {
   LentPlacementChoice choose() const;
 
  private:
+  /// Whether the state of a store goes on, whose steps are durable one by one.
+  bool continues() const { return trains_ && request_.layout.has_value(); }
   bool has_budget() const { return request_.host_budget_bytes > 0; }
   /// Whether the settings ask for what only a state on NVMe has.
   bool needs_nvme() const { return trains_ && request_.durable_every_steps > 1; }
@@ -90,7 +99,7 @@ std::vector<Placement> LentChoice::candidates() const {
   for (const Tier params : {Tier::kHost, Tier::kNvme}) {
     for (const Tier optimizer : {Tier::kHost, Tier::kNvme}) {
       if (params == Tier::kNvme && !streams_) continue;
-      if (optimizer == Tier::kHost ? needs_nvme() : !trains_) continue;
+      if (optimizer == Tier::kHost ? needs_nvme() || continues() : !trains_) continue;
       all.push_back({.params = params, .grads = Tier::kHost, .optimizer = optimizer});
     }
   }
@@ -100,6 +109,11 @@ std::vector<Placement> LentChoice::candidates() const {
 /// Returns the error of an engine with this placement whose budget is too small.
 std::optional<MemoryExhausted> LentChoice::over_budget(const Placement& placement) const {
   try {
+    if (request_.layout) {
+      require_host_budget(plan_host(table_, placement, {}, {request_.host_budget_bytes}),
+                          request_.host_budget_bytes);
+      return std::nullopt;
+    }
     choose_chunk_tiles({.model = model_,
                         .state = request_.state,
                         .sharding = {},
@@ -150,7 +164,9 @@ std::string LentChoice::need(const Placement& placement) const {
 std::string LentChoice::reason(const Placement& chosen) const {
   const Placement wanted = candidates().front();
   std::string text;
-  if (needs_nvme()) {
+  if (continues()) {
+    text = "the directory already has a store";
+  } else if (needs_nvme()) {
     text = fmt::format("`durable_every_steps={}` needs the state on NVMe",
                        request_.durable_every_steps);
   }

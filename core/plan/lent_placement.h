@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/sharding/model_spec.h"
@@ -16,6 +17,9 @@ namespace ziggurat {
 struct LentPlacementRequest {
   ModelSpec model;  ///< a unit for each parameter, as LentEngine::open() is given it
   StateKind state{};
+  /// The layout of the store that is there, whose units and chunks are used. Errors of the choice
+  /// are then those of ChunkTable::from_layout(), too.
+  std::optional<std::string> layout{};
   bool has_store = false;                 ///< there is a directory for what is kept on NVMe
   std::uint64_t durable_every_steps = 1;  ///< EngineConfig::durable_every_steps
   std::uint64_t host_budget_bytes = 0;    ///< 0 if none is given
@@ -32,11 +36,11 @@ struct LentPlacementChoice {
   std::uint64_t beside_nvme_bytes = 0;
 };
 
-/// Keeps in host memory what fits there: within the budget, or else, with the other ranks of the
-/// machine, in half of the memory that is free. The other half is for what comes later: gradients,
-/// activations, batches, and copies of the state. Records leave host memory before streamed
-/// parameters do, because a step reads a record once and a parameter twice. Sums of gradients stay
-/// the trainer's.
+/// Leaves the state of a store that is there on NVMe, where each step is durable. Else keeps in
+/// host memory what fits there: within the budget, or else, with the other ranks of the machine, in
+/// half of the memory that is free. The other half is for what comes later: gradients, activations,
+/// batches, and copies of the state. Records leave host memory before streamed parameters do,
+/// because a step reads a record once and a parameter twice. Sums of gradients stay the trainer's.
 ///
 /// Errors: kInvalidArgument if the free memory is too small and there is no store; MemoryExhausted
 /// for a budget that is too small.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/schedule/lent_memory.h: the parameters and gradients that a trainer lends, and a count of
-// the jobs that use them, so that the trainer knows when it may use its memory again. Reactor's
-// thread only.
+// the jobs that use them, so that the trainer knows when it may use its memory again. Changed on
+// the reactor's thread only; jobs read it while they count as a use.
 //
 // A job runs to its end, whatever has failed meanwhile. So before the trainer is told that the
 // engine has ended, the engine waits for the jobs under way, and no other job begins. Nobody waits

@@ -39,7 +39,9 @@ ziggurat_status on_engine(ziggurat_engine engine, const Call& call) noexcept {
 
 /// Returns the parameter at a caller's index. One that no model has stays one.
 inline ParamId param_at(std::uint64_t index) {
-  return static_cast<ParamId>(std::min<std::uint64_t>(index, std::numeric_limits<ParamId>::max()));
+  if (index > std::numeric_limits<ParamId>::max())
+    throw wrong(fmt::format("there is no parameter {}", index));
+  return static_cast<ParamId>(index);
 }
 
 /// Returns the struct as this library knows it. Fields that an older caller does not have are zero.

@@ -216,6 +216,9 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///                      "auto": the engine keeps in host memory what fits into "host_memory", or
 ///                      else, with the other ranks of the machine, into half of the memory that is
 ///                      free; the rest is in the store, and without a store that is an error.
+///                      State in host memory is durable at times ("durable_every") and after
+///                      ziggurat_make_durable(), not with each step; so the state of a store that
+///                      is there already stays on nvme.
 ///                      ziggurat_describe() says what was chosen and why
 ///   "run"              a text that names the model as a whole, its data and the like: all ranks
 ///   and
@@ -258,8 +261,9 @@ ZIGGURAT_API ziggurat_status ziggurat_stored_params(ziggurat_runtime runtime, co
 ZIGGURAT_API ziggurat_status ziggurat_free_memory(uint64_t* free_bytes);
 /// Says what "placement": "auto" would choose for an engine of these parameters and `settings`, of
 /// which "placement" is not looked at, while `free_bytes` of memory are free
-/// (ziggurat_free_memory()). Nothing is opened or written, and no address is followed. The text is
-/// a JSON object:
+/// (ziggurat_free_memory()) for all ranks that a launcher's variables count on this machine. A
+/// store that is there is not looked at either. Nothing is opened or written, and no address is
+/// followed. The text is a JSON object:
 ///
 ///   "placement"          what open takes: "params=host,grads=host,optimizer=nvme"
 ///   "why"                what needs how much, and which memory decided it

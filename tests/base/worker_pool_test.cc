@@ -155,7 +155,7 @@ TEST(WorkersBetweenTiles, TakeOneJobATime) {
   EXPECT_GT(jobs, 0);
 }
 
-TEST(WorkersJobs, OfOneTurnKeepTheirOrderAndThoseThatAreWantedSoonGoFirst) {
+TEST(WorkersJobs, OfOneTurnKeepTheirOrderAndThoseThatAreWantedSoonGoFirstAndInTurns) {
   using enum WorkerPool::Turn;
   std::promise<void> go_on;
   std::string order;
@@ -177,7 +177,7 @@ TEST(WorkersJobs, OfOneTurnKeepTheirOrderAndThoseThatAreWantedSoonGoFirst) {
     submit('b', kSoon);
     go_on.set_value();
   }
-  EXPECT_EQ(order, "abcd");
+  EXPECT_EQ(order, "acbd");
 }
 
 TEST_P(Workers, DestructorFinishesQueuedJobs) {

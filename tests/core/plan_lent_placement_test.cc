@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/memory_exhausted.h"
+#include "core/sharding/chunk_table.h"
 
 namespace ziggurat {
 namespace {
@@ -177,6 +178,21 @@ TEST(LentPlacement, CountsSmallParametersTogetherAndEachFormatForItself) {
   request.state.format = StateFormat::kFp32;
   request.state.optimizer = OptimizerKind::kLion;
   EXPECT_EQ(choose_lent_placement(request).state_bytes, 128 * kKiB) << "a master and one moment";
+}
+
+TEST(LentPlacement, CountsTheRecordsOfTheStoreThatIsThere) {
+  LentPlacementRequest request{.model = model_of(std::vector<std::int64_t>(100, 16)),
+                               .state = {.format = StateFormat::k8Bit},
+                               .has_store = true,
+                               .free_bytes = kGiB};
+  EXPECT_EQ(chosen(request), "host host");
+  EXPECT_EQ(choose_lent_placement(request).state_bytes, 64 * kKiB) << "one record for all";
+  ModelSpec alone = request.model;  // as stores of earlier versions
+  for (ParamId p = 0; p < 100; ++p) alone.units[p].params[0].lent = p;
+  request.layout = ChunkTable(alone, 8, request.state).layout();
+  EXPECT_EQ(choose_lent_placement(request).state_bytes, 100 * 128 * kKiB);
+  EXPECT_EQ(chosen(request), "host nvme");
+  EXPECT_EQ(why(request), "the directory already has a store");
 }
 
 TEST(LentPlacement, GivesAStateOnNvmeAnEighthOfTheFreeMemoryIfThatKeepsRecords) {

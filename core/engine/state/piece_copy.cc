@@ -91,13 +91,11 @@ Task<> PieceCopy::save_part(ChunkId id, const Part& part, std::span<const std::b
   const StateArray array = state_arrays(kind)[part.array];
   const ParamRun& run = part.run;
   const std::uint64_t first = run.first / array.block;
-  const auto taken = std::make_shared<const AlignedBytes>(
-      memory_.take(array.values_of(run.count) * array.element_bytes(),
-                   lead(run.lent, part.array, first)));
+  const auto taken = std::make_shared<const AlignedBytes>(memory_.take(
+      array.values_of(run.count) * array.element_bytes(), lead(run.lent, part.array, first)));
   const std::span<std::byte> values = taken->span();
   const std::function<void()> job = [&] {
-    if (kind == kept)
-      return read_state_array(kind, part.array, record, run.begin, values);
+    if (kind == kept) return read_state_array(kind, part.array, record, run.begin, values);
     std::vector<float> wide(run.count);
     read_state_values(kept, part.array, record, run.begin, wide);
     std::memcpy(values.data(), wide.data(), values.size());

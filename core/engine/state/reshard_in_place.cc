@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "base/log.h"
+
 namespace ziggurat {
 
 /// Throws if a setting makes no sense. The other ranks' settings may, and they would wait.
@@ -38,6 +40,12 @@ Task<> ReshardInPlace::lock() {
   co_return;
 }
 
+/// Logs what was noted of the old store, which nothing else will describe. Returns false.
+bool ReshardInPlace::say_notes() {
+  for (const std::string& its : old_.notes()) log().info("{}", its);
+  return false;
+}
+
 /// Reads and locks the old store. Returns false if there is no store, or one that needs no
 /// conversion.
 Task<bool> ReshardInPlace::begin() {
@@ -47,12 +55,12 @@ Task<bool> ReshardInPlace::begin() {
   co_await old_.agree_on_settings();  // another rank may have been told not to reshard
   old_.open_storage();
   co_await old_.end_succession();
-  if (!co_await old_.store_found()) co_return false;
+  if (!co_await old_.store_found()) co_return say_notes();
   Storage& storage = old_.storage();
   Task<> looked = old_.unless_lost(together(storage.quorum, look(), kReads));
   co_await std::move(looked);
   const bool fits = judge_.fits(old_, *stored_);
-  if (co_await storage.quorum.min(fits ? 1 : 0) != 0) co_return false;
+  if (co_await storage.quorum.min(fits ? 1 : 0) != 0) co_return say_notes();
   Task<> required = together(storage.quorum, require(), kReads);
   co_await std::move(required);
   succession_.emplace(old_.runtime().reactor, storage.places);

@@ -61,6 +61,7 @@ class ReshardInPlace {
 
  private:
   Task<bool> begin();
+  bool say_notes();
   void validate();
   Task<> look();
   Task<> require();

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -30,7 +31,9 @@ class StateDoor : public Interface {
     const Turn turn(turn_);
     return state_.generation();
   }
-  std::uint64_t durable_generation() const override { return state_.durable_generation(); }
+  std::uint64_t durable_generation() const override {
+    return at_end_ ? at_end_->durable_generation : state_.durable_generation();
+  }
   void make_durable() override {
     const Turn turn(turn_);
     state_.require_durable();
@@ -77,12 +80,17 @@ class StateDoor : public Interface {
   }
   std::uint64_t kept_record_bytes() const override { return state_.plan().kept_bytes; }
   const Metrics& metrics() const override { return state_.runtime().metrics; }
-  Account host_account() const override { return state_.host_account(); }
+  Account host_account() const override {
+    return at_end_ ? at_end_->host_account : state_.host_account();
+  }
   std::vector<std::string> description() const override { return state_.notes(); }
-  StateLine line() const override { return state_.line(); }
+  StateLine line() const override { return at_end_ ? at_end_->line : state_.line(); }
   void close() override {
     const std::lock_guard lock(turn_.mutex);
     if (std::exchange(turn_.closed, true)) return;
+    at_end_ = AtEnd{.durable_generation = state_.durable_generation(),
+                    .host_account = state_.host_account(),
+                    .line = state_.line()};
     state_.runtime().reactor.block_on(state_.close());
   }
 
@@ -132,6 +140,13 @@ class StateDoor : public Interface {
   }
 
   mutable TurnOrder turn_;
+  /// What a closed engine still answers.
+  struct AtEnd {
+    std::uint64_t durable_generation;
+    Account host_account;
+    StateLine line;
+  };
+  std::optional<AtEnd> at_end_;
   TrainingState state_;
 };
 

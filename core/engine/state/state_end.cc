@@ -41,7 +41,7 @@ Task<> TrainingState::close() {
   ended_ = true;
   co_await ended(tasks_);
   co_await ended(local_tasks_);
-  if (copying_) co_await copying_->wait_idle();
+  co_await ended(copying_);
   if (copy_) copy_->engine_closed();
   service_.reset();
   saves_.reset();

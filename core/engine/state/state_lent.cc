@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <span>
+#include <utility>
 
 #include "base/error.h"
-#include "base/topology/core_budget.h"
 #include "base/topology/limits.h"
 #include "core/engine/state/training_state.h"
 #include "core/plan/lent_placement.h"
@@ -14,18 +16,35 @@
 #include "core/sharding/piece_layout.h"
 
 namespace ziggurat {
+namespace {
+
+/// Returns how many ranks are on this rank's machine.
+Task<std::uint64_t> ranks_here(Communicator& ranks) {
+  const std::array<std::uint64_t, 1> own{machine_number()};
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(ranks.world_size()), own[0]);
+  if (ranks.world_size() > 1) {
+    const auto input = std::as_bytes(std::span(own));
+    const auto output = std::as_writable_bytes(std::span(all));
+    co_await ranks.all_gather(input, output);
+  }
+  co_return static_cast<std::uint64_t>(std::ranges::count(all, own[0]));
+}
+
+}  // namespace
 
 /// Chooses the placement before anything is sized. All ranks keep their records on the same tier,
 /// which decides how a step becomes durable: on NVMe if a rank has no room for its own.
-Task<> TrainingState::choose_lent_placement() {
+Task<> TrainingState::choose_lent_placement(std::optional<std::string> layout) {
+  const std::uint64_t node_ranks = co_await ranks_here(storage_->ranks);
   LentPlacementChoice choice =
       ziggurat::choose_lent_placement({.model = model_,
                                        .state = config_.optimizer.state,
+                                       .layout = std::move(layout),
                                        .has_store = !config_.store.empty(),
                                        .durable_every_steps = config_.durable_every_steps,
                                        .host_budget_bytes = config_.host_budget_bytes,
                                        .free_bytes = free_memory_bytes(),
-                                       .node_ranks = local_rank().count});
+                                       .node_ranks = node_ranks});
   Placement& placement = choice.placement;
   const bool here = placement.optimizer == Tier::kNvme;
   if (co_await storage_->quorum.max(here ? 1 : 0) != 0 && !here) {

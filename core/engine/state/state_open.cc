@@ -136,12 +136,15 @@ Task<> TrainingState::open_store() {
                     "to train on from that store, or `resume=never` to replace it",
                     storage_->paths()));
   }
-  if (of_pieces() && config_.placement.automatic) co_await choose_lent_placement();
   if (found && config_.resume != EngineConfig::Resume::kNever) {
     co_await open_stored();
   } else {
     // The budget is checked before a byte is written. All ranks that divide a model use the same
     // chunks: the smallest that a rank needs.
+    if (of_pieces() && config_.placement.automatic) {
+      Task<> choosing = choose_lent_placement(std::nullopt);
+      co_await std::move(choosing);
+    }
     choose_placement_if_automatic();
     co_await make_table();
   }
@@ -163,6 +166,10 @@ Task<> TrainingState::open_stored() {
   }(*this));
   co_await std::move(opening);
   const StoreState& state = storage_->store->state();
+  if (of_pieces() && config_.placement.automatic) {
+    Task<> choosing = choose_lent_placement(state.layout);
+    co_await std::move(choosing);
+  }
   if (of_pieces()) pack(state.layout);
   table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state, sharding());
   if (!of_pieces() && is_of_pieces(state.layout)) {

@@ -63,6 +63,7 @@ Task<> UnitEngine::finish_frozen() {
   const std::vector<UnitSpec>& units = state_.model().units;
   for (UnitId u = 0; u < units.size(); ++u) {
     if (!units[u].frozen() || flow_->finished(u)) continue;
+    state_.begin_call();
     Task<> sending = send_gradient(u, Event());
     co_await state_.ending_the_run(std::move(sending));
     calls_->finished_gradient(u);

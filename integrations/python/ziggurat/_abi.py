@@ -108,7 +108,12 @@ def library() -> ctypes.CDLL:
             "the library and the package of one version"
         )
     for name, declared in _HEADER.functions.items():
-        function = getattr(loaded, name)
+        function = getattr(loaded, name, None)
+        if function is None:
+            raise ImportError(
+                f"{path} has no {name}(), which this package needs: install the library and the "
+                "package of one version"
+            )
         function.argtypes = [one.type for one in declared.parameters]
         function.restype = declared.result
     return loaded

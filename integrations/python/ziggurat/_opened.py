@@ -412,6 +412,9 @@ class Opened:
             if param._version != self._versions[index] or self._moved(index, param)
         }
         count_writes(held)
+        for index, param in zip(pending, held, strict=True):
+            if index not in faults:
+                self._versions[index] = param._version
         copying = {place for place in self._every_place if place.copies_back}
         for index, param in zip(pending, held, strict=True):
             del self._lent[index]
@@ -425,7 +428,7 @@ class Opened:
                 continue
             if copying and self._places[index] in copying:
                 self._places[index].write(index, param)
-            self._versions[index] = param._version
+                self._versions[index] = param._version
         for index, fault in faults.items():
             raise ZigguratError(
                 f"parameter '{self.names[index]}' was {fault} during a step, so training cannot go "

@@ -84,12 +84,15 @@ class _Around:
             self.streaming.open()
         if self._is_inside():
             return call(module, *args, **kwargs)
-        use = self._enter((args, kwargs))
-        trains = use is not None
+        use, trains = None, False
+        pinned = counted = 0
         try:
+            use = self._enter((args, kwargs))
+            pinned, trains = len(self._units), use is not None
             for unit in self._units:
                 unit.forwards += 1
                 unit.trained_forwards += trains
+                counted += 1
             result = call(module, *args, **kwargs)
             if use is not None:
                 self._watch(use, result)
@@ -98,10 +101,10 @@ class _Around:
                 raise InvalidArgument(self._stray()) from error
             raise
         finally:
-            for unit in self._units:
+            for unit in self._units[:counted]:
                 unit.forwards -= 1
                 unit.trained_forwards -= trains
-            self.streaming.unpin(self._units)
+            self.streaming.unpin(self._units[:pinned])
         return result
 
     def _is_inside(self) -> bool:

@@ -64,6 +64,8 @@ class Held:
         """Undoes leave(), however far it came: with the memory that was there, or with `values()` if
         that was freed."""
         storage = self.param.untyped_storage()
+        if self._address and _storage.has_memory(storage):
+            self.take_out()  # the engine's memory, which goes with the engine
         if not _storage.has_memory(storage):
             if self._other is None or not _storage.has_memory(self._other):
                 self._other = values()
@@ -224,10 +226,11 @@ class Pins:
                 if held.was_written():
                     opened.kept_was_written(held.index)
                 held.take_out()
+            opened.engine.release(unit.index)
         except BaseException:
-            self._take_out(unit, opened.engine)
+            with contextlib.suppress(InvalidArgument):  # a signal's may come behind the release
+                self._take_out(unit, opened.engine)
             raise
-        opened.engine.release(unit.index)
         if moved:
             raise InvalidArgument(
                 f"parameter '{moved[0]}' of an offloaded model was given other memory (p.data = "
