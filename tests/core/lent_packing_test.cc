@@ -339,7 +339,8 @@ class Twins {
       co_return;
     };
     const std::shared_ptr<StateCopy> copy = engine.begin_copy({});
-    runtime_->reactor.block_on(copy->run(take));
+    const StateCopy::Lead none = [](ParamId, std::size_t, std::uint64_t) { return 0U; };
+    runtime_->reactor.block_on(copy->run(take, none));
     runtime_->reactor.block_on([](StateCopy& its) -> Task<> {
       its.end();
       co_return;
