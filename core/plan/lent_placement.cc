@@ -56,7 +56,7 @@ class LentChoice {
 
  private:
   /// Whether the state of a store goes on, whose steps are durable one by one.
-  bool continues() const { return trains_ && request_.layout.has_value(); }
+  bool continues() const { return trains_ && (request_.continues || request_.layout.has_value()); }
   bool has_budget() const { return request_.host_budget_bytes > 0; }
   /// Whether the settings ask for what only a state on NVMe has.
   bool needs_nvme() const { return trains_ && request_.durable_every_steps > 1; }

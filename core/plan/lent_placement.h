@@ -20,7 +20,8 @@ struct LentPlacementRequest {
   /// The layout of the store that is there, whose units and chunks are used. Errors of the choice
   /// are then those of ChunkTable::from_layout(), too.
   std::optional<std::string> layout{};
-  bool has_store = false;                 ///< there is a directory for what is kept on NVMe
+  bool continues = false;  ///< the state goes on from such a store, which is divided anew
+  bool has_store = false;  ///< there is a directory for what is kept on NVMe
   std::uint64_t durable_every_steps = 1;  ///< EngineConfig::durable_every_steps
   std::uint64_t host_budget_bytes = 0;    ///< 0 if none is given
   std::uint64_t free_bytes = 0;           ///< host memory that nobody uses on this machine

@@ -32,7 +32,10 @@ std::shared_ptr<EmbeddedDevice> taken_device(std::uint64_t handle, const Runtime
   if (open->taken.exchange(true))
     throw wrong(fmt::format("`device={}` is in use: close the other engine first", handle));
   EmbeddedDevice* const its = &open->device;
-  return {its, [kept = std::move(open)](EmbeddedDevice*) { kept->taken = false; }};
+  return {its, [kept = std::move(open)](EmbeddedDevice* device) {
+            device->forget_streams();
+            kept->taken = false;
+          }};
 }
 
 EmbeddedDevice::EmbeddedDevice(Runtime& runtime, const Memory& memory) : runtime_(runtime) {
@@ -60,9 +63,15 @@ StreamRef& EmbeddedDevice::stream(void* handle) {
     throw wrong("a stream was given, but this engine's parameters are in host memory: give null");
   }
   const std::lock_guard lock(mutex_);
-  std::unique_ptr<StreamRef>& its = streams_[handle];
-  if (its == nullptr) its = gpu_->caller_stream(handle);
-  return *its;
+  auto its = streams_.find(handle);
+  if (its == streams_.end()) its = streams_.emplace(handle, gpu_->caller_stream(handle)).first;
+  return *its->second;
+}
+
+void EmbeddedDevice::forget_streams() {
+  std::map<void*, std::unique_ptr<StreamRef>> ended;
+  const std::lock_guard lock(mutex_);
+  ended.swap(streams_);
 }
 
 void EmbeddedDevice::read(DeviceSpan<const std::byte> from, std::span<std::byte> to) {

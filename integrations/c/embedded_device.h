@@ -42,6 +42,8 @@ class EmbeddedDevice {
   /// kept; on the host the Host, whose handle is null. Errors: kInvalidArgument for another handle
   /// there.
   StreamRef& stream(void* handle);
+  /// Forgets the caller's streams, which may be destroyed once their engine is closed.
+  void forget_streams();
   /// Copy between the device's memory and any host memory, one call at a time, after what the
   /// caller's streams have queued so far; they return when it is done.
   void read(DeviceSpan<const std::byte> from, std::span<std::byte> to);

@@ -37,7 +37,7 @@ ziggurat_status on_engine(ziggurat_engine engine, const Call& call) noexcept {
   });
 }
 
-/// Returns the parameter at a caller's index. One that no model has stays one.
+/// Returns the parameter at a caller's index. Errors: kInvalidArgument for one that no model has.
 inline ParamId param_at(std::uint64_t index) {
   if (index > std::numeric_limits<ParamId>::max())
     throw wrong(fmt::format("there is no parameter {}", index));

@@ -217,8 +217,8 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///                      else, with the other ranks of the machine, into half of the memory that is
 ///                      free; the rest is in the store, and without a store that is an error.
 ///                      State in host memory is durable at times ("durable_every") and after
-///                      ziggurat_make_durable(), not with each step; so the state of a store that
-///                      is there already stays on nvme.
+///                      ziggurat_make_durable(), not with each step; so where a store is there
+///                      already, the state is on nvme, whatever was chosen when it was made.
 ///                      ziggurat_describe() says what was chosen and why
 ///   "run"              a text that names the model as a whole, its data and the like: all ranks
 ///   and
@@ -297,7 +297,7 @@ ZIGGURAT_API ziggurat_status ziggurat_device_open(ziggurat_runtime runtime,
                                                   const ziggurat_device_memory* memory,
                                                   ziggurat_device* device);
 /// Closes a device. Lent memory is the caller's again. Errors: ZIGGURAT_INVALID_ARGUMENT while an
-/// engine has it.
+/// engine has it, or a call of that engine is still returning.
 ZIGGURAT_API ziggurat_status ziggurat_device_close(ziggurat_device device);
 /// Closes an engine. State that is not durable is lost: call ziggurat_make_durable() before. A
 /// thread that waits in ziggurat_acquire() gets ZIGGURAT_CANCELLED.

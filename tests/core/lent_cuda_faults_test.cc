@@ -75,7 +75,8 @@ class LentCase {
       gpu.engine->release(2, host);
       its_.durable = gpu.engine->durable_generation();
     } catch (const Error& error) {
-      its_.error = error.what();
+      // The trainer's unit may still be there, and leave no room.
+      if (error.code() != ErrorCode::kResourceExhausted) its_.error = error.what();
     }
   }
   /// On the CPU, as if the GPU were gone.

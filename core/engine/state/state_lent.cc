@@ -40,6 +40,7 @@ Task<> TrainingState::choose_lent_placement(std::optional<std::string> layout) {
       ziggurat::choose_lent_placement({.model = model_,
                                        .state = config_.optimizer.state,
                                        .layout = std::move(layout),
+                                       .continues = source_ != nullptr && load_options_.in_place,
                                        .has_store = !config_.store.empty(),
                                        .durable_every_steps = config_.durable_every_steps,
                                        .host_budget_bytes = config_.host_budget_bytes,

@@ -85,10 +85,11 @@ class _Around:
         if self._is_inside():
             return call(module, *args, **kwargs)
         use, trains = None, False
-        pinned = counted = 0
+        pinned: list[PinnedUnit] = []
+        counted = 0
         try:
-            use = self._enter((args, kwargs))
-            pinned, trains = len(self._units), use is not None
+            use = self._enter((args, kwargs), pinned)
+            trains = use is not None
             for unit in self._units:
                 unit.forwards += 1
                 unit.trained_forwards += trains
@@ -104,7 +105,7 @@ class _Around:
             for unit in self._units[:counted]:
                 unit.forwards -= 1
                 unit.trained_forwards -= trains
-            self.streaming.unpin(self._units[:pinned])
+            self.streaming.unpin(pinned)
         return result
 
     def _is_inside(self) -> bool:
@@ -114,7 +115,7 @@ class _Around:
         return all(unit.forwards for unit in self._units)
 
     @torch._disable_dynamo  # type: ignore[misc]
-    def _enter(self, given: Any) -> _Use | None:
+    def _enter(self, given: Any, pinned: list[PinnedUnit]) -> _Use | None:
         use = None
         if torch.is_grad_enabled():
             if self._opens and torch.is_autocast_enabled("cpu"):
@@ -124,7 +125,7 @@ class _Around:
             if made:
                 newest: Any = max(made, key=lambda node: node._sequence_nr())
                 newest.register_prehook(use.end)
-        self.streaming.pin(self._units)
+        self.streaming.pin(self._units, pinned)
         return use
 
     def _warn_of_casts(self) -> None:

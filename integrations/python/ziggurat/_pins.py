@@ -64,8 +64,10 @@ class Held:
         """Undoes leave(), however far it came: with the memory that was there, or with `values()` if
         that was freed."""
         storage = self.param.untyped_storage()
-        if self._address and _storage.has_memory(storage):
-            self.take_out()  # the engine's memory, which goes with the engine
+        if self._address:
+            if _storage.has_memory(storage):
+                self.take_out()
+            self._other, self._address = None, 0  # the engine's memory, which goes with the engine
         if not _storage.has_memory(storage):
             if self._other is None or not _storage.has_memory(self._other):
                 self._other = values()
@@ -135,17 +137,20 @@ class Pins:
         self._until_step: list[PinnedUnit] = []
         self._process = os.getpid()
 
-    def pin(self, units: Sequence[PinnedUnit]) -> None:
-        """Brings the units and keeps them until unpin()."""
-        done = 0
+    def pin(self, units: Sequence[PinnedUnit], done: list[PinnedUnit] | None = None) -> None:
+        """Brings the units and keeps them until unpin(). `done` gets each one at once, so that a
+        caller whom a signal strikes knows what to unpin."""
+        done = [] if done is None else done
         try:
             for unit in units:
                 if unit.pins == 0 and (self._opened is not None or self._lost):
                     self._bring(unit)
                 unit.pins += 1
-                done += 1
+                done.append(unit)
         except BaseException:
-            self.unpin(units[:done])
+            pinned = list(done)
+            done.clear()
+            self.unpin(pinned)
             raise
 
     def unpin(self, units: Iterable[PinnedUnit]) -> None:

@@ -130,6 +130,20 @@ TEST_P(CGpuBits, AreThoseOfParametersThatAreLent) {
   EXPECT_EQ(second, expected[1]);
 }
 
+TEST_F(CGpu, AStreamMayBeDestroyedOnceItsEngineIsClosed) {
+  open_device(nullptr);
+  stream_both();
+  cudaStream_t brief = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&brief, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_DONE(open(on_gpu("host")));
+  write_on_gpu(0, brief);
+  close();
+  ASSERT_EQ(cudaStreamDestroy(brief), cudaSuccess);
+  ASSERT_DONE(open(on_gpu("host")));
+  const ziggurat_memory first = memory_of(values_[0]);
+  ASSERT_DONE(ziggurat_write_param(engine_, 0, &first));
+}
+
 // Larger than what is copied at once.
 TEST_F(CGpu, ALargeParameterIsReadAndWrittenInPieces) {
   open_device(nullptr, 2 << 20);

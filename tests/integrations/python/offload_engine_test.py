@@ -33,6 +33,7 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.torch
 from ziggurat import _storage
+from ziggurat._pins import Held
 from ziggurat._streaming import streaming_of
 from ziggurat.torch import gathered, offload
 
@@ -49,6 +50,20 @@ def same(one, other) -> bool:
 
 def is_offloaded(model: torch.nn.Module) -> bool:
     return streaming_of(model.norm.weight) is not None
+
+
+@pytest.mark.parametrize("taken_out", [False, True])
+def test_a_parameter_never_returns_with_the_engines_memory(taken_out):
+    param = torch.nn.Parameter(torch.zeros(8))
+    engines, own = torch.ones(8), torch.full((8,), 2.0)
+    held = Held("p", param, None)
+    held.leave(0)
+    held.put_in(engines.data_ptr())
+    if taken_out:
+        held.take_out()
+    held.return_to(own.untyped_storage)
+    assert torch.equal(param.detach(), torch.full((8,), 2.0))
+    assert param.data_ptr() != engines.data_ptr()
 
 
 class Interrupts:
