@@ -186,7 +186,7 @@ TEST(LentPlacement, CountsTheRecordsOfTheStoreThatIsThere) {
                                .has_store = true,
                                .free_bytes = kGiB};
   EXPECT_EQ(chosen(request), "host host");
-  EXPECT_EQ(choose_lent_placement(request).state_bytes, 64 * kKiB) << "one record for all";
+  EXPECT_EQ(choose_lent_placement(request).state_bytes, 128 * kKiB) << "one record for all";
   ModelSpec alone = request.model;  // as stores of earlier versions
   for (ParamId p = 0; p < 100; ++p) alone.units[p].params[0].lent = p;
   request.layout = ChunkTable(alone, 8, request.state).layout();

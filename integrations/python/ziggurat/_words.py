@@ -82,6 +82,7 @@ ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
         "accumulate",
         "checkpoint_dir",
         "collectives",
+        "device",
         "device_memory",
         "durable_every",
         "durable_every_steps",
