@@ -128,6 +128,7 @@ TEST_P(EngineCalls, AfterCloseAreRefusedAndNothingIsHeld) {
   expect_closed("step", [&] { engine.step({.learning_rate = kLearningRate, .blob = {}}); });
   expect_closed("read_master", [&] { engine.read_master(0, 0); });
   expect_closed("make_durable", [&] { engine.make_durable(); });
+  EXPECT_EQ(engine.durable_generation(), 1U) << "as of then";
   EXPECT_EQ(engine.host_account().used_bytes(), 0U);
   EXPECT_EQ(rig.device->account().used_bytes(), 0U);
   const auto next = Engine::open(model_, config(), *rig.runtime, *rig.device, initialize);

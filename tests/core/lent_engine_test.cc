@@ -310,7 +310,7 @@ TEST_F(LentCalls, MoveAUnitOnlyToMemoryThatHoldsIt) {
   EXPECT_THAT(refusal([&] { engine->lend_param(2, narrow.span()); }),
               HasSubstr("the parameter is fp32, but the memory is bf16"));
   EXPECT_THAT(refusal([&] { engine->lend_param(3, moved.span()); }),
-              HasSubstr("parameters 0 to 2"));
+              HasSubstr("the model has 3 parameters: give 0 to 2"));
   trainer_.step(*engine);
   engine->wait_all_updated();
   std::swap(moved, trainer_.params[2]);  // the trainer's is what was `moved`, and as it was

@@ -342,7 +342,7 @@ TEST(FrozenParams, HaveNeitherGradientsNorState) {
   StepOptions options{.blob = {}};
   options.groups = groups;
   EXPECT_THAT(refused([&] { its.engine->step(gradients, options); }),
-              HasSubstr("step('unit6'): the parameter is frozen"));
+              HasSubstr("step(parameter 6 'unit6'): the parameter is frozen"));
   its.step(2);
   EXPECT_EQ(its.engine->pieces_of(0).size(), kTrained);
 

@@ -80,17 +80,13 @@ class StateDoor : public Interface {
   }
   std::uint64_t kept_record_bytes() const override { return state_.plan().kept_bytes; }
   const Metrics& metrics() const override { return state_.runtime().metrics; }
-  Account host_account() const override {
-    return at_end_ ? at_end_->host_account : state_.host_account();
-  }
+  Account host_account() const override { return state_.host_account(); }
   std::vector<std::string> description() const override { return state_.notes(); }
   StateLine line() const override { return at_end_ ? at_end_->line : state_.line(); }
   void close() override {
     const std::lock_guard lock(turn_.mutex);
     if (std::exchange(turn_.closed, true)) return;
-    at_end_ = AtEnd{.durable_generation = state_.durable_generation(),
-                    .host_account = state_.host_account(),
-                    .line = state_.line()};
+    at_end_ = AtEnd{.durable_generation = state_.durable_generation(), .line = state_.line()};
     state_.runtime().reactor.block_on(state_.close());
   }
 
@@ -143,7 +139,6 @@ class StateDoor : public Interface {
   /// What a closed engine still answers.
   struct AtEnd {
     std::uint64_t durable_generation;
-    Account host_account;
     StateLine line;
   };
   std::optional<AtEnd> at_end_;
