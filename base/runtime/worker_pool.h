@@ -106,7 +106,7 @@ class WorkerPool {
 
   /// When a queued job is begun.
   enum class Turn : std::uint8_t {
-    kInOrder,  ///< after all jobs that were queued before it
+    kInOrder,  ///< after all jobs in order that were queued before it
     /// Before the jobs in order, which are begun in turns with these: for jobs that others wait
     /// for.
     kSoon,

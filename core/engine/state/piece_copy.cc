@@ -100,7 +100,7 @@ Task<> PieceCopy::save_part(ChunkId id, const Part& part, std::span<const std::b
     read_state_values(kept, part.array, record, run.begin, wide);
     std::memcpy(values.data(), wide.data(), values.size());
   };
-  co_await parts_->context.run_near(id, "copy state", job, WorkerPool::Turn::kSoon);
+  co_await parts_->context.run_near(id, "copy state", job);
   const auto ended = std::make_shared<Signal>(parts_->context.cancel);
   parts_->context.reactor.spawn(give(take, run.lent, part.array, first, taken, ended),
                                 [](std::exception_ptr) {});
