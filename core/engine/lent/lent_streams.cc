@@ -118,18 +118,11 @@ void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
   }
 }
 
-/// Makes `stream` wait for what was brought. The host waits on the reactor, like all calls of the
-/// engine, so that a lost device ends the run.
+/// Makes `stream` wait for what was brought.
 void LentEngineImpl::wait_for(StreamedUnit unit, const std::vector<Event>& landed,
                               StreamRef& stream) {
   try {
-    for (const Event& event : landed) {
-      if (dynamic_cast<Host*>(&stream) == nullptr) {
-        on_stream([&] { stream.wait(event); });
-      } else {
-        run(state_.ending_the_run(event.wait()));
-      }
-    }
+    for (const Event& event : landed) on_stream([&] { wait_on(stream, event); });
   } catch (const Error& error) {
     throw Error(error.code(),
                 fmt::format("acquire(unit {}): its parameters did not reach the device: {}", unit,

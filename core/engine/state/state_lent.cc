@@ -34,7 +34,8 @@ Task<std::uint64_t> ranks_here(Communicator& ranks) {
 
 /// Chooses the placement before anything is sized. All ranks keep their records on the same tier,
 /// which decides how a step becomes durable: on NVMe if a rank has no room for its own.
-Task<> TrainingState::choose_lent_placement(std::optional<std::string> layout) {
+Task<> TrainingState::choose_lent_placement_if_automatic(std::optional<std::string> layout) {
+  if (!of_pieces() || !config_.placement.automatic) co_return;
   const std::uint64_t node_ranks = co_await ranks_here(storage_->ranks);
   LentPlacementChoice choice =
       ziggurat::choose_lent_placement({.model = model_,

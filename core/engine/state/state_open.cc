@@ -141,10 +141,8 @@ Task<> TrainingState::open_store() {
   } else {
     // The budget is checked before a byte is written. All ranks that divide a model use the same
     // chunks: the smallest that a rank needs.
-    if (of_pieces() && config_.placement.automatic) {
-      Task<> choosing = choose_lent_placement(std::nullopt);
-      co_await std::move(choosing);
-    }
+    Task<> choosing = choose_lent_placement_if_automatic(std::nullopt);
+    co_await std::move(choosing);
     choose_placement_if_automatic();
     co_await make_table();
   }
@@ -166,10 +164,8 @@ Task<> TrainingState::open_stored() {
   }(*this));
   co_await std::move(opening);
   const StoreState& state = storage_->store->state();
-  if (of_pieces() && config_.placement.automatic) {
-    Task<> choosing = choose_lent_placement(state.layout);
-    co_await std::move(choosing);
-  }
+  Task<> choosing = choose_lent_placement_if_automatic(state.layout);
+  co_await std::move(choosing);
   if (of_pieces()) pack(state.layout);
   table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state, sharding());
   if (!of_pieces() && is_of_pieces(state.layout)) {

@@ -366,7 +366,7 @@ class TrainingState {
   void end_by(const std::exception_ptr& error);
 
   // state_lent.cc
-  Task<> choose_lent_placement(std::optional<std::string> layout);
+  Task<> choose_lent_placement_if_automatic(std::optional<std::string> layout);
   void pack(const std::optional<std::string>& layout);
   void require_places(const std::string& layout) const;
 
