@@ -20,6 +20,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ziggurat import _storage
+from ziggurat._file_memory import let_pages_go
 from ziggurat._memory import free_bytes, return_freed
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
 from ziggurat._parts import DTYPES
@@ -170,6 +171,7 @@ class Streaming(Pins):
         # A drive may fail, and those that are there are not the model's.
         for held, index in written:
             opened.engine.write_param(index, held.param.data_ptr())
+            let_pages_go(held.param)
             if self.placement == "host":
                 held.leave(index)
                 held.forget()

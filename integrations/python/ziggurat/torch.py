@@ -54,7 +54,8 @@ theirs. :func:`save_checkpoint` writes a checkpoint, in the background if you li
 :func:`load_checkpoint` loads on any number of ranks; :func:`load_foreign_checkpoint` loads what DeepSpeed or PyTorch saved.
 
 :func:`offload` lets the engine keep a model's parameters too, and brings them unit by unit while they
-are used; :func:`gathered` brings them for other uses. That is a first version: one rank, on the CPU.
+are used; :func:`gathered` brings them for other uses, and in :func:`streamed_init` a model is built
+that memory has no room for. That is a first version: one rank, on the CPU.
 
 On the CPU gradients are read and parameters written where PyTorch has them: nothing is copied. On
 an accelerator both have pinned copies in host memory, which PyTorch's streams fill and empty
@@ -73,6 +74,7 @@ from typing import Any
 from ziggurat._background_save import BackgroundSave
 from ziggurat._checkpoint import save_checkpoint
 from ziggurat._checkpoint_load import LoadedCheckpoint, load_checkpoint
+from ziggurat._file_memory import streamed_init
 from ziggurat._foreign import ForeignCheckpoint, load_foreign_checkpoint
 from ziggurat._native import GroupStep, InvalidArgument
 from ziggurat._offload import gathered, offload
@@ -94,6 +96,7 @@ __all__ = [
     "load_foreign_checkpoint",
     "offload",
     "save_checkpoint",
+    "streamed_init",
 ]
 
 

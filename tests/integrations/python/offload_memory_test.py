@@ -5,7 +5,9 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, 
 than offload() takes.
 """
 
+import contextlib
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -21,6 +23,7 @@ except ImportError as missing:
     sys.exit(77)
 
 import ziggurat.torch
+from ziggurat.torch import streamed_init
 
 MIB = 1 << 20
 WIDTH, DEPTH = 1024, 16  # blocks of 4 MiB
@@ -45,16 +48,22 @@ def of_process(name: str) -> int:
     return int(re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.M)[1]) << 10
 
 
-def train(depth: int, folder: Path, tier: str | None) -> float:
-    """Returns the last loss. The kernel then knows the most memory that training took."""
+def train(depth: int, folder: Path, tier: str | None, from_files: bool) -> float:
+    """Returns the last loss. The kernel then knows the most memory that training took, or with
+    `from_files`, for a model that is built in files, building and training."""
     torch.manual_seed(1)
-    model = torch.nn.Sequential(*(Block() for _ in range(depth)))
+    folder.mkdir()
+    with streamed_init(folder) if from_files else contextlib.nullcontext():
+        if from_files:
+            Path("/proc/self/clear_refs").write_text("5")
+        model = torch.nn.Sequential(*(Block() for _ in range(depth)))
     if tier is not None:
         ziggurat.torch.offload(model, memory=memory_of(model), placement=tier)
     trained = [param for param in model.parameters() if param.requires_grad]
-    optimizer = ziggurat.torch.AdamW(trained, lr=1e-2, placement=f"nvme:{folder}", host_memory=HOST_BYTES)
+    optimizer = ziggurat.torch.AdamW(trained, lr=1e-2, placement=f"nvme:{folder}/store", host_memory=HOST_BYTES)
     optimizer.open()
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the most that there was so far
+    if not from_files:
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the most that there was so far
     for _ in range(2):
         loss = model(torch.ones(2, WIDTH)).square().mean()
         loss.backward()
@@ -63,18 +72,18 @@ def train(depth: int, folder: Path, tier: str | None) -> float:
     return loss.item()
 
 
-def train_and_measure(folder: Path, tier: str | None) -> None:
+def train_and_measure(folder: Path, tier: str | None, from_files: bool) -> None:
     """Writes the most memory that training took beyond what was there before the model, and the
     last loss."""
-    train(1, folder / f"{tier}-small", tier)  # loads what PyTorch and the engine load once
+    train(1, folder / f"{tier}-small", tier, from_files)  # loads what PyTorch and the engine load once
     before = of_process("VmRSS")
-    loss = train(DEPTH, folder / f"{tier}", tier)
+    loss = train(DEPTH, folder / f"{tier}", tier, from_files)
     (folder / f"{tier}.txt").write_text(f"{of_process('VmHWM') - before} {loss!r}")
 
 
-def measured(folder: Path, tier: str | None) -> tuple[int, str]:
+def measured(folder: Path, tier: str | None, from_files: bool = False) -> tuple[int, str]:
     with forked_runs() as runs:
-        assert runs.status_of(runs.started(train_and_measure, folder, tier), within=120) == 0
+        assert runs.status_of(runs.started(train_and_measure, folder, tier, from_files), within=120) == 0
     peak, loss = (folder / f"{tier}.txt").read_text().split()
     return int(peak), loss
 
@@ -88,6 +97,11 @@ def test_the_memory_of_a_model_on_nvme_is_what_offload_was_given(tmp_path):
     assert ours_loss == plain_loss
     assert plain_bytes > model_bytes
     assert ours_bytes < memory_bytes + HOST_BYTES + SLACK_BYTES
+    shutil.rmtree(tmp_path / "nvme")
+    shutil.rmtree(tmp_path / "nvme-small")
+    built_bytes, built_loss = measured(tmp_path, "nvme", from_files=True)
+    assert built_loss == plain_loss
+    assert built_bytes < memory_bytes + HOST_BYTES + SLACK_BYTES
 
 
 if __name__ == "__main__":

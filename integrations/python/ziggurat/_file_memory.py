@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of tensors in files without names, so that a model can be built that memory has no room
+for.
+
+The kernel writes such memory to the drive, and reads it again where it is used. What an operation
+has touched leaves the process's memory when the operation has ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ziggurat import _storage
+from ziggurat._memory import size_text
+from ziggurat._native import InvalidArgument, ResourceExhausted
+
+__all__ = ["let_pages_go", "streamed_init"]
+
+_LARGE_BYTES = 1 << 20  # what is smaller stays in PyTorch's memory
+_NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"  # transformers' name for it
+# Where a file without a name is opened, spelled as nobody else does, since it tells our mappings from
+# others', whose pages may hold what no file has.
+_NAMELESS = "/proc/self/./fd/"
+
+
+@contextmanager
+def streamed_init(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Builds a model that memory has no room for: each large tensor on the CPU that the block makes
+    lies in a file without a name in `folder`, which must be on a drive.
+
+    All else is as without it: values, and what random generators draw. The tensors must be made by
+    the thread that runs the block; transformers' loading, which has threads, does without them. ::
+
+        with ziggurat.torch.streamed_init("/fast/dir"):
+            model = LlamaForCausalLM(config).bfloat16()
+        model = ziggurat.torch.offload(model, memory="4GiB", placement="nvme")
+
+    The drive needs room for the model as it is drawn, so for 4 bytes a parameter here. Each file
+    goes with its tensor, which for a parameter of an offloaded model is when the engine has its
+    values.
+
+    Errors: InvalidArgument for a folder that cannot be used; ResourceExhausted for a full drive.
+    """
+    where = os.fspath(folder)
+    if not os.path.isdir(where):
+        raise InvalidArgument(f'streamed_init("{where}"): give a directory that exists, on a drive')
+    before = os.environ.get(_NO_THREADS)
+    os.environ[_NO_THREADS] = "1"
+    try:
+        with _InFiles(where):
+            yield
+    finally:
+        os.environ.pop(_NO_THREADS)
+        if before is not None:
+            os.environ[_NO_THREADS] = before
+
+
+def let_pages_go(tensor: torch.Tensor) -> None:
+    """Lets the pages of a tensor in a file leave this process's memory. They stay in the file. Does
+    nothing for other tensors."""
+    if not _is_in_file(tensor):
+        return
+    storage = tensor.untyped_storage()
+    # If it fails, the pages stay a little longer.
+    ctypes.CDLL(None).madvise(
+        ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), mmap.MADV_DONTNEED
+    )
+
+
+class _InFiles(TorchDispatchMode):
+    """Puts large tensors that operations make into files."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket in _MAKE_EMPTY:
+            made = self._empty(func, args, kwargs)
+            if made is not None:
+                return made
+        result = func(*args, **kwargs)
+        if func.is_view:
+            return result
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        known = {_storage.identity(one) for one in given if _is_plain(one)}
+        result = tree_map(lambda one: self._moved(one, known), result)
+        for tensor in given:
+            let_pages_go(tensor)
+        return result
+
+    def _empty(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns an empty tensor in a file, or None if it would not be a large one on the CPU."""
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type != "cpu":
+            return None
+        like = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": False})
+        return self._in_file(like) if _is_large(like) else None
+
+    def _moved(self, made: Any, known: set[int]) -> Any:
+        """Returns a copy in a file of what an operation has made, if it is large."""
+        if not _is_plain(made) or not _is_large(made) or _storage.identity(made) in known:
+            return made
+        if _is_in_file(made) or _storage.shares_memory(made):
+            return made
+        copy = self._in_file(made)
+        copy.copy_(made)
+        let_pages_go(copy)
+        return copy
+
+    def _in_file(self, like: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor in a file, of the size, strides and type of `like`."""
+        size_bytes = like.untyped_storage().nbytes()
+        storage = _in_file(self._folder, size_bytes)
+        made: Any = torch.empty(0, dtype=like.dtype, device="cpu")
+        tensor: torch.Tensor = made.set_(storage, 0, like.size(), like.stride())
+        return tensor
+
+
+_MAKE_EMPTY = (torch.ops.aten.empty, torch.ops.aten.empty_strided)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu"
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    plain = tensor.layout is torch.strided and not tensor.is_quantized
+    return plain and tensor.numel() * tensor.element_size() >= _LARGE_BYTES
+
+
+def _is_in_file(tensor: torch.Tensor) -> bool:
+    if not _is_plain(tensor):
+        return False
+    name = tensor.untyped_storage().filename
+    return name is not None and name.startswith(_NAMELESS)
+
+
+def _in_file(folder: str, size_bytes: int) -> torch.UntypedStorage:
+    """Returns a storage in a new file, whose space is reserved: a full drive is an error here, where
+    it would otherwise end the process at a write."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+            name = f"{_NAMELESS}{file.fileno()}"
+            return torch.UntypedStorage.from_file(name, True, size_bytes)
+    except OSError as error:
+        raise ResourceExhausted(
+            f"streamed_init() cannot make a file of {size_text(size_bytes)} in {folder}: "
+            f"{error.strerror}: give a directory on a drive with room for the whole model"
+        ) from error

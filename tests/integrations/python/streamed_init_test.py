@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that are built in ziggurat.torch.streamed_init(), whose large tensors are in files.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, or PyTorch is older
+than offload() takes.
+"""
+
+import gc
+import os
+import re
+import resource
+import sys
+import threading
+from pathlib import Path
+
+try:
+    import pytest
+    import torch
+    from forked_runs import forked_runs
+    from small_models import one_thread  # noqa: F401, a fixture
+    from streamed_models import memory_of
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+import ziggurat.torch
+from ziggurat.torch import streamed_init
+
+MIB = 1 << 20
+LARGE = 1024  # a matrix of LARGE x LARGE takes 4 MiB in fp32
+
+
+def every_layer() -> torch.nn.Module:
+    """Layers whose initial values are drawn, computed, copied, and left as they are."""
+    return torch.nn.Sequential(
+        torch.nn.Linear(LARGE, LARGE),
+        torch.nn.LayerNorm(LARGE),
+        torch.nn.Embedding(LARGE, LARGE, padding_idx=3),
+        torch.nn.TransformerEncoderLayer(512, 4),
+        torch.nn.Conv2d(512, 512, 3),
+        torch.nn.LSTM(512, 512),
+        torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(600, 600)),
+        torch.nn.ParameterList([torch.nn.Parameter(torch.randn(LARGE, LARGE).t())]),
+    )
+
+
+def in_files() -> list[int]:
+    """Returns the sizes of this process's memory that is in files without names."""
+    gc.collect()  # modules may have one another
+    maps = Path("/proc/self/maps").read_text()
+    found = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) rw-s .*\(deleted\)$", maps, re.M)
+    return [int(end, 16) - int(begin, 16) for begin, end in found]
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_and_draws_are_as_without_it(tmp_path, dtype):
+    torch.manual_seed(7)
+    plain = every_layer().to(dtype)
+    plain_draws = torch.rand(3)
+    torch.manual_seed(7)
+    with streamed_init(tmp_path):
+        streamed = every_layer().to(dtype)
+    assert torch.equal(torch.rand(3), plain_draws)
+    ours = streamed.state_dict()
+    differ = [name for name, value in plain.state_dict().items() if not same(value, ours[name])]
+    assert differ == []
+    assert ours.keys() == plain.state_dict().keys()
+
+
+def test_large_tensors_are_in_files_without_names_for_as_long_as_they_are_used(tmp_path):
+    before = in_files()
+    with streamed_init(tmp_path):
+        model = torch.nn.Linear(LARGE, LARGE)
+        assert os.listdir(tmp_path) == []
+    assert sorted(in_files()) == sorted([*before, 4 * MIB])  # the bias stays in memory
+    with torch.no_grad():
+        model.weight.fill_(3)
+    assert model(torch.ones(1, LARGE)).mean().item() == pytest.approx(3 * LARGE, rel=1e-3)
+    del model
+    assert in_files() == before
+
+
+def test_what_another_type_replaces_is_free_at_once(tmp_path):
+    with streamed_init(tmp_path):
+        model = torch.nn.Linear(LARGE, LARGE).bfloat16()
+    assert in_files() == [2 * MIB]
+    assert model.weight.dtype == torch.bfloat16
+
+
+def test_the_block_changes_nothing_outside_of_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "0")
+    found = []
+    with pytest.raises(ZeroDivisionError), streamed_init(tmp_path):
+        other = threading.Thread(target=lambda: found.append(torch.empty(LARGE, LARGE)))
+        other.start()
+        other.join()
+        raise ZeroDivisionError
+    after = torch.empty(LARGE, LARGE)
+    assert in_files() == []
+    assert os.environ["HF_DEACTIVATE_ASYNC_LOAD"] == "0"
+    del found, after
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ziggurat.InvalidArgument, match=r"nowhere.*directory that exists"):
+        with streamed_init(tmp_path / "nowhere"):
+            pass
+
+
+def build_under_a_limit(folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
+    with pytest.raises(ziggurat.ResourceExhausted, match=r"4\.0 MiB in .*File too large"):
+        with streamed_init(folder):
+            torch.nn.Linear(LARGE, LARGE)
+    torch.nn.Linear(LARGE, LARGE)
+
+
+def test_a_drive_without_room_is_an_error_that_says_so(tmp_path):
+    with forked_runs() as runs:
+        assert runs.status_of(runs.started(build_under_a_limit, tmp_path), within=60) == 0
+
+
+def losses(model: torch.nn.Module) -> list[float]:
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    found = []
+    for step in range(3):
+        made = torch.Generator().manual_seed(step)
+        loss = model(torch.rand(2, LARGE, generator=made).to(model[0].weight.dtype)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    optimizer.close()
+    return found
+
+
+def small_blocks() -> torch.nn.Module:
+    torch.manual_seed(1)
+    layers = (torch.nn.Linear(LARGE, 512), torch.nn.GELU(), torch.nn.Linear(512, LARGE))
+    return torch.nn.Sequential(*layers).bfloat16()
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_a_model_in_files_trains_to_the_same_losses(tmp_path, offloaded):
+    plain = losses(small_blocks())
+    with streamed_init(tmp_path):
+        model = small_blocks()
+    assert in_files()
+    if offloaded:
+        ziggurat.torch.offload(model, memory=memory_of(model))
+    assert losses(model) == plain
+
+
+def test_a_pretrained_model_of_another_type_is_in_files(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1024}
+    whole = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, **heads))
+    whole.bfloat16().save_pretrained(tmp_path / "it")
+
+    def load() -> torch.nn.Module:
+        made = transformers.AutoModelForCausalLM
+        return made.from_pretrained(tmp_path / "it", dtype=torch.float32)
+
+    plain = load()
+    with streamed_init(tmp_path):
+        model = load()
+    large = [p.untyped_storage().filename for p in model.parameters() if p.numel() * 4 >= MIB]
+    assert len(large) > 4
+    assert None not in large
+    assert all(map(same, model.parameters(), plain.parameters()))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__]))
