@@ -163,12 +163,18 @@ std::uint64_t free_bytes_at(int fd, const std::string& path) {
 
 DiskFull no_space(int error, const std::string& path, std::uint64_t size_bytes,
                   std::uint64_t missing_bytes, std::uint64_t free) {
+  const std::string why =
+      free < missing_bytes
+          ? fmt::format("because {} more bytes are needed and {} are free ({} of {})",
+                        missing_bytes, free, format_bytes(free), format_bytes(missing_bytes))
+          : fmt::format(
+                "although the filesystem says that {} are free: a quota or another limit "
+                "forbids {} more",
+                format_bytes(free), format_bytes(missing_bytes));
   return {path,
-          fmt::format(
-              "{}: there is no room for a file of {}, because {} more bytes are needed and {} are "
-              "free ({} of {}): {}; free some space, or put the file on another filesystem",
-              path, format_bytes(size_bytes), missing_bytes, free, format_bytes(free),
-              format_bytes(missing_bytes), errno_text(error)),
+          fmt::format("{}: there is no room for a file of {}, {}: {}; free some space, or put the "
+                      "file on another filesystem",
+                      path, format_bytes(size_bytes), why, errno_text(error)),
           error};
 }
 

@@ -38,6 +38,9 @@ if(ZIGGURAT_SANITIZE)
   # A kernel's host part is a stub of nvcc's, and nvcc does not know these.
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${ZIGGURAT_SANITIZE};-fno-omit-frame-pointer>")
   add_link_options(-fsanitize=${ZIGGURAT_SANITIZE})
+  if(ZIGGURAT_SANITIZE MATCHES "address")
+    string(APPEND CMAKE_EXE_LINKER_FLAGS " -no-pie")  # relocations of all that UBSan notes would be half of each program
+  endif()
   if(ZIGGURAT_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wno-tsan>)  # GCC warns that TSan ignores fences; Asio has some
   endif()

@@ -114,6 +114,9 @@ class EmbeddedEngine {
   /// Adds to the gradient of `param`, in fp32, in the engine's own memory. What was lent before and
   /// `values` are the caller's again.
   void add_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
+  /// Sets the factor of a gradient that is there.
+  void scale_gradient(std::size_t param, float scale);
+  void discard_gradient(std::size_t param);
   void discard_gradients();
   /// Returns the global 2-norm of the gradients, each times its scale: infinity or NaN if one of
   /// them is not finite. Summed in the order of parameters and elements.
@@ -164,6 +167,7 @@ class EmbeddedEngine {
   void replace_gradient(const LentGradient& its);
   double add_squares_on_nvme(std::size_t param, double squared);
   void sum_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
+  static bool is_own(const Gradient& gradient);
   double norm_of_gradients();
   StepResult make_step(const EmbeddedStep& step);
   void require_count(const char* call, std::size_t param, std::size_t count) const;

@@ -66,11 +66,26 @@ void EmbeddedEngine::add_gradient(std::size_t param, TypedSpan<const std::byte> 
   in_turn([&](LentEngine&) { sum_gradient(param, values, scale); });
 }
 
+void EmbeddedEngine::scale_gradient(std::size_t param, float scale) {
+  in_turn([&](LentEngine&) {
+    require_trained("scale_gradient", param);
+    if (gradients_[param].present()) gradients_[param].scale = scale;
+  });
+}
+
+/// The first summand is the sum: it is not added to zeros, which would lose the sign of a -0.
 void EmbeddedEngine::sum_gradient(std::size_t param, TypedSpan<const std::byte> values,
                                   float scale) {
   require_trained("add_gradient", param);
   require_count("add_gradient", param, values.count());
   Gradient& gradient = gradients_[param];
+  const bool is_sum = gradient.on_nvme || is_own(gradient);
+  if (is_sum && gradient.scale != 1) {
+    throw wrong(
+        fmt::format("add_gradient(parameter {} '{}'): the sum was multiplied already: add all "
+                    "gradients before ziggurat_scale_gradient()",
+                    param, name_of(param)));
+  }
   if (sums_on_nvme_) {
     const auto id = static_cast<ParamId>(param);
     if (!gradient.values.bytes.empty())
@@ -79,26 +94,29 @@ void EmbeddedEngine::sum_gradient(std::size_t param, TypedSpan<const std::byte> 
     gradient.on_nvme = gradient.present();
     gradient.values = {};
     gradient.scale = 1;
-    engine_->add_gradient(id, values, scale);
+    engine_->add_gradient(id, values, scale, /*instead_of_zeros=*/!gradient.on_nvme);
     gradient.on_nvme = true;
     return;
   }
-  const bool own = !gradient.sum.empty() &&
-                   gradient.values.bytes.data() == std::as_bytes(std::span(gradient.sum)).data();
-  if (!own) {
-    // Wait, because the previous step may still read the sum.
-    engine_->wait_updated(static_cast<ParamId>(param));
-    gradient.sum.resize(values.count());
-    for (std::size_t i = 0; i < values.count(); ++i) {
-      const TypedSpan<const std::byte>& lent = gradient.values;
-      gradient.sum[i] =
-          lent.bytes.empty() ? 0.0F : gradient.scale * value_at(lent.dtype, lent.bytes.data(), i);
-    }
-    gradient.values = as_typed(std::span<const float>(gradient.sum));
-    gradient.scale = 1;
-  }
-  for (std::size_t i = 0; i < values.count(); ++i)
-    gradient.sum[i] += scale * value_at(values.dtype, values.bytes.data(), i);
+  if (is_own(gradient)) return accumulate_gradient(values, scale, gradient.sum);
+  // Wait, because the previous step may still read the sum.
+  engine_->wait_updated(static_cast<ParamId>(param));
+  gradient.sum.resize(values.count());
+  const bool first = !gradient.present();
+  const TypedSpan<const std::byte> begin = first ? values : gradient.values;
+  const float factor = first ? scale : gradient.scale;
+  widen(begin, gradient.sum);
+  if (factor != 1)
+    for (float& sum : gradient.sum) sum *= factor;
+  if (!first) accumulate_gradient(values, scale, gradient.sum);
+  gradient.values = as_typed(std::span<const float>(gradient.sum));
+  gradient.scale = 1;
+}
+
+/// Whether what the parameter has is a sum in this engine's memory.
+bool EmbeddedEngine::is_own(const Gradient& gradient) {
+  const std::span<const std::byte> sum = std::as_bytes(std::span(gradient.sum));
+  return !gradient.values.bytes.empty() && gradient.values.bytes.data() == sum.data();
 }
 
 void EmbeddedEngine::discard_gradients() {
@@ -108,9 +126,17 @@ void EmbeddedEngine::discard_gradients() {
   forget_gradients();
 }
 
+void EmbeddedEngine::discard_gradient(std::size_t param) {
+  in_turn([&](LentEngine&) {
+    require_trained("discard_gradient", param);
+    replace_gradient({.param = param});
+  });
+}
+
 void EmbeddedEngine::forget_gradients() {
   for (Gradient& gradient : gradients_) {
     gradient.values = {};
+    gradient.scale = 1;
     gradient.on_nvme = false;
   }
 }
@@ -151,12 +177,13 @@ double EmbeddedEngine::norm_of_gradients() {
 
 /// Adds the squares of a sum on NVMe to `squared`, run by run, as those of one in memory are.
 double EmbeddedEngine::add_squares_on_nvme(std::size_t param, double squared) {
+  const auto scale = static_cast<double>(gradients_[param].scale);
   std::vector<float> values(kNormTiles * kTileElements);
   const std::size_t count = count_of(param);
   for (std::size_t begin = 0; begin < count; begin += values.size()) {
     const std::span<float> part = std::span(values).first(std::min(values.size(), count - begin));
     engine_->read_sum(static_cast<ParamId>(param), begin, part);
-    squared += squares(as_typed(std::span<const float>(part)));
+    squared += squares(as_typed(std::span<const float>(part))) * scale * scale;
   }
   return squared;
 }
@@ -165,7 +192,10 @@ bool EmbeddedEngine::read_gradient(std::size_t param, std::span<float> values) {
   return in_turn([&](LentEngine&) {
     require_count("read_gradient", param, values.size());
     const Gradient& its = gradients_[param];
-    if (its.on_nvme) engine_->read_sum(static_cast<ParamId>(param), 0, values);
+    if (its.on_nvme) {
+      engine_->read_sum(static_cast<ParamId>(param), 0, values);
+      for (float& value : values) value *= its.scale;
+    }
     if (its.on_nvme || its.values.bytes.empty()) return its.on_nvme;
     for (std::size_t i = 0; i < values.size(); ++i)
       values[i] = its.scale * value_at(its.values.dtype, its.values.bytes.data(), i);

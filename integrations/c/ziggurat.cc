@@ -219,6 +219,14 @@ ziggurat_status ziggurat_add_gradient(ziggurat_engine engine, uint64_t param,
   });
 }
 
+ziggurat_status ziggurat_scale_gradient(ziggurat_engine engine, uint64_t param, float scale) {
+  return guarded([&] { engines().find(engine)->engine->scale_gradient(param, scale); });
+}
+
+ziggurat_status ziggurat_discard_gradient(ziggurat_engine engine, uint64_t param) {
+  return guarded([&] { engines().find(engine)->engine->discard_gradient(param); });
+}
+
 ziggurat_status ziggurat_discard_gradients(ziggurat_engine engine) {
   return guarded([&] { engines().find(engine)->engine->discard_gradients(); });
 }

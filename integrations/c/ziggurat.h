@@ -354,6 +354,13 @@ ZIGGURAT_API ziggurat_status ziggurat_lend_gradients(ziggurat_engine engine, uin
 /// the caller's again when this returns.
 ZIGGURAT_API ziggurat_status ziggurat_add_gradient(ziggurat_engine engine, uint64_t param,
                                                    const ziggurat_memory* gradient, float scale);
+/// Sets the factor by which the step to come multiplies the gradient of `param`, in place of the
+/// one that it was lent with; of a sum, after the last addition. Does nothing if there is no
+/// gradient.
+ZIGGURAT_API ziggurat_status ziggurat_scale_gradient(ziggurat_engine engine, uint64_t param,
+                                                     float scale);
+/// Discards the gradient of `param` for the step to come, if there is one.
+ZIGGURAT_API ziggurat_status ziggurat_discard_gradient(ziggurat_engine engine, uint64_t param);
 /// Discards all gradients of the step to come.
 ZIGGURAT_API ziggurat_status ziggurat_discard_gradients(ziggurat_engine engine);
 /// Computes the 2-norm of all gradients of the step to come, each times its scale: infinite or NaN

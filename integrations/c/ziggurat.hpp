@@ -161,6 +161,10 @@ class Engine {
   void add_gradient(std::uint64_t param, const ziggurat_memory& gradient, float scale = 1) {
     check(ziggurat_add_gradient(handle_, param, &gradient, scale));
   }
+  void scale_gradient(std::uint64_t param, float scale) {
+    check(ziggurat_scale_gradient(handle_, param, scale));
+  }
+  void discard_gradient(std::uint64_t param) { check(ziggurat_discard_gradient(handle_, param)); }
   void discard_gradients() { check(ziggurat_discard_gradients(handle_)); }
   double gradient_norm() {
     double norm = 0;

@@ -403,7 +403,12 @@ Task<bool> LentEngineImpl::agree(const StepOptions& options, const std::optional
 Task<StepResult> LentEngineImpl::finish_step(std::span<const TypedSpan<const std::byte>> gradients,
                                              const StepOptions& options) {
   state_.check();
-  const std::optional<Error> refusal = refusal_of(gradients, options);
+  std::optional<Error> refusal = refusal_of(gradients, options);
+  try {
+    if (sums_ && !refusal) co_await sums_->settle();
+  } catch (const Error& error) {
+    refusal = error;
+  }
   const bool checkpoint = co_await agree(options, refusal);
   state_.begin_call();
   // The gradients of the previous step are in use until all units are updated.

@@ -1,20 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/homes/grad_sums.cc: reads, adds and writes.
+// core/schedule/homes/grad_sums.cc: reads and adds, and writes in the background.
 #include "core/schedule/homes/grad_sums.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/checksum.h"
-#include "base/numerics/typed_value.h"
+#include "base/error.h"
 #include "base/runtime/for_each.h"
 #include "core/schedule/homes/checked_items.h"
+#include "optimizer/gradient.h"
 
 namespace ziggurat {
 namespace {
 
 /// How many chunks of a parameter are added to at once.
 constexpr std::size_t kChunksAtOnce = 4;
+
+void put_first(TypedSpan<const std::byte> values, float scale, std::span<float> sums) {
+  widen(values, sums);
+  if (scale == 1) return;
+  for (float& sum : sums) sum *= scale;
+}
 
 }  // namespace
 
@@ -53,7 +60,7 @@ Task<> GradSums::add(ParamId param, std::span<const ChunkRun> runs,
 
 Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<const std::byte> values,
                          float scale, bool instead_of_zeros) {
-  const Lease memory = co_await lease(id);
+  Lease memory = co_await lease(id);
   const std::span<float> sums(reinterpret_cast<float*>(memory.bytes().data()),
                               context_.table.chunk(id).count);
   const std::vector<ParamRun> all = context_.table.param_runs(id);
@@ -64,14 +71,22 @@ Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<cons
     co_await fetch(id, sums);
   } else {
     std::ranges::fill(sums, 0.0F);
+    // What the chunk had is of no meaning, and so is whether it could be written.
+    try {
+      co_await written(id);
+    } catch (const Error&) {
+      context_.cancel.check();
+      writes_.erase(id);
+    }
   }
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] {
     const std::span<float> own = sums.subspan(run.begin, run.count);
-    if (!begun) std::ranges::fill(own, 0.0F);
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      const float summand = scale * value_at(values.dtype, values.bytes.data(), i);
-      own[i] = !begun && instead_of_zeros ? summand : own[i] + summand;
+    if (!begun && instead_of_zeros) {
+      put_first(values, scale, own);
+    } else {
+      if (!begun) std::ranges::fill(own, 0.0F);
+      accumulate_gradient(values, scale, own);
     }
     hash = hash64(memory.bytes(), id);
   };
@@ -79,10 +94,53 @@ Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<cons
     const LentMemory::Use its(context_.lent);
     co_await context_.run_near(id, "add gradient", job);
   }
-  co_await file_->write(id, memory.bytes(), hash, IoPriority::kDemand);
+  const auto done = std::make_shared<Signal>(context_.cancel);
+  writes_[id] = done;
+  context_.spawn_local(write(id, std::move(memory), hash, done));
+}
+
+/// Writes a chunk while backward goes on. Its memory is a lease, so that a drive that is slower
+/// than backward makes the next sum wait.
+Task<> GradSums::write(ChunkId id, Lease sums, std::uint64_t hash, std::shared_ptr<Signal> done) {
+  std::exception_ptr failure;
+  try {
+    co_await file_->write(id, sums.bytes(), hash, IoPriority::kDemand);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (failure) {
+    done->fail(failure);
+    co_return;
+  }
+  writes_.erase(id);
+  done->set();
+}
+
+Task<> GradSums::written(ChunkId id) {
+  const auto found = writes_.find(id);
+  if (found == writes_.end()) co_return;
+  const std::shared_ptr<Signal> done = found->second;
+  co_await done->wait();
+}
+
+Task<> GradSums::settle() {
+  const std::map<ChunkId, std::shared_ptr<Signal>> all = writes_;
+  for (const auto& [id, done] : all) {
+    std::exception_ptr failure;
+    try {
+      co_await done->wait();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    const std::vector<ParamRun> runs = context_.table.param_runs(id);
+    const bool used =
+        std::ranges::any_of(runs, [&](const ParamRun& run) { return coming_[run.lent]; });
+    if (failure && used) std::rethrow_exception(failure);
+  }
 }
 
 Task<> GradSums::fetch(ChunkId id, std::span<float> sums) {
+  co_await written(id);
   co_await read_verified(context_, *file_, id, std::as_writable_bytes(sums), IoPriority::kDemand,
                          context_.node_of(id));
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/schedule/homes/grad_sums.h: sums of gradients over micro-batches in a file on NVMe, for a
 // trainer that lends its parameters and has no memory for 4 bytes a parameter. Each chunk is read,
-// added to and written. Reactor's thread only.
+// added to and written; nobody waits for a write but who uses the chunk next, and the step.
+// Reactor's thread only.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -28,7 +30,7 @@ class GradSums {
 
   /// Adds `scale` times `values` to the sum of a parameter for the step to come, in fp32. Its first
   /// summand is added to zeros, or with `instead_of_zeros` takes their place. The sweep must not
-  /// be using the parameter's last sum.
+  /// be using the parameter's last sum. When this returns, `values` were read.
   Task<> add(ParamId param, std::span<const ChunkRun> runs, TypedSpan<const std::byte> values,
              float scale, bool instead_of_zeros);
   /// Reads elements from `first` on of a sum for the step to come.
@@ -36,6 +38,9 @@ class GradSums {
   bool has(ParamId param) const noexcept { return coming_[param]; }
   void discard(ParamId param) noexcept { coming_[param] = false; }
 
+  /// Returns when all sums are written. Errors: of a write of sums for the step to come, until they
+  /// are discarded.
+  Task<> settle();
   /// Makes the sums for the step to come those of the step that is being made.
   void take();
   /// Whether a parameter has a sum in the step that is being made.
@@ -47,10 +52,13 @@ class GradSums {
   Task<Lease> lease(ChunkId chunk);
   Task<> add_run(ParamId param, ChunkId chunk, ParamRun run, TypedSpan<const std::byte> values,
                  float scale, bool instead_of_zeros);
+  Task<> write(ChunkId chunk, Lease sums, std::uint64_t hash, std::shared_ptr<Signal> written);
+  Task<> written(ChunkId chunk);
 
   Context& context_;
   std::unique_ptr<SwapFile> file_;  // an item for each chunk
   std::vector<bool> coming_, taken_;
+  std::map<ChunkId, std::shared_ptr<Signal>> writes_;  // under way, or failed
 };
 
 }  // namespace ziggurat

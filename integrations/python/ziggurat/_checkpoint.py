@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from ziggurat._background_save import BackgroundSave, check_copied, limits, refuse_limits
+from ziggurat._dtypes import DTYPES
 from ziggurat._foreign._plan import Places
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Save, Values, save_checkpoint as save_natively
 from ziggurat._opened import Opened
-from ziggurat._parts import DTYPES
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._resume import random_states
 from ziggurat._streaming import values_of

@@ -101,10 +101,11 @@ class Content:
     def value(self) -> torch.Tensor:
         """Returns the value in the gradient's type, contiguous. It may be the part itself."""
         self.check()
-        if self.part is None:
+        part = self.part
+        if part is None:
             zeros = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
             return zeros if self.scale is None else zeros * self.scale  # 0 * inf is nan
-        value = self.part if self.scale is None else self.part * self.scale
+        value = part if self.scale is None else part * self.scale
         return value.to(self.dtype).contiguous()
 
     def settle(self) -> torch.Tensor:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._pytree import tree_map
 
+from ziggurat._engine_content import at_engine
 from ziggurat._gradient_content import Content, Taken, count_write
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._shared_content import SharedContent
@@ -297,17 +298,19 @@ def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         norms = _norms_of_all([shared], order)
         if norms is not None:
             return norms[0].to(grad.device, kwargs.get("dtype") or grad.dtype)
-    if not _whole(grad) or grad.part is None or order <= 0:
+    part = grad.part if _whole(grad) and order > 0 else None
+    if part is None:
         return NotImplemented
     # Computes in the wide type, because the norm may fit into 16 bits only after scaling.
     content, dtype = grad._content, kwargs.get("dtype") or grad.dtype
-    norm = func(content.part, *args[1:], **(kwargs | {"dtype": content.wide}))
+    norm = func(part, *args[1:], **(kwargs | {"dtype": content.wide}))
     return (norm if content.scale is None else norm * content.scale.abs()).to(dtype)
 
 
 def _norm_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     grads, order = args[0], args[1] if len(args) > 1 else 2
-    bare = [_bare(grad) for grad in grads]
+    # What the engine has is read gradient by gradient, because memory may not have room for all.
+    bare = [None if at_engine(grad) is not None else _bare(grad) for grad in grads]
     if all(part is not None for part in bare):
         return func(bare, *args[1:], **kwargs)
     dtype = args[2] if len(args) > 2 else kwargs.get("dtype")

@@ -25,6 +25,20 @@ def return_freed() -> None:
         trim(0)
 
 
+_RETURNED_BYTES = 64 << 20
+_freed_bytes = 0
+
+
+def count_freed(size_bytes: int) -> None:
+    """Tells of memory that is freed between what stays, which the C library would keep until it finds a
+    use for it. Gives it back from time to time."""
+    global _freed_bytes
+    _freed_bytes += size_bytes
+    if _freed_bytes >= _RETURNED_BYTES:
+        _freed_bytes = 0
+        return_freed()
+
+
 def size_text(size_bytes: float) -> str:
     """ "46.1 MiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -312,6 +312,15 @@ class Engine:
         return."""
         self.call("add_gradient", index, memory(dtype, address, count), scale)
 
+    def scale_gradient(self, index: int, scale: float) -> None:
+        """Sets the factor by which the step to come multiplies a gradient; of a sum, after the last
+        addition."""
+        self.call("scale_gradient", index, scale)
+
+    def discard_gradient(self, index: int) -> None:
+        """Takes the gradient of a parameter for the next step away, if there is one."""
+        self.call("discard_gradient", index)
+
     def discard_gradients(self) -> None:
         """Takes all gradients for the next step away."""
         self.call("discard_gradients")

@@ -17,6 +17,7 @@ from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._opened import is_lent
 from ziggurat._passes import enter_at_call
 from ziggurat._pins import PinnedUnit
+from ziggurat._placement import Homes
 from ziggurat._sharing import several_ranks
 from ziggurat._streaming import Streaming, streaming_of
 from ziggurat._units import Choice, Division, divide
@@ -38,7 +39,9 @@ def offload(
     model itself.
 
     ``placement``
-        ``"host"``, or ``"nvme"``: in the directory of the optimizer's state.
+        ``"host"``, or ``"nvme"``: in the directory of the optimizer's state. Gradients stay in
+        PyTorch's memory until the step; where they would take more than half of what is free, or
+        with ``"params=nvme,grads=nvme"``, each goes to that directory as backward makes it.
     ``memory``
         The hard limit of what is brought: bytes, or a text like "4GiB".
     ``units``
@@ -57,18 +60,14 @@ def offload(
             stacklevel=2,
         )
     _check_model(model)
-    if placement not in ("host", "nvme"):
-        raise InvalidArgument(
-            f'placement="{placement}": give "host", or "nvme" to keep parameters in the directory '
-            "of the optimizer's state"
-        )
+    homes = Homes.of(placement)
     memory_bytes = size_of(memory)
     if math.isnan(memory_bytes):
         raise InvalidArgument(f'memory="{memory}": give bytes, or a text like "4GiB"')
     division = divide(model, units)
     _check_params(division)
     division.require(memory_bytes)
-    streaming = Streaming(division, placement, int(memory_bytes))
+    streaming = Streaming(division, homes, int(memory_bytes))
     pinned: dict[int, PinnedUnit] = {unit.index: unit for unit in streaming.units}
     for entry in division.entries:
         own = [pinned[unit.index] for unit in entry.units]

@@ -4,14 +4,17 @@ it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 
+from ziggurat._dtypes import DTYPES
+from ziggurat._engine_content import at_engine
 from ziggurat._device import Staged, check_device, check_layout, places_of, scales_to_host
 from ziggurat._gradient import GradientHooks, in_place
 from ziggurat._gradient_content import count_writes
@@ -25,11 +28,15 @@ from ziggurat._native import (
     Unimplemented,
     ZigguratError,
 )
-from ziggurat._parts import DTYPES, Nothing, Part
+from ziggurat._parts import Nothing, Part
 from ziggurat._rounding import as_fp32, draws_params, rounds_to
 from ziggurat._streaming import Streaming
+from ziggurat._units import TILE
 from ziggurat._words import in_arguments
 
+
+# Stands for a gradient that was not lent, because the engine had it.
+_AT_ENGINE = torch.empty(0)
 
 _Laid = tuple[torch.Size, tuple[int, ...]]
 
@@ -147,6 +154,10 @@ class Opened:
         self._lent: dict[int, torch.Tensor] = {}
         self._in_memory = "optimizer=host" in settings.get("placement", "")
         self._streaming = streaming
+        #: whether backward hands large gradients to the engine, which sums them in a file
+        self.sums = "grads=nvme" in settings.get("placement", "")
+        #: the parameters of which the engine may have a sum; those without a gradient lose it
+        self.summed: set[int] = set()
         # whether the newest step is written, so that nothing waits for the engine
         self._all_written = False
         self._expecting = False
@@ -284,6 +295,11 @@ class Opened:
             )
         self._places[index].gradient_arrived(index, param)
 
+    def hands_over(self, grad: torch.Tensor) -> bool:
+        """Returns whether backward hands a gradient to the engine. Small parameters share records, so
+        that a sum in a file would write others' too."""
+        return self.sums and torch._C._current_graph_task_id() != -1 and grad.numel() >= TILE
+
     def wait_written(self, param: torch.Tensor) -> None:
         """Returns when the engine has written this rank's part of `param`. Any thread may call
         it."""
@@ -305,7 +321,8 @@ class Opened:
             self._hooks.move_scales(self.params, scales_to_host)
         # All gradients are taken before the first is lent, so that a step that is refused has lent
         # none.
-        taken, scales = self._taken()
+        summed = self._summed_scales()
+        taken, scales = self._taken(without=summed)
         for place in self._staged:
             place.finish_writing()
         self._look_at_params()
@@ -315,7 +332,11 @@ class Opened:
         for place in self._staged:
             place.finish_reading()
         self._give_masters()
-        self.engine.discard_gradients()
+        if self.summed:
+            for index in set(range(len(self.parts))).difference(lent, summed):
+                self.engine.discard_gradient(index)
+        else:
+            self.engine.discard_gradients()
         self.engine.lend_gradients(
             list(lent),
             [DTYPES[tensor.dtype] for tensor in lent.values()],
@@ -324,11 +345,20 @@ class Opened:
         )
         # Updates at once on the CPU, where workers that ran beside the next forward would take
         # turns with PyTorch's own threads.
-        generation = self.engine.step(
-            groups[: self._group_count],
-            blob_follows=blob_follows,
-            update_at_once=not self._staged,
-        )
+        for index, scale in summed.items():
+            self.engine.scale_gradient(index, scale)
+        try:
+            generation = self.engine.step(
+                groups[: self._group_count],
+                blob_follows=blob_follows,
+                update_at_once=not self._staged,
+            )
+        except BaseException:
+            with contextlib.suppress(ZigguratError):  # the engine may have ended
+                for index in summed:
+                    self.engine.scale_gradient(index, 1.0)
+            raise
+        self.summed.clear()
         self._become_masters.clear()
         self._given.clear()
         self._all_written = not self._staged and self._in_memory
@@ -338,20 +368,32 @@ class Opened:
             # A new store's records are made from all parameters, those without a gradient too, and
             # nobody waits for these.
             self.engine.wait()
-        self._lent = lent
+        self._lent = lent | dict.fromkeys(summed, _AT_ENGINE)
         for param in self._elsewhere:
             self._elsewhere[param] += param.grad is not None
         self._expecting = self.loaded = False
         for place in self._staged:
             place.begin_writing()
 
-    def _taken(self) -> tuple[dict[int, torch.Tensor | None], list[float]]:
+    def _summed_scales(self) -> dict[int, float]:
+        """Returns the factor of each gradient that the engine has, by index."""
+        scales = {}
+        for index in self.summed:
+            content = at_engine(self.parts[index].param.grad)
+            if content is not None:
+                content.taken = True
+                scales[index] = 1.0 if content.scale is None else float(content.scale)
+        return scales
+
+    def _taken(self, without: Container[int]) -> tuple[dict[int, torch.Tensor | None], list[float]]:
         """Returns, by index, the gradient of each part that has one, and the factor for each
-        gradient."""
+        gradient; not of those in `without`."""
         taken: dict[int, torch.Tensor | None] = {}
         scales = []
         hooks = self._hooks
         for index, part in enumerate(self.parts):
+            if index in without:
+                continue
             # Most gradients are whole and as backward made them.
             content = in_place(part.param.grad) if type(part) is Part else None
             if content is not None:

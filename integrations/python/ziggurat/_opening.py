@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ziggurat._among_ranks import AmongRanks
+from ziggurat._dtypes import DTYPES
 from ziggurat._gradient_content import Slot
 from ziggurat._kept import Kept
 from ziggurat._names import Named, made_up, matched
@@ -25,7 +26,7 @@ from ziggurat._native import (
     stored_wholes,
 )
 from ziggurat._opened import Opened
-from ziggurat._parts import DTYPES, Nothing, Part
+from ziggurat._parts import Nothing, Part
 from ziggurat._placement import added_stores, chosen, fits_host, has_store, ranks_in, say
 from ziggurat._rounding import draws_noise, require_runs
 from ziggurat._sharing import several_ranks
@@ -135,7 +136,8 @@ class Opening(AmongRanks, StateDicts):
         settings["placement"] = "optimizer=host" if path is None else "optimizer=nvme"
         streaming = self._streaming(new, path)
         if streaming is not None:
-            settings["placement"] += f",params={streaming.placement}"
+            grads = streaming.place_gradients([param for _, param, _ in new], path)
+            settings["placement"] += f",params={streaming.placement},grads={grads}"
             settings["device_memory"] = streaming.memory_bytes
         if path is not None:
             added = f"/added-{len(self._opened)}" if self._opened else ""
@@ -185,11 +187,11 @@ class Opening(AmongRanks, StateDicts):
                 f"parameters '{found[0][0]}' and '{other[0]}' are of two offloaded models: give "
                 "each model an optimizer of its own"
             )
-        if streaming.placement == "nvme" and path is None:
+        if path is None and streaming.needs_directory:
             raise InvalidArgument(
-                f'offload(placement="nvme") keeps parameters in the directory of the optimizer\'s '
-                f'state, which placement="{self.placement}" puts into host memory: give the optimizer '
-                '"nvme:/path", or offload() "host"'
+                f"offload() was told to keep parameters or gradients in the directory of the "
+                f'optimizer\'s state, which placement="{self.placement}" puts into host memory: give '
+                'the optimizer "nvme:/path", or offload() "host"'
             )
         return streaming
 

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ziggurat._engine_content import EngineContent
 from ziggurat._gradient import GradientHooks
-from ziggurat._gradient_content import Slot
+from ziggurat._gradient_content import Content, Slot
 from ziggurat._names import generated, names_alone, names_in
 from ziggurat._native import Engine, GroupStep, InvalidArgument, Unimplemented
 from ziggurat._opened import Opened
@@ -134,6 +135,7 @@ class EngineOptimizer(Opening):
         self._load: Any = None  # what Opened takes, while load_checkpoint() opens
         this = weakref.ref(self)
         self._hooks = GradientHooks(lambda index: _arrived(this, index))
+        self._hooks.content = functools.partial(_content_of, this)
         self._exchange = exchange
         self._sharing = Alone()
         wrapped = model if isinstance(model, DistributedDataParallel) else None
@@ -388,6 +390,17 @@ def _name_of(this: weakref.ref[EngineOptimizer], place: int) -> str:
     """Returns the name of the optimizer's parameter number `place`."""
     optimizer = this()
     return f"number {place}" if optimizer is None else optimizer._called[optimizer._order[place]]
+
+
+def _content_of(this: weakref.ref[EngineOptimizer], slot: Slot, grad: torch.Tensor) -> Content:
+    """Returns the content of a gradient that backward has made for a slot's parameter."""
+    optimizer = this()
+    opened = None if optimizer is None else optimizer._opened_with.get(optimizer._order[slot.index])
+    if optimizer is None or opened is None or not opened.hands_over(grad):
+        return Content(slot, grad)
+    index = opened.index(optimizer._order[slot.index])
+    assert index is not None
+    return EngineContent(slot, grad, opened, index)
 
 
 def _arrived(this: weakref.ref[EngineOptimizer], index: int) -> None:

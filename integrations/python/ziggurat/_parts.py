@@ -14,10 +14,6 @@ from ziggurat._gradient import GradientHooks
 from ziggurat._gradient_content import Slot, Taken
 from ziggurat._ranks import Ranks
 
-
-#: the types that the engine takes, by its names for them
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-
 Layout = tuple[int, torch.Size, tuple[int, ...]]
 
 

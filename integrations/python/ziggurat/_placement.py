@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ziggurat._memory import free_bytes
 from ziggurat._native import InvalidArgument, Param, PlacementChoice, choose_placement
@@ -25,6 +25,26 @@ def parsed(placement: str) -> tuple[str, str | None]:
         f'placement="{placement}": give "host", "nvme:/path" with a directory, "auto", or '
         '"auto:/path"'
     )
+
+
+class Homes(NamedTuple):
+    """Where an offloaded model's parameters and their gradients are: "host" or "nvme"."""
+
+    params: str
+    grads: str | None  #: None: where there is room
+
+    @classmethod
+    def of(cls, placement: str) -> Homes:
+        """Reads "host", "nvme", or "params=nvme,grads=nvme". Errors: InvalidArgument for anything
+        else."""
+        named = placement if "=" in placement else f"params={placement}"
+        given = {name: tier for name, _, tier in (part.partition("=") for part in named.split(","))}
+        if given.keys() <= {"params", "grads"} and set(given.values()) <= {"host", "nvme"}:
+            return cls(given.get("params", "host"), given.get("grads"))
+        raise InvalidArgument(
+            f'offload(placement="{placement}"): give "host", or "nvme" to keep parameters in the '
+            'directory of the optimizer\'s state; with gradients, as in "params=nvme,grads=nvme"'
+        )
 
 
 def chosen(

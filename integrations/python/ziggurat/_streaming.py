@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,12 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ziggurat import _storage
+from ziggurat._dtypes import DTYPES
 from ziggurat._file_memory import let_pages_go
-from ziggurat._memory import free_bytes, return_freed
+from ziggurat._memory import free_bytes, return_freed, size_text
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
-from ziggurat._parts import DTYPES
 from ziggurat._pins import Held, PinnedUnit, Pins
+from ziggurat._placement import Homes
 from ziggurat._released import Released
 from ziggurat._units import Division, check_params
 
@@ -39,8 +41,9 @@ _kept: Any = WeakTensorKeyDictionary()
 class Streaming(Pins):
     """The parameters of one model that offload() was called for."""
 
-    def __init__(self, division: Division, placement: str, memory_bytes: int) -> None:
-        self.placement = placement  #: "host" or "nvme"
+    def __init__(self, division: Division, homes: Homes, memory_bytes: int) -> None:
+        self.placement = homes.params  #: "host" or "nvme"
+        self._grads = homes.grads
         self._division = division
         super().__init__([PinnedUnit(unit, self) for unit in division.units], memory_bytes)
         # The engine of a take() that has not ended, and could not be undone
@@ -109,6 +112,27 @@ class Streaming(Pins):
         state is known, and the model is what it is going to be."""
         check_params({held.param: held.name for held in self._all()})
         self._division.require(self.memory_bytes, own_blocks=state_format == "8bit")
+
+    @property
+    def needs_directory(self) -> bool:
+        return "nvme" in (self.placement, self._grads)
+
+    def place_gradients(self, trained: Sequence[torch.Tensor], path: str | None) -> str:
+        """Returns where gradients are: "host", which is PyTorch's memory, or "nvme", with the state in
+        `path`. Says it if it is chosen here."""
+        if self._grads is not None or path is None:
+            return self._grads or "host"
+        size_bytes = sum(param.numel() * param.element_size() for param in trained)
+        if size_bytes <= free_bytes() / 2:
+            return "host"
+        print(
+            f"ziggurat: gradients are kept in {path}, because they take {size_text(size_bytes)}, more "
+            f"than half of the memory that is free ({size_text(free_bytes())}); a step writes and "
+            f'reads {size_text(4 * sum(p.numel() for p in trained))} of them there. "grads=host" in '
+            "offload()'s placement keeps them in memory",
+            file=sys.stderr,
+        )
+        return "nvme"
 
     def frozen(self, trained: Iterable[torch.Tensor], taken: Iterable[str]) -> list[Param]:
         """Returns the parameters that the engine is given beside those it trains, in the order in

@@ -17,7 +17,7 @@ Choice = str | Sequence[str] | Callable[[str, torch.nn.Module], bool]
 
 ROOT = "(root)"  #: the unit of all parameters that no other unit has
 
-_TILE = 16 * 1024  # elements; a record holds whole tiles
+TILE = 16 * 1024  # elements; a record holds whole tiles
 _SHARED = 64 * 1024  # elements; the most that parameters under a tile share in a record
 _LINE_BYTES = 4096
 
@@ -44,7 +44,7 @@ class Unit:
             kind = (param.dtype, param.requires_grad)
             kinds.setdefault(kind, []).append(param.numel())
         return [
-            _on_device(record.tiles * _TILE * dtype.itemsize)
+            _on_device(record.tiles * TILE * dtype.itemsize)
             for (dtype, trained), counts in kinds.items()
             for record in _in_records(counts, self.own_blocks and trained)
         ]
@@ -214,7 +214,7 @@ def _automatic(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
         # Exact types: others may be used without a call, as attention's output layer is.
         if module in inside or module is model or type(module) not in _LAYERS:
             continue
-        if sum(param.numel() for param in module.parameters()) >= _TILE:
+        if sum(param.numel() for param in module.parameters()) >= TILE:
             chosen[module] = ""
     return {module: name for name, module in model.named_modules() if module in chosen}
 
@@ -332,7 +332,7 @@ class _Record:
 
     @property
     def tiles(self) -> int:
-        return math.ceil(self.end / _TILE)
+        return math.ceil(self.end / TILE)
 
 
 def _in_records(counts: Iterable[int], own_blocks: bool) -> list[_Record]:
@@ -342,11 +342,11 @@ def _in_records(counts: Iterable[int], own_blocks: bool) -> list[_Record]:
     shared = None
     for count in counts:
         end = count if shared is None else _begin(shared.end, count, own_blocks) + count
-        if count < _TILE and shared is not None and end <= _SHARED:
+        if count < TILE and shared is not None and end <= _SHARED:
             shared.end = end
             continue
         records.append(_Record(count))
-        if count < _TILE:
+        if count < TILE:
             shared = records[-1]
     return records
 

@@ -210,6 +210,8 @@ class Caller {
     const ziggurat_engine engine = world_.engines.any(random_);
     if (one_in(100)) return judge("discard", ziggurat_discard_gradients(engine));
     const std::uint64_t which = param();
+    if (one_in(50)) return judge("discard_gradient", ziggurat_discard_gradient(engine, which));
+    if (one_in(50)) return judge("scale_gradient", ziggurat_scale_gradient(engine, which, 0.25F));
     const ziggurat_memory values = memory(world_.memory.gradient(random_()), count_of(which));
     const ziggurat_memory* const given = one_in(200) ? nullptr : &values;
     const float scale = one_in(10) ? 0.5F : 1.0F;

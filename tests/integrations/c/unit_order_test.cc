@@ -91,11 +91,23 @@ class Model {
     if (kind < 800) return expect();
     if (kind < 850) return read_gradient();
     if (kind < 860) return norm();
+    if (kind < 880) return change_gradient();
     gradient();
   }
   std::array<std::uint64_t, 10> statuses{};
 
  private:
+  /// The gradient of the step to come: lent, or a sum.
+  struct Gradient {
+    std::vector<float> values{};
+    float scale = 1;
+    bool is_sum = false;
+    std::vector<float> times_scale() const {
+      std::vector<float> all = values;
+      for (float& value : all) value *= scale;
+      return all;
+    }
+  };
   bool held(std::uint32_t unit) const { return unit != kNone && pins_[unit] > 0; }
   bool any_held() const { return std::accumulate(pins_.begin(), pins_.end(), 0) > 0; }
   /// Whether a unit that is not there yet finds room beside those that are held.
@@ -268,15 +280,36 @@ class Model {
       for (const ziggurat_engine engine : {engine_, twin_})
         expect_status("lend_gradient", ziggurat_lend_gradient(engine, p, &stays, scale),
                       ZIGGURAT_OK);
-      gradients_[p] = values;
-      for (float& value : gradients_[p]) value *= scale;
+      gradients_[p] = {.values = values, .scale = scale};
       return;
     }
+    Gradient& its = gradients_[p];
     const ziggurat_memory memory = memory_of(values);
-    for (const ziggurat_engine engine : {engine_, twin_})
-      expect_status("add_gradient", ziggurat_add_gradient(engine, p, &memory, scale), ZIGGURAT_OK);
-    gradients_[p].resize(values.size());
-    for (std::size_t i = 0; i < values.size(); ++i) gradients_[p][i] += scale * values[i];
+    const bool refused = its.is_sum && its.scale != 1;
+    for (const ziggurat_engine engine : {engine_, twin_}) {
+      expect_status("add_gradient", ziggurat_add_gradient(engine, p, &memory, scale),
+                    refused ? ZIGGURAT_INVALID_ARGUMENT : ZIGGURAT_OK);
+    }
+    if (refused) return;
+    for (float& value : values) value *= scale;
+    if (!its.values.empty()) {
+      const std::vector<float> before = its.times_scale();
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] += before[i];
+    }
+    its = {.values = values, .is_sum = true};
+  }
+  void change_gradient() {
+    const std::size_t p = any_param();
+    const bool scales = random_() % 2 == 0;
+    for (const ziggurat_engine engine : {engine_, twin_}) {
+      if (kParams[p].frozen && engine == twin_) continue;
+      expect_status(
+          "scale or discard a gradient",
+          scales ? ziggurat_scale_gradient(engine, p, 0.25F) : ziggurat_discard_gradient(engine, p),
+          kParams[p].frozen ? ZIGGURAT_INVALID_ARGUMENT : ZIGGURAT_OK);
+    }
+    if (!scales) gradients_[p] = {};
+    if (!gradients_[p].values.empty()) gradients_[p].scale = 0.25F;
   }
   void read_gradient() {
     const std::size_t p = any_param();
@@ -284,9 +317,9 @@ class Model {
     const ziggurat_memory memory = memory_of(values);
     std::int32_t has = -1;
     expect_status("read_gradient", ziggurat_read_gradient(engine_, p, &memory, &has), ZIGGURAT_OK);
-    ASSERT_EQ(has, gradients_[p].empty() ? 0 : 1);
+    ASSERT_EQ(has, gradients_[p].values.empty() ? 0 : 1);
     if (has == 0) return;
-    ASSERT_EQ(values, gradients_[p]);
+    ASSERT_EQ(values, gradients_[p].times_scale());
   }
   void norm() {
     double own = 0;
@@ -328,7 +361,7 @@ class Model {
   ziggurat_engine twin_ = 0;
   std::vector<std::vector<float>> lent_;  // the twin's parameters, and what is frozen
   std::vector<std::vector<float>> own_;   // those that are lent to the engine too
-  std::array<std::vector<float>, kCount> gradients_;
+  std::array<Gradient, kCount> gradients_;
   std::array<std::deque<std::vector<float>>, 2> lent_gradients_;  // for the step to come, and its
                                                                   // predecessor
   std::array<int, kUnits> pins_{};

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ziggurat._dtypes import DTYPES
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Checkpoint, save_checkpoint
 from ziggurat._opened import Opened, runtime_of
-from ziggurat._parts import DTYPES
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._sharing import Divided
 

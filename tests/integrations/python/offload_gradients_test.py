@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of an offloaded model that backward hands to the engine, which sums them in files.
+
+Each run is compared with the same script without offload(), whose gradients PyTorch holds.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, or PyTorch is older
+than offload() takes.
+"""
+
+import sys
+from collections.abc import Callable
+
+try:
+    import pytest
+    import torch
+    from small_models import one_thread  # noqa: F401, a fixture
+    from streamed_models import gpt, loss_of, memory_of, tokens_of, train
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+import ziggurat.torch
+from ziggurat import _streaming
+from ziggurat._engine_content import at_engine
+
+IN_FILES = "params=nvme,grads=nvme"
+LARGE = 16 * 1024  # elements from which on a gradient goes to the engine
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Makes models and their optimizers: plain, or offloaded to `placement`."""
+
+    def make(placement: str | None, dtype: torch.dtype = torch.float32, **arguments):
+        model = gpt(dtype)
+        if placement is not None:
+            ziggurat.torch.offload(model, memory=memory_of(model), placement=placement)
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        where = {"placement": f"nvme:{folder}", "lr": 1e-2} | arguments
+        return model, ziggurat.torch.AdamW(model.parameters(), **where)
+
+    return make
+
+
+def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Returns the parameters' values and all moments."""
+    optimizer.synchronize()
+    moments = optimizer.state_dict()["state"].values()
+    return [
+        *(value.clone() for value in model.state_dict().values()),
+        *(value.clone() for its in moments for value in its.values()),
+    ]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def backward(model: torch.nn.Module, step: int = 0) -> torch.Tensor:
+    loss = loss_of(model, tokens_of(step))
+    loss.backward()
+    return loss
+
+
+def same_with_and_without(made, run: Callable[..., object], **arguments) -> None:
+    """Compares what `run(model, optimizer)` returns, and the state after it."""
+    found = []
+    for placement in (None, IN_FILES):
+        model, optimizer = made(placement, **arguments)
+        found.append((run(model, optimizer), state_of(model, optimizer)))
+        optimizer.close()
+    (plain, plain_state), (ours, our_state) = found
+    assert ours == plain
+    assert same(our_state, plain_state)
+
+
+@pytest.mark.parametrize("placement", [IN_FILES, "params=host,grads=nvme"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("accumulate", "clip"), [(1, None), (3, 0.5)])
+def test_steps_have_the_bits_of_gradients_in_memory(made, placement, dtype, accumulate, clip):
+    plain, ours = made(None, dtype), made(placement, dtype)
+    losses = [train(*one, range(3), accumulate=accumulate, clip=clip) for one in (plain, ours)]
+    assert losses[0] == losses[1]
+    assert same(state_of(*ours), state_of(*plain))
+
+
+def test_large_gradients_are_with_the_engine_and_small_ones_in_memory(made):
+    model, optimizer = made(IN_FILES)
+    backward(model)
+    away = [at_engine(param.grad) is not None for param in model.parameters()]
+    assert away == [param.numel() >= LARGE for param in model.parameters()]
+    assert any(away)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_are_read_as_if_they_were_in_memory(made, dtype):
+    def run(model, optimizer):
+        read = []
+        for part in range(2):
+            backward(model, part)
+            read += [param.grad.clone() for param in model.parameters()]
+            read += [param.grad.norm() for param in model.parameters()]
+            read += [param.grad[0].sum() for param in model.parameters()]
+        optimizer.step()
+        return [value.tolist() for value in read]
+
+    same_with_and_without(made, run, dtype=dtype)
+
+
+def change_by_a_number(model: torch.nn.Module) -> None:
+    for index, param in enumerate(model.parameters()):
+        param.grad.mul_(0.5 + index)
+
+
+def change_in_place(model: torch.nn.Module) -> None:
+    torch.nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+
+
+def change_in_part(model: torch.nn.Module) -> None:
+    for param in model.parameters():
+        param.grad[0].zero_()
+
+
+def replace(model: torch.nn.Module) -> None:
+    for param in model.parameters():
+        param.grad = param.grad * 2
+
+
+def take_away(model: torch.nn.Module) -> None:
+    for param in list(model.parameters())[::2]:
+        param.grad = None
+
+
+def begin_anew(model: torch.nn.Module) -> None:
+    model.zero_grad()
+    backward(model, 7)
+
+
+def zero_in_place(model: torch.nn.Module) -> None:
+    model.zero_grad(set_to_none=False)
+    backward(model, 7)
+    backward(model, 8)
+
+
+def scale_between(model: torch.nn.Module) -> None:
+    change_by_a_number(model)
+    backward(model, 7)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_by_a_number,
+        change_in_place,
+        change_in_part,
+        replace,
+        take_away,
+        begin_anew,
+        zero_in_place,
+        scale_between,
+    ],
+)
+def test_what_a_script_does_to_gradients_counts(made, change):
+    def run(model, optimizer):
+        for step in range(2):
+            backward(model, step)
+            change(model)
+            optimizer.step()
+            optimizer.zero_grad()
+        return [optimizer.engine.steps_of(i) for i in range(len(list(model.parameters())))]
+
+    same_with_and_without(made, run)
+
+
+def test_loss_scaling_skips_what_is_not_finite(made):
+    def run(model, optimizer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, growth_interval=2)
+        scales = []
+        for step in range(4):
+            scaler.scale(loss_of(model, tokens_of(step))).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scales.append(scaler.get_scale())
+        assert len(set(scales)) > 1
+        return scales
+
+    same_with_and_without(made, run)
+
+
+def test_a_step_that_is_refused_changes_no_gradient(made):
+    def run(model, optimizer):
+        backward(model)
+        change_by_a_number(model)
+        optimizer.param_groups[0]["betas"] = (2.0, 0.99)
+        with pytest.raises(ziggurat.InvalidArgument):
+            optimizer.step()
+        optimizer.param_groups[0]["betas"] = (0.9, 0.99)
+        read = [param.grad.clone().tolist() for param in model.parameters()]
+        optimizer.step()
+        return read
+
+    same_with_and_without(made, run)
+
+
+def test_a_gradient_that_a_step_has_consumed_is_not_added_to(made):
+    model, optimizer = made(IN_FILES)
+    backward(model)
+    optimizer.step()
+    optimizer.synchronize()
+    with pytest.raises(ziggurat.InvalidArgument, match=r"'group0\.1'.*before optimizer\.step"):
+        model.embedding.weight.grad.clone()
+    with pytest.raises(ziggurat.InvalidArgument, match=r"call optimizer\.zero_grad\(\) after each step"):
+        backward(model, 1)
+    optimizer.zero_grad()
+    backward(model, 1)
+    optimizer.step()
+    assert optimizer.engine.generation == 2
+
+
+@pytest.mark.parametrize(("free_bytes", "away"), [(1 << 19, True), (1 << 30, False)])
+def test_without_a_choice_memory_decides(made, monkeypatch, capfd, free_bytes, away):
+    monkeypatch.setattr(_streaming, "free_bytes", lambda: free_bytes)
+    model, optimizer = made("nvme")
+    optimizer.open()
+    said = capfd.readouterr().err
+    assert ("gradients are kept in" in said) == away
+    backward(model)
+    assert any(at_engine(param.grad) is not None for param in model.parameters()) == away
+    optimizer.step()
+
+
+def test_a_wrong_placement_is_refused():
+    for wrong in ("drive", "params=nvme,grads=drive", "optimizer=nvme", "params", "", "grads=nvme,"):
+        with pytest.raises(ziggurat.InvalidArgument, match=r'give "host", or "nvme"'):
+            ziggurat.torch.offload(gpt(), memory="1GiB", placement=wrong)
+    model = gpt()
+    ziggurat.torch.offload(model, memory="1GiB", placement="params=host,grads=nvme")
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    with pytest.raises(ziggurat.InvalidArgument, match=r"parameters or gradients in the directory"):
+        optimizer.open()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__]))
