@@ -24,7 +24,7 @@ from ziggurat import _storage
 from ziggurat._memory import size_text
 from ziggurat._native import InvalidArgument, ResourceExhausted
 
-__all__ = ["let_pages_go", "streamed_init"]
+__all__ = ["empty_in_file", "let_pages_go", "streamed_init"]
 
 _LARGE_BYTES = 1 << 20  # what is smaller stays in PyTorch's memory
 _NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"  # transformers' name for it
@@ -77,6 +77,32 @@ def let_pages_go(tensor: torch.Tensor) -> None:
     )
 
 
+def empty_in_file(folder: str, like: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of the size, strides and type of `like`, which is not empty: in a new file in
+    `folder`, or in memory if it is small. The file's space is reserved: a full drive is an error
+    here, where it would otherwise end the process at a write.
+
+    Errors: ResourceExhausted."""
+    shape, strides = tuple(like.shape), like.stride()
+    if not _is_large(like):
+        return torch.empty_strided(shape, strides, dtype=like.dtype, device="cpu")
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    size_bytes = reach * like.element_size()
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+            name = f"{_NAMELESS}{file.fileno()}"
+            storage = torch.UntypedStorage.from_file(name, True, size_bytes)
+    except OSError as error:
+        raise ResourceExhausted(
+            f"cannot make a file of {size_text(size_bytes)} in {folder} for a tensor: "
+            f"{error.strerror}: give a directory on a drive with room for the whole model"
+        ) from error
+    made: Any = torch.empty(0, dtype=like.dtype, device="cpu")
+    tensor: torch.Tensor = made.set_(storage, 0, shape, strides)
+    return tensor
+
+
 class _InFiles(TorchDispatchMode):
     """Puts large tensors that operations make into files."""
 
@@ -108,7 +134,7 @@ class _InFiles(TorchDispatchMode):
         if device is not None and torch.device(device).type != "cpu":
             return None
         like = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": False})
-        return self._in_file(like) if _is_large(like) else None
+        return empty_in_file(self._folder, like) if _is_large(like) else None
 
     def _moved(self, made: Any, known: set[int]) -> Any:
         """Returns a copy in a file of what an operation has made, if it is large."""
@@ -116,18 +142,10 @@ class _InFiles(TorchDispatchMode):
             return made
         if _is_in_file(made) or _storage.shares_memory(made):
             return made
-        copy = self._in_file(made)
+        copy = empty_in_file(self._folder, made)
         copy.copy_(made)
         let_pages_go(copy)
         return copy
-
-    def _in_file(self, like: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor in a file, of the size, strides and type of `like`."""
-        size_bytes = like.untyped_storage().nbytes()
-        storage = _in_file(self._folder, size_bytes)
-        made: Any = torch.empty(0, dtype=like.dtype, device="cpu")
-        tensor: torch.Tensor = made.set_(storage, 0, like.size(), like.stride())
-        return tensor
 
 
 _MAKE_EMPTY = (torch.ops.aten.empty, torch.ops.aten.empty_strided)
@@ -147,18 +165,3 @@ def _is_in_file(tensor: torch.Tensor) -> bool:
         return False
     name = tensor.untyped_storage().filename
     return name is not None and name.startswith(_NAMELESS)
-
-
-def _in_file(folder: str, size_bytes: int) -> torch.UntypedStorage:
-    """Returns a storage in a new file, whose space is reserved: a full drive is an error here, where
-    it would otherwise end the process at a write."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, size_bytes)
-            name = f"{_NAMELESS}{file.fileno()}"
-            return torch.UntypedStorage.from_file(name, True, size_bytes)
-    except OSError as error:
-        raise ResourceExhausted(
-            f"streamed_init() cannot make a file of {size_text(size_bytes)} in {folder}: "
-            f"{error.strerror}: give a directory on a drive with room for the whole model"
-        ) from error

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ziggurat import _storage
 from ziggurat._dtypes import DTYPES
-from ziggurat._file_memory import let_pages_go
+from ziggurat._file_memory import empty_in_file, let_pages_go
 from ziggurat._memory import free_bytes, return_freed, size_text
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
 from ziggurat._pins import Held, PinnedUnit, Pins
@@ -49,6 +49,7 @@ class Streaming(Pins):
         # The engine of a take() that has not ended, and could not be undone
         self._taking: Opened | None = None
         self._copies: dict[Held, torch.Tensor] | None = None  # while state_dict() runs
+        self._copies_folder: str | None = None  # for copies that memory has no room for
         self._loading = False  # whether load_state_dict() runs
         #: what opens the engine: the optimizer that trains the model, if there is one
         self.optimizer: weakref.ref[Any] | None = None
@@ -289,6 +290,11 @@ class Streaming(Pins):
         opened = self._opened
         if opened is None:
             raise self._refusal("copy", held)
+        if self._copies_folder is not None:
+            copy = empty_in_file(self._copies_folder, held.param)
+            opened.engine.read_param(held.index, copy.data_ptr())
+            let_pages_go(copy)
+            return copy
         if held.size_bytes > free:
             raise ResourceExhausted(
                 f"parameter '{held.name}' is offloaded, and memory has no room for a copy of it: "
@@ -301,13 +307,17 @@ class Streaming(Pins):
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
-        """Lets detach() copy what is away. Tied parameters share a copy."""
-        before = self._copies
-        self._copies = {} if before is None else before
+        """Lets detach() copy what is away: into files in the state's directory if the copies would take
+        more than half of the memory that is free. Tied parameters share a copy."""
+        before, folder = self._copies, self._copies_folder
+        if before is None:
+            self._copies = {}
+            store = None if self._opened is None else self._opened.store
+            self._copies_folder = store if self.size_bytes > free_bytes() / 2 else None
         try:
             yield
         finally:
-            self._copies = before
+            self._copies, self._copies_folder = before, folder
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:

@@ -372,14 +372,21 @@ def test_a_model_goes_on_after_its_optimizer():
     same_with_and_without(run)
 
 
+def test_a_copy_that_memory_has_no_room_for_is_an_error_where_no_directory_is(monkeypatch):
+    model = gpt()
+    offload(model, memory=memory_of(model))
+    stepped(model)
+    monkeypatch.setattr(ziggurat._streaming, "free_bytes", lambda: 1000)
+    with pytest.raises(ziggurat.ResourceExhausted, match="'position' is offloaded, and memory"):
+        model.state_dict()
+
+
 def test_values_that_memory_has_no_room_for_stay_in_the_store(monkeypatch, tmp_path):
     model = gpt()
     offload(model, memory=memory_of(model))
     optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
     train(model, optimizer, range(1))
     monkeypatch.setattr(ziggurat._streaming, "free_bytes", lambda: 1000)
-    with pytest.raises(ziggurat.ResourceExhausted, match="'position' is offloaded, and memory"):
-        model.state_dict()
     optimizer.close()
     with pytest.raises(ziggurat.InvalidArgument, match="optimizer was closed"):
         model(tokens_of(1)[:, :-1])

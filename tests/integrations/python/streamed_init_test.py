@@ -24,6 +24,7 @@ except ImportError as missing:
     sys.exit(77)
 
 import ziggurat.torch
+from ziggurat import _streaming
 from ziggurat.torch import streamed_init
 
 MIB = 1 << 20
@@ -153,6 +154,21 @@ def test_a_model_in_files_trains_to_the_same_losses(tmp_path, offloaded):
     if offloaded:
         ziggurat.torch.offload(model, memory=memory_of(model))
     assert losses(model) == plain
+
+
+def test_a_state_dict_that_memory_has_no_room_for_is_in_files(tmp_path, monkeypatch):
+    model = small_blocks()
+    ziggurat.torch.offload(model, memory=memory_of(model), placement="nvme")
+    optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
+    optimizer.open()
+    in_memory = model.state_dict()
+    assert in_files() == []
+    monkeypatch.setattr(_streaming, "free_bytes", lambda: MIB)
+    copied = model.state_dict()
+    assert in_files() == [MIB, MIB]  # the biases stay in memory
+    assert copied.keys() == in_memory.keys()
+    assert all(same(value, in_memory[name]) for name, value in copied.items())
+    optimizer.close()
 
 
 def test_a_pretrained_model_of_another_type_is_in_files(tmp_path):
