@@ -90,7 +90,7 @@ class LentTrainer {
     for (std::size_t i = 0; i < own_.size(); ++i) {
       if (!its.summed.contains(own_[i]) || its.left_out.contains(own_[i])) continue;
       const auto param = static_cast<ParamId>(i);
-      for (int half = 0; half < 2; ++half) engine.add_gradient(param, gradients[i], 0.5F);
+      sum(engine, param, gradients[i], generation);
       gradients[i] = {};
     }
     StepOptions options{.blob = {}};
@@ -107,6 +107,17 @@ class LentTrainer {
     }
     make_plain_step(groups, its, generation);
     return result;
+  }
+  /// Adds up a gradient: as it is, as two halves, or as it is and zeros.
+  static void sum(LentEngine& engine, ParamId param, const TypedSpan<const std::byte>& gradient,
+                  std::uint64_t generation) {
+    if (generation % 3 == 0) {
+      for (int half = 0; half < 2; ++half) engine.add_gradient(param, gradient, 0.5F);
+      return;
+    }
+    engine.add_gradient(param, gradient, 1, /*instead_of_zeros=*/true);
+    const std::vector<float> zeros(gradient.count());
+    if (generation % 3 == 1) engine.add_gradient(param, as_typed(std::span(zeros)), 1);
   }
   /// The step in plain arrays alone, as `generation`.
   void plain_step(std::uint64_t generation, const LentStep& its = {}) {

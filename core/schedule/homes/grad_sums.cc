@@ -10,6 +10,7 @@
 #include "base/runtime/for_each.h"
 #include "core/schedule/homes/checked_items.h"
 #include "optimizer/gradient.h"
+#include "tiers/tile_size.h"
 
 namespace ziggurat {
 namespace {
@@ -23,10 +24,26 @@ void put_first(TypedSpan<const std::byte> values, float scale, std::span<float> 
   for (float& sum : sums) sum *= scale;
 }
 
+/// Widens values of 16 bits, which are in the upper half of the memory of `wide`, tile by tile from
+/// the front: no tile is written over before it is read.
+void widen_upper_half(DType dtype, std::span<float> wide) {
+  const TypedSpan<const std::byte> half{dtype, std::as_bytes(wide).subspan(wide.size_bytes() / 2)};
+  std::vector<std::byte> tile(kTileElements * size_bytes(dtype));
+  for (std::size_t begin = 0; begin < wide.size(); begin += kTileElements) {
+    const std::size_t count = std::min<std::size_t>(kTileElements, wide.size() - begin);
+    const std::span<const std::byte> from = half.subspan(begin, count).bytes;
+    std::ranges::copy(from, tile.begin());
+    widen({dtype, std::span(tile).first(from.size())}, wide.subspan(begin, count));
+  }
+}
+
 }  // namespace
 
 GradSums::GradSums(Context& context, std::vector<StripePlace> places, std::size_t params)
-    : context_(context), coming_(params), taken_(params) {
+    : context_(context),
+      coming_(params),
+      taken_(params),
+      types_(context.table.chunks().size(), DType::kFloat32) {
   std::vector<std::uint64_t> sizes;
   for (const Chunk& chunk : context.table.chunks())
     sizes.push_back(chunk.constant ? 0 : chunk.count * sizeof(float));
@@ -68,7 +85,7 @@ Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<cons
       all, [&](const ParamRun& other) { return other.lent != param && coming_[other.lent]; });
   const bool begun = coming_[param];
   if (begun || others) {
-    co_await fetch(id, sums);
+    co_await fetch_wide(id, sums);
   } else {
     std::ranges::fill(sums, 0.0F);
     // What the chunk had is of no meaning, and so is whether it could be written.
@@ -79,16 +96,24 @@ Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<cons
       writes_.erase(id);
     }
   }
+  const bool packed = context_.table.is_packed(context_.table.chunk(id).unit);
+  const bool as_it_is = !begun && instead_of_zeros && scale == 1 && !packed;
+  types_[id] = as_it_is ? values.dtype : DType::kFloat32;
+  const std::span<std::byte> item = stored(id, memory.bytes());
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] {
     const std::span<float> own = sums.subspan(run.begin, run.count);
-    if (!begun && instead_of_zeros) {
+    if (as_it_is) {
+      std::ranges::copy(
+          values.bytes,
+          TypedSpan<std::byte>{values.dtype, item}.subspan(run.begin, run.count).bytes.begin());
+    } else if (!begun && instead_of_zeros) {
       put_first(values, scale, own);
     } else {
       if (!begun) std::ranges::fill(own, 0.0F);
       accumulate_gradient(values, scale, own);
     }
-    hash = hash64(memory.bytes(), id);
+    hash = hash64(item, id);
   };
   {
     const LentMemory::Use its(context_.lent);
@@ -104,7 +129,7 @@ Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<cons
 Task<> GradSums::write(ChunkId id, Lease sums, std::uint64_t hash, std::shared_ptr<Signal> done) {
   std::exception_ptr failure;
   try {
-    co_await file_->write(id, sums.bytes(), hash, IoPriority::kDemand);
+    co_await file_->write(id, stored(id, sums.bytes()), hash, IoPriority::kDemand);
   } catch (...) {
     failure = std::current_exception();
   }
@@ -139,10 +164,27 @@ Task<> GradSums::settle() {
   }
 }
 
-Task<> GradSums::fetch(ChunkId id, std::span<float> sums) {
+/// Returns the part of `item` that a chunk takes in its type.
+std::span<std::byte> GradSums::stored(ChunkId id, std::span<std::byte> item) const {
+  return item.first(context_.table.chunk(id).count * size_bytes(types_[id]));
+}
+
+Task<TypedSpan<const std::byte>> GradSums::fetch(ChunkId id, std::span<std::byte> item) {
   co_await written(id);
-  co_await read_verified(context_, *file_, id, std::as_writable_bytes(sums), IoPriority::kDemand,
-                         context_.node_of(id));
+  const std::span<std::byte> its = stored(id, item);
+  co_await read_verified(context_, *file_, id, its, IoPriority::kDemand, context_.node_of(id));
+  co_return TypedSpan<const std::byte>{types_[id], its};
+}
+
+Task<> GradSums::fetch_wide(ChunkId id, std::span<float> sums) {
+  const std::span<std::byte> all = std::as_writable_bytes(sums);
+  if (types_[id] == DType::kFloat32) {
+    co_await fetch(id, all);
+    co_return;
+  }
+  const TypedSpan<const std::byte> its = co_await fetch(id, all.subspan(all.size() / 2));
+  const std::function<void()> job = [&] { widen_upper_half(its.dtype, sums); };
+  co_await context_.run_near(id, "widen gradient", job);
 }
 
 Task<> GradSums::read(std::span<const ChunkRun> runs, std::uint64_t first,
@@ -154,7 +196,7 @@ Task<> GradSums::read(std::span<const ChunkRun> runs, std::uint64_t first,
     const Lease memory = co_await lease(id);
     const std::span<float> sums(reinterpret_cast<float*>(memory.bytes().data()),
                                 context_.table.chunk(id).count);
-    co_await fetch(id, sums);
+    co_await fetch_wide(id, sums);
     const std::span<float> part = sums.subspan(run.begin + (begin - run.first), end - begin);
     std::ranges::copy(part, values.begin() + static_cast<std::ptrdiff_t>(begin - first));
   }

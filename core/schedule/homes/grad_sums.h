@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/schedule/homes/grad_sums.h: sums of gradients over micro-batches in a file on NVMe, for a
 // trainer that lends its parameters and has no memory for 4 bytes a parameter. Each chunk is read,
-// added to and written; nobody waits for a write but who uses the chunk next, and the step.
-// Reactor's thread only.
+// added to and written; nobody waits for a write but who uses the chunk next, and the step. A sole
+// summand stays in its own type, which is half of the bytes for 16 bits. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -45,11 +45,14 @@ class GradSums {
   void take();
   /// Whether a parameter has a sum in the step that is being made.
   bool taken(ParamId param) const noexcept { return taken_[param]; }
-  /// Reads a chunk, with padding. Elements of parameters without a sum are of no meaning.
-  Task<> fetch(ChunkId chunk, std::span<float> sums);
+  /// Reads a chunk, with padding, into `item`, which has 4 bytes for each element: sums in fp32, or
+  /// a sole summand as it was. Elements of parameters without a sum are of no meaning.
+  Task<TypedSpan<const std::byte>> fetch(ChunkId chunk, std::span<std::byte> item);
 
  private:
   Task<Lease> lease(ChunkId chunk);
+  Task<> fetch_wide(ChunkId chunk, std::span<float> sums);
+  std::span<std::byte> stored(ChunkId chunk, std::span<std::byte> item) const;
   Task<> add_run(ParamId param, ChunkId chunk, ParamRun run, TypedSpan<const std::byte> values,
                  float scale, bool instead_of_zeros);
   Task<> write(ChunkId chunk, Lease sums, std::uint64_t hash, std::shared_ptr<Signal> written);
@@ -58,6 +61,7 @@ class GradSums {
   Context& context_;
   std::unique_ptr<SwapFile> file_;  // an item for each chunk
   std::vector<bool> coming_, taken_;
+  std::vector<DType> types_;                           // of each chunk's item
   std::map<ChunkId, std::shared_ptr<Signal>> writes_;  // under way, or failed
 };
 

@@ -41,9 +41,10 @@ class LentGradHome final : public GradHome {
     const bool packed = context_.table.is_packed(context_.table.chunk(id).unit);
     if (!packed && !some_summed) co_return lent(runs.front());
     const TypedSpan<std::byte> all{DType::kFloat32, item};
-    if (some_summed) co_await sums_->fetch(id, all.as<float>());
+    TypedSpan<const std::byte> its = all;
+    if (some_summed) its = co_await sums_->fetch(id, item);
     if (packed) co_await widen_lent(id, runs, all);
-    co_return packed ? all : all.subspan(0, runs.front().count);
+    co_return packed ? its : its.subspan(0, runs.front().count);
   }
 
  private:

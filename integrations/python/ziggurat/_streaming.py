@@ -129,8 +129,8 @@ class Streaming(Pins):
         print(
             f"ziggurat: gradients are kept in {path}, because they take {size_text(size_bytes)}, more "
             f"than half of the memory that is free ({size_text(free_bytes())}); a step writes and "
-            f'reads {size_text(4 * sum(p.numel() for p in trained))} of them there. "grads=host" in '
-            "offload()'s placement keeps them in memory",
+            'reads them there. "params=' + self.placement + ',grads=host" in offload() keeps them in '
+            "memory",
             file=sys.stderr,
         )
         return "nvme"
