@@ -3,30 +3,81 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from ziggurat._dtypes import DTYPES
 from ziggurat._gradient_content import Content, Slot, Taken
-from ziggurat._memory import count_freed
-from ziggurat._native import Engine, InvalidArgument
+from ziggurat._memory import count_freed, free_bytes
+from ziggurat._native import Engine, InvalidArgument, ZigguratError
 
 
-class _Opened(Protocol):
-    engine: Engine
-    summed: set[int]
+class EngineSums:
+    """The gradients that an engine has for the step to come, and the content that each belongs to.
+
+    Has no parameter: C++ has what a parameter has, so that a circle through it would stay for
+    good."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        # By the parameter's index. A sum whose content is no more is discarded before it is used.
+        self._owners: dict[int, weakref.ref[EngineContent]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
+
+    def live(self) -> Iterator[tuple[int, EngineContent]]:
+        """Yields the contents whose values the engine has, and the parameters' indices."""
+        for index, ref in list(self._owners.items()):
+            content = ref()
+            if content is not None and content.at_engine:
+                yield index, content
+
+    def claim(self, index: int, content: EngineContent) -> None:
+        """Makes a parameter's sum, which is empty now, that of `content`. One that somebody has kept
+        gets its values into memory."""
+        for kept_index, kept in self.live():
+            if kept_index == index:
+                kept.bring_home()
+        if index in self._owners:
+            self.engine.discard_gradient(index)
+        self._owners[index] = weakref.ref(content)
+
+    def discard_others(self, used: dict[int, EngineContent]) -> None:
+        """Discards what the step does not use. What somebody has kept gets its values into memory."""
+        for index, kept in self.live():
+            if used.get(index) is not kept:
+                kept.bring_home()
+        for index in set(self._owners).difference(used):
+            self.engine.discard_gradient(index)
+            del self._owners[index]
+
+    def used(self) -> None:
+        """Tells that a step has used all."""
+        for _, content in self.live():
+            content.consumed_by_step(keep=False)
+        self._owners.clear()
+
+    def close(self) -> None:
+        """Brings the values into memory before the engine is closed, as far as there is room."""
+        for _, content in self.live():
+            content.leave()
+        self._owners.clear()
 
 
 class EngineContent(Content):
     """A gradient that is handed to the engine as backward makes it. Each use of its values reads
     them into memory of their own; one that writes them keeps that memory until the step."""
 
-    def __init__(self, slot: Slot, made: torch.Tensor, opened: _Opened, index: int) -> None:
+    def __init__(self, slot: Slot, made: torch.Tensor, sums: EngineSums, index: int) -> None:
+        self._summands = 0  # that the engine has
+        self._lost = False  # whether the engine was closed with the values
         super().__init__(slot, made)
-        self._opened, self._index = opened, index
+        self.sums, self.index = sums, index
         self._own = None
-        self._summands = 0  # in the engine
         self._hand_over(made)
 
     # The base has an attribute here.
@@ -46,53 +97,82 @@ class EngineContent(Content):
     def is_zero(self) -> bool:
         return not self.at_engine and super().is_zero
 
+    def check(self) -> None:
+        if self._lost:
+            raise InvalidArgument(
+                f"the gradient of parameter '{self.slot.name}' was in a file of its optimizer, which "
+                "was closed when memory had no room for it: call zero_grad()"
+            )
+        super().check()
+
     def _hand_over(self, values: torch.Tensor) -> None:
-        engine, index = self._opened.engine, self._index
+        if not self.at_engine:
+            self.sums.claim(self.index, self)
+            values = values.to(self.dtype)
         values = values.contiguous()
-        if not self.at_engine and index in self._opened.summed:
-            engine.discard_gradient(index)
-        self._opened.summed.add(index)
-        engine.add_gradient(index, DTYPES[values.dtype], values.data_ptr(), values.numel())
+        self.sums.engine.add_gradient(
+            self.index, DTYPES[values.dtype], values.data_ptr(), values.numel()
+        )
         self._summands += 1
         count_freed(values.nbytes)  # soon, when backward has no use for it any more
 
     def _read(self) -> torch.Tensor:
         """Returns what Content would have: the gradient as backward made it, or a sum in fp32."""
         values = torch.empty(self.shape, dtype=torch.float32, device=self.device)
-        self._opened.engine.read_gradient(self._index, values.data_ptr())
+        if not self.sums.engine.read_gradient(self.index, values.data_ptr()):
+            raise ZigguratError(f"the engine has no gradient of parameter '{self.slot.name}'")
+        count_freed(values.nbytes)  # soon, by whoever reads
         return values if self._summands > 1 else values.to(self.dtype)
 
     def _drop(self) -> None:
-        # A later summand, or the step, discards what the engine has.
+        # What the engine has is discarded when the next sum begins, or by the step.
         self._summands, self.scale = 0, None
         super()._drop()
 
-    def settle(self) -> torch.Tensor:
-        if self.at_engine:
-            value = self.value()
-            self._drop()
-            self.part = value
-        return super().settle()
-
-    def add(self, other: Any, alpha: Any) -> None:
-        if self.consumed:
-            raise InvalidArgument(
-                f"the gradient of parameter '{self.slot.name}' was in a file, and a step has consumed "
-                "it, so that nothing can be added to it: call optimizer.zero_grad() after each step"
-            )
-        as_it_is = alpha == 1 and self.scale is None and other.dtype in DTYPES
-        if as_it_is and self._own is None and other.shape == self.shape:
-            self._hand_over(other)
-            return
+    def bring_home(self) -> None:
+        """Reads the values into memory, where they stay."""
         if self.at_engine:
             part, scale = self.part, self.scale
             self._drop()
             self.part, self.scale = part, scale
+
+    def settle(self) -> torch.Tensor:
+        self.bring_home()
+        return super().settle()
+
+    def leave(self) -> None:
+        """Takes the values from an engine that is about to be closed."""
+        if 4 * self.shape.numel() <= free_bytes():
+            self.bring_home()
+        else:
+            self._drop()
+            self._lost = True
+
+    def zero(self) -> None:
+        self._lost = False
+        super().zero()
+
+    def add(self, other: Any, alpha: Any) -> None:
+        self.check()
+        as_it_is = alpha == 1 and self.scale is None and self._takes(other)
+        if as_it_is and self._own is None:
+            self._hand_over(other)
+            return
+        self.bring_home()
         super().add(other, alpha)
 
+    def _takes(self, other: Any) -> bool:
+        """Returns whether the engine can add it."""
+        if type(other) is not torch.Tensor or other.layout is not torch.strided:
+            return False
+        return (
+            other.dtype in DTYPES
+            and other.device == self.device
+            and other.shape == self.shape
+        )
+
     def take(self) -> Taken | None:
-        if self.at_engine and not self.consumed:
-            self.settle()
+        self.bring_home()
         return super().take()
 
     def consumed_by_step(self, keep: bool) -> None:
@@ -101,8 +181,12 @@ class EngineContent(Content):
 
 
 def at_engine(grad: torch.Tensor | None) -> EngineContent | None:
-    """Returns the content of a whole gradient whose values the engine has, or None."""
+    """Returns the content of a whole gradient whose values an engine has, or None."""
+    content = content_of(grad)
+    return content if content is not None and content.at_engine else None
+
+
+def content_of(grad: torch.Tensor | None) -> EngineContent | None:
+    """Returns the content of a whole gradient that was handed to an engine, or None."""
     content = getattr(grad, "_content", None)
-    if type(content) is not EngineContent or content.consumed or grad._path:  # type: ignore
-        return None
-    return content if content.at_engine else None
+    return content if type(content) is EngineContent and not grad._path else None  # type: ignore

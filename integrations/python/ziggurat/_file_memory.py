@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ziggurat import _storage
-from ziggurat._memory import size_text
+from ziggurat._memory import count_freed, size_text
 from ziggurat._native import InvalidArgument, ResourceExhausted
 
 __all__ = ["empty_in_file", "let_pages_go", "streamed_init"]
@@ -35,11 +35,13 @@ _NAMELESS = "/proc/self/./fd/"
 
 @contextmanager
 def streamed_init(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Builds a model that memory has no room for: each large tensor on the CPU that the block makes
-    lies in a file without a name in `folder`, which must be on a drive.
+    """Builds a model that memory has no room for: each large tensor on the CPU that a PyTorch
+    operation returns in the block lies in a file without a name in `folder`, which must be on a
+    drive. Values, and what random generators draw, are as without it.
 
-    All else is as without it: values, and what random generators draw. The tensors must be made by
-    the thread that runs the block; transformers' loading, which has threads, does without them. ::
+    Not in files is what other threads make, what is made of memory that is there, as from lists and
+    NumPy, and what an operation resizes. transformers' loading does without threads in the block.
+    A tensor in a file cannot be resized, and a forked process that writes it writes its parent's. ::
 
         with ziggurat.torch.streamed_init("/fast/dir"):
             model = LlamaForCausalLM(config).bfloat16()
@@ -51,16 +53,21 @@ def streamed_init(folder: str | os.PathLike[str]) -> Iterator[None]:
 
     Errors: InvalidArgument for a folder that cannot be used; ResourceExhausted for a full drive.
     """
-    where = os.fspath(folder)
-    if not os.path.isdir(where):
-        raise InvalidArgument(f'streamed_init("{where}"): give a directory that exists, on a drive')
+    where = os.path.abspath(folder)
+    try:
+        tempfile.TemporaryFile(dir=where).close()
+    except OSError as error:
+        raise InvalidArgument(
+            f'streamed_init("{where}"): {error.strerror}: give a directory on a drive, in which files '
+            "can be made"
+        ) from error
     before = os.environ.get(_NO_THREADS)
     os.environ[_NO_THREADS] = "1"
     try:
         with _InFiles(where):
             yield
     finally:
-        os.environ.pop(_NO_THREADS)
+        os.environ.pop(_NO_THREADS, None)
         if before is not None:
             os.environ[_NO_THREADS] = before
 
@@ -95,8 +102,8 @@ def empty_in_file(folder: str, like: torch.Tensor) -> torch.Tensor:
             storage = torch.UntypedStorage.from_file(name, True, size_bytes)
     except OSError as error:
         raise ResourceExhausted(
-            f"cannot make a file of {size_text(size_bytes)} in {folder} for a tensor: "
-            f"{error.strerror}: give a directory on a drive with room for the whole model"
+            f"cannot make a file of {size_text(size_bytes)} in {folder} for a tensor that memory has no "
+            f"room for: {error.strerror}: free some space there"
         ) from error
     made: Any = torch.empty(0, dtype=like.dtype, device="cpu")
     tensor: torch.Tensor = made.set_(storage, 0, shape, strides)
@@ -131,9 +138,9 @@ class _InFiles(TorchDispatchMode):
     def _empty(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns an empty tensor in a file, or None if it would not be a large one on the CPU."""
         device = kwargs.get("device")
-        if device is not None and torch.device(device).type != "cpu":
+        if kwargs.get("pin_memory") or torch.device(device or "cpu").type != "cpu":
             return None
-        like = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": False})
+        like = func(*args, **{**kwargs, "device": torch.device("meta")})
         return empty_in_file(self._folder, like) if _is_large(like) else None
 
     def _moved(self, made: Any, known: set[int]) -> Any:
@@ -145,6 +152,7 @@ class _InFiles(TorchDispatchMode):
         copy = empty_in_file(self._folder, made)
         copy.copy_(made)
         let_pages_go(copy)
+        count_freed(made.nbytes)
         return copy
 
 
@@ -152,12 +160,14 @@ _MAKE_EMPTY = (torch.ops.aten.empty, torch.ops.aten.empty_strided)
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu"
+    """Returns whether the value is a tensor on the CPU with a storage of its own kind."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_nested:
+        return False
+    return value.device.type == "cpu" and value.layout is torch.strided
 
 
 def _is_large(tensor: torch.Tensor) -> bool:
-    plain = tensor.layout is torch.strided and not tensor.is_quantized
-    return plain and tensor.numel() * tensor.element_size() >= _LARGE_BYTES
+    return not tensor.is_quantized and tensor.numel() * tensor.element_size() >= _LARGE_BYTES
 
 
 def _is_in_file(tensor: torch.Tensor) -> bool:

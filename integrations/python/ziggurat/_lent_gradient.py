@@ -151,10 +151,15 @@ def _plain(value: Any) -> Any:
 
 def _bare(grad: torch.Tensor) -> torch.Tensor | None:
     """Returns the tensor that holds the values as they are, or None if there is no such tensor."""
+    return _bare_part(grad, grad.part if isinstance(grad, LentGradient) else None)
+
+
+def _bare_part(grad: torch.Tensor, part: torch.Tensor | None) -> torch.Tensor | None:
+    """Does what _bare() does; `part` is the gradient's."""
     if not isinstance(grad, LentGradient):
         return grad
-    part = None if grad._content.scale is not None else grad.part
-    return part if part is not None and part.dtype == grad.dtype else None
+    is_bare = part is not None and grad._content.scale is None and part.dtype == grad.dtype
+    return part if is_bare else None
 
 
 def _shared(grad: torch.Tensor) -> SharedContent | None:
@@ -289,17 +294,17 @@ def _itself(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Uses |part * scale| = |part| |scale|, so that no values need be made."""
-    bare = _bare(args[0])
+    grad, order = args[0], args[1] if len(args) > 1 else 2
+    part = grad.part if isinstance(grad, LentGradient) else None  # once, because it may be read
+    bare = _bare_part(grad, part)
     if bare is not None:
         return func(bare, *args[1:], **kwargs)
-    grad, order = args[0], args[1] if len(args) > 1 else 2
     shared = _shared(grad)
     if shared is not None and len(args) < 3 and "dim" not in kwargs and not kwargs.get("keepdim"):
         norms = _norms_of_all([shared], order)
         if norms is not None:
             return norms[0].to(grad.device, kwargs.get("dtype") or grad.dtype)
-    part = grad.part if _whole(grad) and order > 0 else None
-    if part is None:
+    if part is None or order <= 0:
         return NotImplemented
     # Computes in the wide type, because the norm may fit into 16 bits only after scaling.
     content, dtype = grad._content, kwargs.get("dtype") or grad.dtype

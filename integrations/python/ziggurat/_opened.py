@@ -8,14 +8,14 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 
 from ziggurat._dtypes import DTYPES
-from ziggurat._engine_content import at_engine
 from ziggurat._device import Staged, check_device, check_layout, places_of, scales_to_host
+from ziggurat._engine_content import EngineContent, EngineSums, content_of
 from ziggurat._gradient import GradientHooks, in_place
 from ziggurat._gradient_content import count_writes
 from ziggurat._kept import AtEngine, Kept
@@ -154,10 +154,6 @@ class Opened:
         self._lent: dict[int, torch.Tensor] = {}
         self._in_memory = "optimizer=host" in settings.get("placement", "")
         self._streaming = streaming
-        #: whether backward hands large gradients to the engine, which sums them in a file
-        self.sums = "grads=nvme" in settings.get("placement", "")
-        #: the parameters of which the engine may have a sum; those without a gradient lose it
-        self.summed: set[int] = set()
         # whether the newest step is written, so that nothing waits for the engine
         self._all_written = False
         self._expecting = False
@@ -178,10 +174,10 @@ class Opened:
         held = [part.memory() for part in self.parts]
         self._kinds = [kinds[i] for i in here] or [_kind_of(self.parts[0], held[0], "(none)")]
         self._places = places_of(held)
-        at_engine = AtEngine()
+        kept_place = AtEngine()
         for index, part in enumerate(self.parts):
             if isinstance(part, Kept):
-                self._places[index] = at_engine
+                self._places[index] = kept_place
         self._every_place = set(self._places)
         self._staged = {place for place in self._places if isinstance(place, Staged)}
         memory = [self._places[i].read(i, param) for i, param in enumerate(held)]
@@ -207,7 +203,11 @@ class Opened:
         self.engine = Engine(
             runtime(), listed, settings, kept=self._staged, load=loaded, words=in_arguments
         )
-        at_engine.engine = self.engine
+        kept_place.engine = self.engine
+        #: what large gradients are handed to in backward, if they are summed in files
+        self.sums = (
+            EngineSums(self.engine) if "grads=nvme" in settings.get("placement", "") else None
+        )
         # Notes how the engine left the parameters: one that differs later was written or moved by
         # somebody else.
         if self.engine.resumed or loaded is not None:
@@ -240,6 +240,8 @@ class Opened:
     def close(self) -> None:
         if self._streaming is not None:
             self._streaming.give_back()
+        if self.sums is not None:
+            self.sums.close()
         _all.discard(self)
         self.engine.close()
         for place in self._staged:
@@ -298,7 +300,7 @@ class Opened:
     def hands_over(self, grad: torch.Tensor) -> bool:
         """Returns whether backward hands a gradient to the engine. Small parameters share records, so
         that a sum in a file would write others' too."""
-        return self.sums and torch._C._current_graph_task_id() != -1 and grad.numel() >= TILE
+        return self.sums is not None and torch._C._current_graph_task_id() != -1 and grad.numel() >= TILE
 
     def wait_written(self, param: torch.Tensor) -> None:
         """Returns when the engine has written this rank's part of `param`. Any thread may call
@@ -321,7 +323,7 @@ class Opened:
             self._hooks.move_scales(self.params, scales_to_host)
         # All gradients are taken before the first is lent, so that a step that is refused has lent
         # none.
-        summed = self._summed_scales()
+        summed = self._handed_over()
         taken, scales = self._taken(without=summed)
         for place in self._staged:
             place.finish_writing()
@@ -332,7 +334,9 @@ class Opened:
         for place in self._staged:
             place.finish_reading()
         self._give_masters()
-        if self.summed:
+        if self.sums is not None:
+            self.sums.discard_others(summed)
+        if summed:
             for index in set(range(len(self.parts))).difference(lent, summed):
                 self.engine.discard_gradient(index)
         else:
@@ -345,20 +349,12 @@ class Opened:
         )
         # Updates at once on the CPU, where workers that ran beside the next forward would take
         # turns with PyTorch's own threads.
-        for index, scale in summed.items():
-            self.engine.scale_gradient(index, scale)
-        try:
+        with self._scaled(summed):
             generation = self.engine.step(
                 groups[: self._group_count],
                 blob_follows=blob_follows,
                 update_at_once=not self._staged,
             )
-        except BaseException:
-            with contextlib.suppress(ZigguratError):  # the engine may have ended
-                for index in summed:
-                    self.engine.scale_gradient(index, 1.0)
-            raise
-        self.summed.clear()
         self._become_masters.clear()
         self._given.clear()
         self._all_written = not self._staged and self._in_memory
@@ -375,15 +371,43 @@ class Opened:
         for place in self._staged:
             place.begin_writing()
 
-    def _summed_scales(self) -> dict[int, float]:
-        """Returns the factor of each gradient that the engine has, by index."""
-        scales = {}
-        for index in self.summed:
-            content = at_engine(self.parts[index].param.grad)
-            if content is not None:
-                content.taken = True
-                scales[index] = 1.0 if content.scale is None else float(content.scale)
-        return scales
+    def _handed_over(self) -> dict[int, EngineContent]:
+        """Returns by index the gradients whose values the engine has. Errors: InvalidArgument for one
+        that an earlier step has consumed."""
+        found: dict[int, EngineContent] = {}
+        if self.sums is None:
+            return found
+        for index, part in enumerate(self.parts):
+            content = content_of(part.param.grad)
+            if content is None:
+                continue
+            content.check()
+            # One that the script has moved to another parameter is lent from memory.
+            if content.at_engine and content.sums is self.sums and content.index == index:
+                found[index] = content
+        return found
+
+    @contextlib.contextmanager
+    def _scaled(self, contents: dict[int, EngineContent]) -> Iterator[None]:
+        """Makes a step within, for which the engine multiplies gradients that it has. If the step is
+        refused, they are as before."""
+        if not contents:
+            yield
+            return
+        before = self.engine.generation
+        for index, content in contents.items():
+            scale = 1.0 if content.scale is None else float(content.scale)
+            self.engine.scale_gradient(index, scale)
+        try:
+            yield
+        finally:
+            made = True  # unless the engine says otherwise
+            with contextlib.suppress(ZigguratError):  # it may have ended
+                made = self.engine.generation > before
+                for index in () if made else contents:
+                    self.engine.scale_gradient(index, 1.0)
+            if made and self.sums is not None:
+                self.sums.used()
 
     def _taken(self, without: Container[int]) -> tuple[dict[int, torch.Tensor | None], list[float]]:
         """Returns, by index, the gradient of each part that has one, and the factor for each

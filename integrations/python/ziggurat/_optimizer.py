@@ -399,8 +399,8 @@ def _content_of(this: weakref.ref[EngineOptimizer], slot: Slot, grad: torch.Tens
     if optimizer is None or opened is None or not opened.hands_over(grad):
         return Content(slot, grad)
     index = opened.index(optimizer._order[slot.index])
-    assert index is not None
-    return EngineContent(slot, grad, opened, index)
+    assert index is not None and opened.sums is not None
+    return EngineContent(slot, grad, opened.sums, index)
 
 
 def _arrived(this: weakref.ref[EngineOptimizer], index: int) -> None:

@@ -39,7 +39,8 @@ class Homes(NamedTuple):
         else."""
         named = placement if "=" in placement else f"params={placement}"
         given = {name: tier for name, _, tier in (part.partition("=") for part in named.split(","))}
-        if given.keys() <= {"params", "grads"} and set(given.values()) <= {"host", "nvme"}:
+        repeated = named.count("=") != len(given)
+        if not repeated and given.keys() <= {"params", "grads"} and set(given.values()) <= {"host", "nvme"}:
             return cls(given.get("params", "host"), given.get("grads"))
         raise InvalidArgument(
             f'offload(placement="{placement}"): give "host", or "nvme" to keep parameters in the '

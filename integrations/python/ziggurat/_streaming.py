@@ -123,11 +123,11 @@ class Streaming(Pins):
         `path`. Says it if it is chosen here."""
         if self._grads is not None or path is None:
             return self._grads or "host"
-        size_bytes = sum(param.numel() * param.element_size() for param in trained)
+        size_bytes = 4 * sum(param.numel() for param in trained)  # if they are sums
         if size_bytes <= free_bytes() / 2:
             return "host"
         print(
-            f"ziggurat: gradients are kept in {path}, because they take {size_text(size_bytes)}, more "
+            f"ziggurat: gradients are kept in {path}, because they may take {size_text(size_bytes)}, more "
             f"than half of the memory that is free ({size_text(free_bytes())}); a step writes and "
             'reads them there. "params=' + self.placement + ',grads=host" in offload() keeps them in '
             "memory",

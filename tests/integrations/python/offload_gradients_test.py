@@ -7,7 +7,9 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, 
 than offload() takes.
 """
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 
 try:
@@ -20,7 +22,7 @@ except ImportError as missing:
     sys.exit(77)
 
 import ziggurat.torch
-from ziggurat import _streaming
+from ziggurat import _engine_content, _streaming
 from ziggurat._engine_content import at_engine
 
 IN_FILES = "params=nvme,grads=nvme"
@@ -206,19 +208,131 @@ def test_a_step_that_is_refused_changes_no_gradient(made):
     same_with_and_without(made, run)
 
 
-def test_a_gradient_that_a_step_has_consumed_is_not_added_to(made):
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_gradient_that_a_step_has_consumed_is_no_more(made, waited):
     model, optimizer = made(IN_FILES)
     backward(model)
+    grad = model.embedding.weight.grad
     optimizer.step()
-    optimizer.synchronize()
-    with pytest.raises(ziggurat.InvalidArgument, match=r"'group0\.1'.*before optimizer\.step"):
-        model.embedding.weight.grad.clone()
-    with pytest.raises(ziggurat.InvalidArgument, match=r"call optimizer\.zero_grad\(\) after each step"):
-        backward(model, 1)
+    if waited:
+        optimizer.synchronize()
+    consumed = r"'group0\.\d+'.*before optimizer\.step\(\), and call zero_grad\(\) after"
+    uses = (
+        grad.clone,
+        grad.norm,
+        lambda: grad.mul_(2),
+        lambda: grad.add_(torch.ones_like(grad)),
+        lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1),
+        lambda: backward(model, 1),
+        optimizer.step,
+    )
+    for use in uses:
+        with pytest.raises(ziggurat.InvalidArgument, match=consumed):
+            use()
     optimizer.zero_grad()
     backward(model, 1)
     optimizer.step()
     assert optimizer.engine.generation == 2
+
+
+def keep_the_first(model, optimizer) -> list[float]:
+    """Uses gradients beside those of a later backward, as methods do that compare tasks."""
+    backward(model, 0)
+    kept = [param.grad for param in model.parameters()]
+    optimizer.zero_grad()
+    backward(model, 1)
+    dots = [(a * b.grad).sum().item() for a, b in zip(kept, model.parameters(), strict=True)]
+    for old, param in zip(kept, model.parameters(), strict=True):
+        param.grad.add_(old, alpha=0.5)
+    optimizer.step()
+    return dots
+
+
+def step_with_the_first(model, optimizer) -> None:
+    backward(model, 0)
+    kept = [param.grad for param in model.parameters()]
+    optimizer.zero_grad()
+    backward(model, 1)
+    for old, param in zip(kept, model.parameters(), strict=True):
+        param.grad = old
+    optimizer.step()
+
+
+def keep_over_a_step(model, optimizer) -> list[float]:
+    backward(model, 0)
+    kept = [param.grad for param in model.parameters()]
+    optimizer.zero_grad()
+    for param in list(model.parameters())[::2]:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    return [grad.norm().item() for grad in kept]
+
+
+def exchange(model, optimizer) -> None:
+    backward(model, 0)
+    one, other = (model.blocks[i].mlp[0].weight for i in (0, 1))
+    one.grad, other.grad = other.grad, one.grad
+    one.grad.mul_(3)
+    optimizer.step()
+
+
+def add_numbers(model, optimizer) -> None:
+    backward(model, 0)
+    for param in model.parameters():
+        param.grad.add_(1).add_(0.25)
+    optimizer.step()
+
+
+def add_in_another_type(model, optimizer) -> None:
+    backward(model, 0)
+    model.zero_grad(set_to_none=False)
+    for param in model.parameters():
+        param.grad.add_(torch.full(param.shape, 1 / 3))
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        keep_the_first,
+        step_with_the_first,
+        keep_over_a_step,
+        exchange,
+        add_numbers,
+        add_in_another_type,
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_tensors_of_their_own(made, run, dtype):
+    same_with_and_without(made, run, dtype=dtype)
+
+
+def test_gradients_are_there_after_a_close(made, monkeypatch):
+    found = []
+    for placement in (None, IN_FILES):
+        model, optimizer = made(placement)
+        backward(model)
+        optimizer.close()
+        found.append([param.grad.clone() for param in model.parameters()])
+    assert same(*found)
+    model, optimizer = made(IN_FILES)
+    backward(model)
+    monkeypatch.setattr(_engine_content, "free_bytes", lambda: 1000)
+    optimizer.close()
+    with pytest.raises(ziggurat.InvalidArgument, match=r"'group0\.\d+' was in a file.*zero_grad"):
+        model.embedding.weight.grad.clone()
+    model.zero_grad()
+    backward(model)
+
+
+def test_a_model_that_is_dropped_with_its_gradients_is_freed(made):
+    model, optimizer = made(IN_FILES)
+    backward(model)
+    engine, kept = weakref.ref(optimizer.engine), weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert engine() is None
+    assert kept() is None
 
 
 @pytest.mark.parametrize(("free_bytes", "away"), [(1 << 19, True), (1 << 30, False)])
@@ -234,7 +348,7 @@ def test_without_a_choice_memory_decides(made, monkeypatch, capfd, free_bytes, a
 
 
 def test_a_wrong_placement_is_refused():
-    for wrong in ("drive", "params=nvme,grads=drive", "optimizer=nvme", "params", "", "grads=nvme,"):
+    for wrong in ("drive", "params=nvme,grads=drive", "optimizer=nvme", "params", "", "grads=nvme,", "params=nvme,params=host"):
         with pytest.raises(ziggurat.InvalidArgument, match=r'give "host", or "nvme"'):
             ziggurat.torch.offload(gpt(), memory="1GiB", placement=wrong)
     model = gpt()

@@ -39,6 +39,7 @@ class How(NamedTuple):
     placement: str | None  # of offload(), if it is called
     trains_all: bool = False
     from_files: bool = False  # whether the model is built in files
+    dtype: torch.dtype = torch.float32
 
 
 class Block(torch.nn.Module):
@@ -55,7 +56,8 @@ class Block(torch.nn.Module):
 
 def blocks(depth: int, how: How) -> torch.nn.Module:
     torch.manual_seed(1)
-    return torch.nn.Sequential(*(Block(how.trains_all) for _ in range(depth)))
+    model = torch.nn.Sequential(*(Block(how.trains_all) for _ in range(depth)))
+    return model.to(how.dtype)
 
 
 def of_process(name: str) -> int:
@@ -82,8 +84,10 @@ def train(depth: int, folder: Path, how: How) -> float:
     if not how.from_files:
         forget_the_most()
     for _ in range(2):
-        loss = model(torch.ones(2, WIDTH)).square().mean()
-        loss.backward()
+        for _ in range(2):
+            loss = model(torch.ones(2, WIDTH, dtype=how.dtype)).float().square().mean()
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
     return loss.item()

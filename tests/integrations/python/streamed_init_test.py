@@ -107,9 +107,32 @@ def test_the_block_changes_nothing_outside_of_it(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ziggurat.InvalidArgument, match=r"nowhere.*directory that exists"):
+    with pytest.raises(ziggurat.InvalidArgument, match=r"nowhere.*No such file or directory: give a directory"):
         with streamed_init(tmp_path / "nowhere"):
             pass
+
+
+def test_other_kinds_of_tensors_are_as_without_it(tmp_path):
+    with streamed_init(tmp_path):
+        dense = torch.eye(LARGE)
+        sparse = dense.to_sparse()
+        assert torch.equal(sparse.coalesce().to_dense(), dense)
+        assert torch.equal(dense.to_sparse_csr() @ dense, dense)
+        assert torch.equal(dense.to_mkldnn().to_dense(), dense)
+        layer = torch.nn.Embedding(LARGE, LARGE, sparse=True)
+        layer(torch.tensor([1, 2])).sum().backward()
+        assert layer.weight.grad.is_sparse
+
+
+def test_the_folder_is_the_one_that_was_named(tmp_path, monkeypatch):
+    (tmp_path / "it").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with streamed_init("it"):
+        monkeypatch.chdir("/")
+        kept = torch.empty(LARGE, LARGE)
+        del os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
+    assert f"{tmp_path}/it" in Path("/proc/self/maps").read_text()
+    del kept
 
 
 def build_under_a_limit(folder: Path) -> None:
