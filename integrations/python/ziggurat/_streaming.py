@@ -168,6 +168,23 @@ class Streaming(Pins):
             raise
         self._taking = None
         return_freed()
+        self._say_what_is_where(opened)
+
+    def _say_what_is_where(self, opened: Opened) -> None:
+        where = "host memory" if self.placement == "host" else opened.store
+        grads = "memory" if opened.sums is None else opened.store
+        fits = sum(unit.unit.size_bytes for unit in self.units) <= self.memory_bytes
+        brings = (
+            "there is room for all of them"
+            if fits
+            else f"a forward brings {size_text(self.size_bytes)}, and so does a backward, less what stays"
+        )
+        print(
+            f"ziggurat: offload(): {len(self.units)} units with {size_text(self.size_bytes)} of parameters "
+            f"are in {where}, and are brought within memory={size_text(self.memory_bytes)}: {brings}; "
+            f"gradients are in {grads}",
+            file=sys.stderr,
+        )
 
     def _bring_pinned(self, engine: Engine) -> None:
         """Brings the units that were pinned before there was an engine, as by a gathered() around

@@ -489,7 +489,7 @@ def test_what_cannot_be_offloaded_is_refused_by_name():
 
 
 def test_what_else_is_refused():
-    with pytest.raises(ziggurat.InvalidArgument, match='placement="nvme:/x"\): give "host"'):
+    with pytest.raises(ziggurat.InvalidArgument, match=r'placement="nvme:/x"\): give "host"'):
         offload(gpt(), memory="1GiB", placement="nvme:/x")
     with pytest.raises(ziggurat.InvalidArgument, match='memory="much": give bytes'):
         offload(gpt(), memory="much")

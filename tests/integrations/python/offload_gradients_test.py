@@ -8,6 +8,7 @@ than offload() takes.
 """
 
 import gc
+import re
 import sys
 import weakref
 from collections.abc import Callable
@@ -333,6 +334,24 @@ def test_a_model_that_is_dropped_with_its_gradients_is_freed(made):
     gc.collect()
     assert engine() is None
     assert kept() is None
+
+
+@pytest.mark.parametrize(
+    ("placement", "words"),
+    [
+        ("host", r"are in host memory, .*: a forward brings [\d.]+ KiB, .*; gradients are in memory"),
+        (IN_FILES, r"are in /.*/\d+, .*; gradients are in /.*/\d+$"),
+    ],
+)
+def test_the_opening_says_what_is_where(made, capfd, placement, words):
+    model, optimizer = made(placement)
+    optimizer.open()
+    said = capfd.readouterr().err
+    assert re.search(rf"^ziggurat: offload\(\): 8 units with [\d.]+ KiB of parameters {words}", said, re.M)
+    optimizer.close()
+    ziggurat.torch.offload(model := gpt(), memory="1GiB", placement="host")
+    ziggurat.torch.AdamW(model.parameters()).open()
+    assert "memory=1.0 GiB: there is room for all of them" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("free_bytes", "away"), [(1 << 19, True), (1 << 30, False)])
