@@ -4,6 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
+
+#include "aio/faulty_engine.h"
+#include "aio/probe.h"
 #include "base/error.h"
 #include "tests/core/lent_kinds.h"
 
@@ -54,6 +58,50 @@ TEST_P(LentSums, HaveTheBitsOfPlainArraysInAnyMemory) {
       trainer.forget();
     }
   }
+}
+
+/// Backward has gone on when the write fails.
+TEST(LentSumsOnAFailingDrive, RefuseTheStepUntilTheyAreDiscarded) {
+  const ScratchDirectory directory;
+  const LentKind kind{kSplit, DType::kBFloat16};
+  EngineConfig config = config_of(kind, Where::kNvme, directory);
+  config.placement.grads = Tier::kNvme;
+  const ModelSpec model = lent_model(kCounts, kind.dtype);
+  LentTrainer trainer(model, config.optimizer.state, kind.rounding);
+  config.param_steps = [&](std::span<const std::byte>) { return trainer.steps(); };
+  const auto runtime = runtime_of(2);
+  FaultyEngine* drive = nullptr;
+  runtime->io_engine = [&](Reactor& reactor, const std::string& path) {
+    auto faulty = std::make_unique<FaultyEngine>(reactor, choose_io_engine(reactor, path));
+    drive = faulty.get();
+    return faulty;
+  };
+  const auto engine = LentEngine::open(model, config, *runtime, trainer.lent());
+  const auto fail_writes = [&](bool fail) {
+    runtime->reactor.block_on([](FaultyEngine* its, bool fails) -> Task<> {
+      its->set_gate(
+          [fails](FaultPoint point) { return fails && point == FaultPoint::kWrite ? EIO : 0; });
+      co_return;
+    }(drive, fail));
+  };
+  trainer.step(*engine, {.summed = {2, 4}});
+  engine->make_durable();
+  fail_writes(true);
+  for (int i = 0; i < 2; ++i) {
+    try {
+      trainer.step(*engine, {.summed = {2, 4}});
+      ADD_FAILURE() << "the step was made";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("EIO"));
+    }
+    EXPECT_EQ(engine->generation(), 1U);
+    if (i == 0) fail_writes(false);
+  }
+  engine->discard_sum(2);
+  engine->discard_sum(4);
+  trainer.step(*engine, {.summed = {2, 4}});
+  engine->make_durable();
+  EXPECT_TRUE(trainer.same());
 }
 
 TEST(LentSumsCalls, SayWhatIsWrong) {
