@@ -46,13 +46,13 @@ class EngineSums:
             self.engine.discard_gradient(index)
         self._owners[index] = weakref.ref(content)
 
-    def discard_others(self, used: dict[int, EngineContent]) -> None:
-        """Discards what the step does not use. What somebody has kept gets its values into memory."""
+    def let_others_go(self, used: dict[int, EngineContent]) -> None:
+        """Called before the engine discards what the step does not use. What somebody has kept of it
+        gets its values into memory."""
         for index, kept in self.live():
             if used.get(index) is not kept:
                 kept.bring_home()
         for index in set(self._owners).difference(used):
-            self.engine.discard_gradient(index)
             del self._owners[index]
 
     def used(self) -> None:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from ziggurat._dtypes import DTYPES
 from ziggurat._device import Staged, check_device, check_layout, places_of, scales_to_host
+from ziggurat._dtypes import DTYPES
 from ziggurat._engine_content import EngineContent, EngineSums, content_of
 from ziggurat._gradient import GradientHooks, in_place
 from ziggurat._gradient_content import count_writes
@@ -335,7 +335,7 @@ class Opened:
             place.finish_reading()
         self._give_masters()
         if self.sums is not None:
-            self.sums.discard_others(summed)
+            self.sums.let_others_go(summed)
         if summed:
             for index in set(range(len(self.parts))).difference(lent, summed):
                 self.engine.discard_gradient(index)
