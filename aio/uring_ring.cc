@@ -345,6 +345,7 @@ void UringEngine::Ring::reap() {
     std::int32_t result;
   };
   std::array<Result, kReapBatch> results;
+  std::size_t empty_looks = 0;  // since the eventfd was cleared
   for (;;) {
     // Also runs the work that the kernel has queued for this thread.
     const unsigned count = io_uring_peek_batch_cqe(&ring_, batch.data(), kReapBatch);
@@ -356,21 +357,34 @@ void UringEngine::Ring::reap() {
       if (results[i].op == nullptr) continue;  // one of fail_unsubmitted()'s
       leave(*results[i].op, results[i].result);
     }
-    if (count > 0) continue;
-    // The eventfd is cleared before the last look, so that a completion that comes meanwhile
-    // signals it again. Running the work has signalled it too, so without this each completion
-    // would wake the thread twice.
-    std::uint64_t signals = 0;
-    if (::read(event_.native_handle(), &signals, sizeof(signals)) < 0) {
-      const int error = errno;
-      ZIGGURAT_CHECK(error == EAGAIN || error == EINTR, "eventfd: {}", errno_text(error));
+    if (count > 0) {
+      empty_looks = 0;
+      continue;
     }
-    const unsigned flags = IO_URING_READ_ONCE(*ring_.sq.kflags);
-    if (io_uring_cq_ready(&ring_) == 0 &&
-        (flags & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) == 0)
-      return;
-    if (!on_ring_thread()) return;  // no other thread can run that work: see drain()
+    if (empty_looks > 0 && !may_have_work(empty_looks)) return;
+    if (empty_looks++ == 0) clear_event();
   }
+}
+
+// The eventfd is cleared before the last look, so that a completion that comes meanwhile signals it
+// again. Running the work has signalled it too, so without this each completion would wake the
+// thread twice.
+void UringEngine::Ring::clear_event() {
+  std::uint64_t signals = 0;
+  if (::read(event_.native_handle(), &signals, sizeof(signals)) >= 0) return;
+  const int error = errno;
+  ZIGGURAT_CHECK(error == EAGAIN || error == EINTR, "eventfd: {}", errno_text(error));
+}
+
+// The kernel's flag alone does not tell. It queues work, then raises the flag, and takes it back
+// when it next runs work: a look between the two leaves the flag up over an empty queue, for as
+// long as nothing else completes. A look runs one piece of the queue at least, and an operation has
+// one at most.
+bool UringEngine::Ring::may_have_work(std::size_t empty_looks) const {
+  const unsigned flags = IO_URING_READ_ONCE(*ring_.sq.kflags);
+  return (flags & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0 &&
+         empty_looks <= entered_.size() &&
+         on_ring_thread();  // no other thread can run that work: see drain()
 }
 
 void UringEngine::Ring::leave(IoOp& op, std::int32_t result) {

@@ -56,6 +56,8 @@ class UringEngine::Ring : public std::enable_shared_from_this<UringEngine::Ring>
   int registered_buffer(const IoOp& op) const noexcept;
   bool register_chunk(std::span<std::byte> chunk);
   void reap();
+  void clear_event();
+  bool may_have_work(std::size_t empty_looks) const;
   void abandon();
   void end_ring();
   void leave(IoOp& op, std::int32_t result);
