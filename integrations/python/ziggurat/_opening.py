@@ -181,6 +181,7 @@ class Opening(AmongRanks, StateDicts):
         streaming = found[0][1]
         streaming.begin_opening(self, [name for name, _ in found])
         streaming.require_memory(self._settings["state_format"])
+        streaming.leave_in_files(param for _, param, _ in new)
         other = [name for name, kept in found if kept is not streaming]
         if other:
             raise Unimplemented(

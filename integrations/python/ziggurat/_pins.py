@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ziggurat import _storage
+from ziggurat._frozen_files import FrozenFiles
 from ziggurat._native import InvalidArgument, Places, ResourceExhausted, ZigguratError
 from ziggurat._released import Released
 from ziggurat._units import Unit
@@ -117,7 +118,8 @@ class PinnedUnit:
     def __init__(self, unit: Unit, streaming: Streaming) -> None:
         self.streaming = streaming
         self.unit, self.name, self.index = unit, unit.name, unit.index
-        self.held = [Held(name, param, self) for name, param in unit.params]
+        self.all_held = [Held(name, param, self) for name, param in unit.params]
+        self.held = self.all_held  #: without those that stay in files
         self.places = Places([])  #: of `held`, in the engine
         self.pins = 0
         # How many forwards of the unit are under way, and how many of them with gradients. What
@@ -132,6 +134,7 @@ class Pins:
     def __init__(self, units: list[PinnedUnit], memory_bytes: int) -> None:
         self.units = units
         self.memory_bytes = memory_bytes
+        self.files = FrozenFiles()
         self._opened: Opened | None = None
         self._lost = False  # whether the engine was closed, and nothing here has the values
         self._until_step: list[PinnedUnit] = []
@@ -194,13 +197,17 @@ class Pins:
                 f"unit '{unit.name}' is needed in a forked process, which has no engine: use an "
                 "offloaded model only in the process that called offload()"
             )
-        self._acquire(unit, opened.engine)
+        if unit.held:
+            self._acquire(unit, opened.engine)
         try:
             if opened.pending:
                 opened.wait_for(held.index for held in unit.held)
-            opened.engine.find(unit.places)
+            if unit.held:
+                opened.engine.find(unit.places)
             for held, address in zip(unit.held, unit.places.addresses, strict=True):
                 held.put_in(address)
+            if unit.index in self.files:
+                self.files.bring(unit.index)
         except BaseException:
             self._take_out(unit, opened.engine)
             raise
@@ -231,7 +238,10 @@ class Pins:
                 if held.was_written():
                     opened.kept_was_written(held.index)
                 held.take_out()
-            opened.engine.release(unit.index)
+            if unit.held:
+                opened.engine.release(unit.index)
+            if unit.index in self.files:
+                self.files.let_go(unit.index)
         except BaseException:
             with contextlib.suppress(InvalidArgument):  # a signal's may come behind the release
                 self._take_out(unit, opened.engine)
@@ -247,4 +257,5 @@ class Pins:
         for held in unit.held:
             if held.is_in():
                 held.take_out()
-        engine.release(unit.index)
+        if unit.held:
+            engine.release(unit.index)

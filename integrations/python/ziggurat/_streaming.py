@@ -23,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ziggurat import _storage
 from ziggurat._dtypes import DTYPES
 from ziggurat._file_memory import empty_in_file, let_pages_go
+from ziggurat._frozen_files import LEAST_BYTES, FileMappings, FileRange
 from ziggurat._memory import free_bytes, return_freed, size_text
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
 from ziggurat._pins import Held, PinnedUnit, Pins
@@ -67,7 +68,8 @@ class Streaming(Pins):
 
     def first_of(self, dtype: torch.dtype) -> str | None:
         """Returns the name of a parameter of that type, if there is one."""
-        return next((held.name for held in self._all() if held.param.dtype == dtype), None)
+        all_held = (held for unit in self.units for held in unit.all_held)
+        return next((held.name for held in all_held if held.param.dtype == dtype), None)
 
     # -- the engine
 
@@ -85,6 +87,27 @@ class Streaming(Pins):
         interrupted while it opened the engine."""
         owner = None if self._owner is None else self._owner()
         return owner is None or self._opened not in owner.engines()
+
+    def leave_in_files(self, trained: Iterable[torch.Tensor]) -> None:
+        """Leaves the large parameters that are not `trained` in the files that their memory is a
+        mapping of, if it is."""
+        known, mappings = set(trained), FileMappings()
+        files: dict[int, list[tuple[str, FileRange]]] = {}
+        for unit in self.units:
+            stay = {}
+            for held in unit.all_held:
+                large = held.size_bytes >= LEAST_BYTES and held.param not in known
+                place = mappings.of(held.param) if large else None
+                if place is not None:
+                    stay[held] = place
+            unit.held = [held for held in unit.all_held if held not in stay]
+            if stay:
+                files[unit.index] = [(held.name, place) for held, place in stay.items()]
+        self.files.set(files, keeps_all=self._fits())
+
+    def _fits(self) -> bool:
+        """Returns whether there is room for all units."""
+        return sum(unit.unit.size_bytes for unit in self.units) <= self.memory_bytes
 
     def begin_opening(self, optimizer: Any, names: Sequence[str]) -> None:
         """Tells that `optimizer` is going to open an engine for the parameters `names`. Closes the
@@ -111,7 +134,7 @@ class Streaming(Pins):
     def require_memory(self, state_format: str) -> None:
         """Errors: InvalidArgument if the memory for units is too little now that the format of the
         state is known, and the model is what it is going to be."""
-        check_params({held.param: held.name for held in self._all()})
+        check_params({held.param: held.name for unit in self.units for held in unit.all_held})
         self._division.require(self.memory_bytes, own_blocks=state_format == "8bit")
 
     @property
@@ -173,15 +196,17 @@ class Streaming(Pins):
     def _say_what_is_where(self, opened: Opened) -> None:
         where = "host memory" if self.placement == "host" else opened.store
         grads = "memory" if opened.sums is None else opened.store
-        fits = sum(unit.unit.size_bytes for unit in self.units) <= self.memory_bytes
+        in_files = self.files.size_bytes
+        stay = f" ({size_text(in_files)} that are frozen stay in their own files)" if in_files else ""
+        brought = size_text(self.size_bytes + in_files)
         brings = (
             "there is room for all of them"
-            if fits
-            else f"a forward brings {size_text(self.size_bytes)}, and so does a backward, less what stays"
+            if self._fits()
+            else f"a forward brings {brought}, and so does a backward, less what stays"
         )
         print(
-            f"ziggurat: offload(): {len(self.units)} units with {size_text(self.size_bytes)} of parameters "
-            f"are in {where}, and are brought within memory={size_text(self.memory_bytes)}: {brings}; "
+            f"ziggurat: offload(): {len(self.units)} units with {brought} of parameters are in {where}"
+            f"{stay}, and are brought within memory={size_text(self.memory_bytes)}: {brings}; "
             f"gradients are in {grads}",
             file=sys.stderr,
         )

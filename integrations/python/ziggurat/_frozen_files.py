@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leaves frozen parameters in the files that their memory is a mapping of.
+
+So the base of a LoRA model is read where its safetensors lie, through the page cache: nothing copies
+it, and nothing writes it. The pages of a unit are mapped while it is pinned, those of the next one
+are read meanwhile, and what nobody needs leaves this process's memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ziggurat._memory import size_text
+
+LEAST_BYTES = 1 << 16  #: what is smaller is no use on its own
+_PAGE = mmap.PAGESIZE
+_POPULATE_READ = 22  # MADV_POPULATE_READ, which Python does not name; older kernels refuse it
+_IN_MEMORY = ("/dev/", "/memfd:", "/SYSV")  # what looks like a file and is on no drive
+
+
+class _Mapping(NamedTuple):
+    begin: int
+    end: int
+    file: str  #: with device and inode
+    private: bool
+
+
+class FileMappings:
+    """The mappings of files that this process has now."""
+
+    def __init__(self) -> None:
+        self._all: list[_Mapping] = []
+        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+            range_, kind, _, device, inode, *name = line.split(maxsplit=5)
+            if inode == "0" or not name or name[0].startswith(_IN_MEMORY) or kind[0] != "r":
+                continue
+            begin, end = (int(text, 16) for text in range_.split("-"))
+            file, private = f"{device} {inode}", kind[3] == "p"
+            before = self._all[-1] if self._all else None
+            if before is not None and before[1:] == (begin, file, private):
+                self._all[-1] = before._replace(end=end)
+            else:
+                self._all.append(_Mapping(begin, end, file, private))
+
+    def of(self, tensor: torch.Tensor) -> FileRange | None:
+        """Returns the tensor's place in a file, or None if its memory is not a mapping of one."""
+        begin = tensor.data_ptr()
+        for mapping in self._all:
+            if mapping.begin <= begin and begin + tensor.nbytes <= mapping.end:
+                return FileRange(tensor, mapping.private)
+        return None
+
+
+class FileRange:
+    """A parameter's memory, which is a mapping of a file."""
+
+    def __init__(self, tensor: torch.Tensor, private: bool) -> None:
+        # It keeps the mapping: the parameter may be given other memory.
+        self._storage = tensor.untyped_storage()
+        self._address, self.size_bytes = tensor.data_ptr(), tensor.nbytes
+        self._private = private
+
+    def is_in_place(self) -> bool:
+        return self._storage.data_ptr() == self._address
+
+    def read(self) -> None:
+        """Reads all of it and maps it. It is no error if that fails: it is read where it is used."""
+        if self.is_in_place():
+            begin = self._address // _PAGE * _PAGE
+            self._advise(begin, self._address + self.size_bytes - begin, mmap.MADV_WILLNEED)
+            self._advise(begin, self._address + self.size_bytes - begin, _POPULATE_READ)
+
+    def let_go(self) -> bool:
+        """Lets its pages leave this process's memory, and returns whether they may: what was written
+        into a private mapping is in no file."""
+        begin = -(-self._address // _PAGE) * _PAGE
+        size = (self._address + self.size_bytes) // _PAGE * _PAGE - begin
+        if not self.is_in_place() or (self._private and _has_own_pages(begin, size)):
+            return False
+        self._advise(begin, size, mmap.MADV_DONTNEED)
+        return True
+
+    @staticmethod
+    def _advise(begin: int, size: int, advice: int) -> None:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), advice)
+
+
+def _has_own_pages(begin: int, size: int) -> bool:
+    """Returns whether a private mapping has pages that are no longer the file's, or nobody knows."""
+    count = size // _PAGE
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+            pagemap.seek(begin // _PAGE * 8)
+            told = bytearray(pagemap.read(count * 8))
+    except OSError:
+        return True
+    if len(told) != count * 8:
+        return True
+    pages = torch.frombuffer(told, dtype=torch.int64)
+    there, swapped, of_file = (pages >> 63) & 1, (pages >> 62) & 1, (pages >> 61) & 1
+    return bool(((there | swapped) & (1 - of_file)).any())
+
+
+class FrozenFiles:
+    """The frozen parameters of a model's units that stay in files, by the unit's index."""
+
+    def __init__(self) -> None:
+        self._units: dict[int, list[tuple[str, FileRange]]] = {}
+        self._keeps_all = False
+        self._reader: ThreadPoolExecutor | None = None
+        self._reading: tuple[int, Future[None]] | None = None
+        # The unit that came after these two: one order in forward, another in backward.
+        self._after: dict[tuple[int, int], int] = {}
+        self._last = (-1, -1)
+        self._told = False
+
+    def __contains__(self, unit: int) -> bool:
+        return unit in self._units
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(one.size_bytes for unit in self._units.values() for _, one in unit)
+
+    def set(self, units: dict[int, list[tuple[str, FileRange]]], keeps_all: bool) -> None:
+        """Begins with `units`: the parameters' names, and where they are. `keeps_all`: there is room
+        for all of them."""
+        self._settle(-1)
+        self._units, self._keeps_all = units, keeps_all
+        self._after.clear()
+
+    def bring(self, unit: int) -> None:
+        """Reads what is not there. The next unit, if it was seen before, is read meanwhile."""
+        self._after[self._last] = unit
+        self._last = (self._last[1], unit)
+        self._settle(unit)
+        _read(self._units[unit])
+        following = self._after.get(self._last)
+        if following is not None and following != unit and not self._keeps_all:
+            if self._reader is None:
+                self._reader = ThreadPoolExecutor(1, "zig-frozen")
+            self._reading = (following, self._reader.submit(_read, self._units[following]))
+
+    def let_go(self, unit: int) -> None:
+        """Lets the unit's pages leave this process's memory, if there is no room for all units."""
+        if self._keeps_all:
+            return
+        for name, one in self._units[unit]:
+            if not one.let_go() and one.is_in_place() and not self._told:
+                self._told = True
+                print(
+                    f"ziggurat: frozen parameter '{name}' was written, so it stays in memory, "
+                    f"beyond what offload() was given ({size_text(one.size_bytes)}), and so does each "
+                    "that is",
+                    file=sys.stderr,
+                )
+
+    def _settle(self, unit: int) -> None:
+        """Waits for what is being read. If it is not `unit`, it goes again."""
+        if self._reading is None:
+            return
+        (read, done), self._reading = self._reading, None
+        done.result()
+        if read != unit:
+            self.let_go(read)
+
+
+def _read(ranges: Iterable[tuple[str, FileRange]]) -> None:
+    for _, one in ranges:
+        one.read()

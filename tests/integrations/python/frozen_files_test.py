@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frozen parameters of an offloaded model that stay in the files that their memory is a mapping of.
+
+Run by pytest; as a script it exits with 77 where PyTorch, safetensors or pytest is missing, or
+PyTorch is older than offload() takes.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+try:
+    import pytest
+    import torch
+    from safetensors.torch import load_file, save_file
+    from small_models import one_thread  # noqa: F401, a fixture
+    from streamed_models import memory_of, pinned
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+import ziggurat.torch
+from ziggurat._streaming import streaming_of
+from ziggurat.torch import gathered, offload, streamed_init
+
+WIDTH, DEPTH = 1024, 8
+BLOCK_BYTES = WIDTH * WIDTH * 4
+
+
+class Block(torch.nn.Module):
+    """A frozen matrix with a small trained one beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = torch.nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
+        self.down, self.up = torch.nn.Linear(WIDTH, 2, bias=False), torch.nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x + self.base(x) + self.up(self.down(x)))
+
+
+def built() -> torch.nn.Sequential:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(*(Block() for _ in range(DEPTH)))
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    file = tmp_path / "base.safetensors"
+    save_file({name: value.clone() for name, value in built().state_dict().items()}, file)
+    return file
+
+
+def loaded(file: Path) -> torch.nn.Sequential:
+    """Returns the model with all values where the file has them."""
+    model = built()
+    model.load_state_dict(load_file(file), assign=True)
+    for block in model:
+        block.base.requires_grad_(False)
+    return model
+
+
+def train(model, folder=None, home="host", steps=2, looked=lambda: None):
+    """Returns the losses, and the optimizer. With a folder the model is offloaded, in the least memory that works."""
+    if folder is not None:
+        offload(model, memory=memory_of(model), placement=home)
+    for block in model:
+        block.register_forward_hook(lambda *_: looked())
+    trained = [param for param in model.parameters() if param.requires_grad]
+    where = "host" if folder is None else f"nvme:{folder}/store"
+    optimizer = ziggurat.torch.AdamW(trained, lr=1e-2, placement=where)
+    losses = []
+    for step in range(steps):
+        loss = model(torch.full((2, WIDTH), 0.1 * (step + 1))).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, optimizer
+
+
+def resident(file: Path) -> int:
+    """Returns how much of the mappings of `file` this process has."""
+    entries = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
+    own = [entry for entry in entries if str(file) in entry.partition("\n")[0]]
+    return sum(int(size) << 10 for entry in own for size in re.findall(r"^Rss: +(\d+)", entry, re.M))
+
+
+def in_files(model) -> int:
+    return streaming_of(model[0].base.weight)[0].files.size_bytes
+
+
+
+@pytest.mark.parametrize("home", ["host", "nvme"])
+def test_the_bits_are_those_without_offload_and_no_frozen_value_is_written(saved, tmp_path, home):
+    plain, _ = train(loaded(saved))
+    model = loaded(saved)
+    before = sum(one.stat().st_blocks for one in tmp_path.rglob("*"))
+    ours, optimizer = train(model, tmp_path, home)
+    assert ours == plain
+    assert in_files(model) == DEPTH * BLOCK_BYTES
+    kept = sum(one.stat().st_blocks for one in tmp_path.rglob("*")) - before
+    assert 0 < kept * 512 < DEPTH * BLOCK_BYTES / 2
+    assert pinned(model) == []
+    optimizer.close()
+    assert torch.equal(model[0].base.weight, built()[0].base.weight)
+
+
+def test_the_process_has_no_more_of_the_file_than_the_units_in_use_and_the_next(saved, tmp_path):
+    model = loaded(saved)
+    seen = []
+    _, optimizer = train(model, tmp_path, looked=lambda: seen.append(resident(saved)))
+    assert len(seen) == 2 * DEPTH
+    # One unit is in use, the next is read, and each matrix leaves its two edges.
+    assert 0 < max(seen) < 2 * BLOCK_BYTES + DEPTH * 2 * 4096 + (256 << 10)
+    optimizer.close()
+
+
+def test_all_stay_if_there_is_room(saved, tmp_path):
+    model = loaded(saved)
+    offload(model, memory="1GiB", placement="host")
+    _, optimizer = train(model)
+    assert resident(saved) >= DEPTH * BLOCK_BYTES
+    optimizer.close()
+
+
+def test_a_use_outside_of_the_model_reads_the_file(saved, tmp_path):
+    model = loaded(saved)
+    _, optimizer = train(model, tmp_path)
+    plain = built()
+    assert torch.equal(model[3].base.weight, plain[3].base.weight)
+    assert torch.equal(model.state_dict()["3.base.weight"], plain[3].base.weight)
+    optimizer.close()
+
+
+def test_a_value_that_is_written_stays_and_that_is_said(saved, tmp_path, capfd):
+    def changed(model):
+        with torch.no_grad(), gathered(model[2].base.weight):
+            model[2].base.weight[5, 7] += 1.0  # one page of many
+
+    plain = loaded(saved)
+    changed(plain)
+    expected, _ = train(plain, steps=3)
+    model = loaded(saved)
+    changed(model)
+    ours, optimizer = train(model, tmp_path, steps=3)
+    assert ours == expected
+    told = [line for line in capfd.readouterr().err.splitlines() if "was written" in line]
+    assert len(told) == 1 and "'2.base.weight'" in told[0]
+    with torch.no_grad(), gathered(model[4].base.weight, write=True):
+        model[4].base.weight.mul_(2)
+    for _ in range(2):
+        model(torch.ones(1, WIDTH))
+    assert torch.equal(model[4].base.weight, 2 * built()[4].base.weight)
+    optimizer.close()
+
+
+def test_a_parameter_that_is_given_other_memory_is_used_there(saved, tmp_path):
+    model = loaded(saved)
+    _, optimizer = train(model, tmp_path)
+    model[1].base.weight.data = torch.zeros(WIDTH, WIDTH)
+    with torch.no_grad():
+        ours = model(torch.ones(1, WIDTH))
+        plain = torch.ones(1, WIDTH)
+        for block in model:
+            with gathered(block.parameters()):
+                plain = block(plain)
+    assert torch.equal(ours, plain)
+    assert torch.count_nonzero(model[1].base.weight) == 0
+    optimizer.close()
+
+
+def test_what_torch_load_has_mapped_stays_too(tmp_path):
+    torch.save(built().state_dict(), tmp_path / "base.pt")
+    model = built()
+    model.load_state_dict(torch.load(tmp_path / "base.pt", mmap=True), assign=True)
+    for block in model:
+        block.base.requires_grad_(False)
+    ours, optimizer = train(model, tmp_path)
+    assert ours == train(built())[0]
+    assert in_files(model) == DEPTH * BLOCK_BYTES
+    optimizer.close()
+
+
+def test_a_model_built_in_files_stays_in_them(tmp_path):
+    plain, _ = train(built())
+    with streamed_init(tmp_path):
+        model = built()
+    ours, optimizer = train(model, tmp_path)
+    assert ours == plain
+    assert in_files(model) == DEPTH * BLOCK_BYTES
+    optimizer.close()
+
+
+def test_what_is_trained_moves_to_the_engine_as_ever(saved, tmp_path):
+    model = loaded(saved)
+    for block in model:
+        block.base.requires_grad_(True)
+    _, optimizer = train(model, tmp_path)
+    assert in_files(model) == 0
+    optimizer.close()
+    # frozen now, and in PyTorch's memory
+    for block in model:
+        block.base.requires_grad_(False)
+    optimizer = ziggurat.torch.AdamW([p for p in model.parameters() if p.requires_grad], placement="host")
+    optimizer.open()
+    assert in_files(model) == 0
+    optimizer.close()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__]))
