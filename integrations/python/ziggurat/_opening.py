@@ -138,7 +138,7 @@ class Opening(AmongRanks, StateDicts):
         if streaming is not None:
             grads = streaming.place_gradients([param for _, param, _ in new], path)
             settings["placement"] += f",params={streaming.placement},grads={grads}"
-            settings["device_memory"] = streaming.memory_bytes
+            settings["device_memory"] = streaming.engine_bytes
         if path is not None:
             added = f"/added-{len(self._opened)}" if self._opened else ""
             settings["store"] = path + added
@@ -168,7 +168,7 @@ class Opening(AmongRanks, StateDicts):
 
     def _part(self, param: torch.Tensor) -> Part:
         found = streaming_of(param)
-        return self._sharing.part(param) if found is None else Kept(param, found[1].unit.index)
+        return self._sharing.part(param) if found is None else Kept(param, found[1].unit.number)
 
     def _streaming(
         self, new: list[tuple[str, torch.Tensor, int]], path: str | None
@@ -180,8 +180,7 @@ class Opening(AmongRanks, StateDicts):
             return None
         streaming = found[0][1]
         streaming.begin_opening(self, [name for name, _ in found])
-        streaming.require_memory(self._settings["state_format"])
-        streaming.leave_in_files(param for _, param, _ in new)
+        streaming.divide_memory(self._settings["state_format"], (param for _, param, _ in new))
         other = [name for name, kept in found if kept is not streaming]
         if other:
             raise Unimplemented(

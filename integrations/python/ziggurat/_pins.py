@@ -119,7 +119,9 @@ class PinnedUnit:
         self.streaming = streaming
         self.unit, self.name, self.index = unit, unit.name, unit.index
         self.all_held = [Held(name, param, self) for name, param in unit.params]
-        self.held = self.all_held  #: without those that stay in files
+        # Once an engine is opened: those that do not stay in files, and the unit's number in the engine,
+        # which has only units that have some.
+        self.held, self.number = self.all_held, self.index
         self.places = Places([])  #: of `held`, in the engine
         self.pins = 0
         # How many forwards of the unit are under way, and how many of them with gradients. What
@@ -214,7 +216,7 @@ class Pins:
 
     def _acquire(self, unit: PinnedUnit, engine: Engine) -> None:
         try:
-            engine.acquire(unit.index)
+            engine.acquire(unit.number)
         except ResourceExhausted as error:
             in_use = ", ".join(f"'{one.name}'" for one in self.units if one.pins)
             raise ResourceExhausted(
@@ -226,7 +228,7 @@ class Pins:
             raise
         except BaseException:  # a signal's, most likely when the unit was acquired
             with contextlib.suppress(InvalidArgument):
-                engine.release(unit.index)
+                engine.release(unit.number)
             raise
 
     def _let_go(self, unit: PinnedUnit, opened: Opened) -> None:
@@ -239,7 +241,7 @@ class Pins:
                     opened.kept_was_written(held.index)
                 held.take_out()
             if unit.held:
-                opened.engine.release(unit.index)
+                opened.engine.release(unit.number)
             if unit.index in self.files:
                 self.files.let_go(unit.index)
         except BaseException:
@@ -258,4 +260,4 @@ class Pins:
             if held.is_in():
                 held.take_out()
         if unit.held:
-            engine.release(unit.index)
+            engine.release(unit.number)

@@ -88,22 +88,31 @@ class Streaming(Pins):
         owner = None if self._owner is None else self._owner()
         return owner is None or self._opened not in owner.engines()
 
-    def leave_in_files(self, trained: Iterable[torch.Tensor]) -> None:
+    def _leave_in_files(self, trained: set[torch.Tensor]) -> None:
         """Leaves the large parameters that are not `trained` in the files that their memory is a
         mapping of, if it is."""
-        known, mappings = set(trained), FileMappings()
+        mappings = FileMappings()
         files: dict[int, list[tuple[str, FileRange]]] = {}
+        number = 0
         for unit in self.units:
             stay = {}
             for held in unit.all_held:
-                large = held.size_bytes >= LEAST_BYTES and held.param not in known
+                large = held.size_bytes >= LEAST_BYTES and held.param not in trained
                 place = mappings.of(held.param) if large else None
                 if place is not None:
                     stay[held] = place
             unit.held = [held for held in unit.all_held if held not in stay]
+            unit.unit.in_files = frozenset(held.param for held in stay)
+            unit.number = number
+            number += bool(unit.held)
             if stay:
                 files[unit.index] = [(held.name, place) for held, place in stay.items()]
         self.files.set(files, keeps_all=self._fits())
+
+    @property
+    def engine_bytes(self) -> int:
+        """What the engine gets of the memory for units."""
+        return self._division.share_of_engine(self.memory_bytes)
 
     def _fits(self) -> bool:
         """Returns whether there is room for all units."""
@@ -131,10 +140,12 @@ class Streaming(Pins):
             )
         self._owner = weakref.ref(optimizer)
 
-    def require_memory(self, state_format: str) -> None:
-        """Errors: InvalidArgument if the memory for units is too little now that the format of the
-        state is known, and the model is what it is going to be."""
+    def divide_memory(self, state_format: str, trained: Iterable[torch.Tensor]) -> None:
+        """Divides the memory for units between the engine and what stays in files, now that the format
+        of the state is known and the model is what it is going to be. Errors: InvalidArgument if it
+        is too little."""
         check_params({held.param: held.name for unit in self.units for held in unit.all_held})
+        self._leave_in_files(set(trained))
         self._division.require(self.memory_bytes, own_blocks=state_format == "8bit")
 
     @property
@@ -168,7 +179,7 @@ class Streaming(Pins):
                 tuple(held.param.shape),
                 DTYPES[held.param.dtype],
                 None,
-                unit=held.unit.index,
+                unit=held.unit.number,
                 frozen=True,
             )
             for held in self._all()

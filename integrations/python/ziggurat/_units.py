@@ -20,6 +20,7 @@ ROOT = "(root)"  #: the unit of all parameters that no other unit has
 TILE = 16 * 1024  # elements; a record holds whole tiles
 _SHARED = 64 * 1024  # elements; the most that parameters under a tile share in a record
 _LINE_BYTES = 4096
+_SPARE_BYTES = 1 << 20
 
 
 class Unit:
@@ -31,16 +32,24 @@ class Unit:
         self.params: list[tuple[str, torch.nn.Parameter]] = []
         #: whether those that are trained have gaps between them, for blocks of 8-bit codes
         self.own_blocks = False
+        #: those that the engine does not have
+        self.in_files: frozenset[torch.nn.Parameter] = frozenset()
 
     @property
     def size_bytes(self) -> int:
-        """Returns the memory that the unit takes while it is acquired."""
-        return sum(self.pieces())
+        """Returns the memory that the unit takes while it is pinned."""
+        return sum(self.pieces()) + self.bytes_in_files
+
+    @property
+    def bytes_in_files(self) -> int:
+        return sum(param.nbytes for param in self.in_files)
 
     def pieces(self) -> list[int]:
-        """Returns the bytes of each piece of memory that the unit takes."""
+        """Returns the bytes of each piece of the engine's memory that the unit takes."""
         kinds: dict[tuple[torch.dtype, bool], list[int]] = {}
         for _, param in self.params:
+            if param in self.in_files:
+                continue
             kind = (param.dtype, param.requires_grad)
             kinds.setdefault(kind, []).append(param.numel())
         return [
@@ -68,7 +77,7 @@ class Entry:
         pieces = {unit: unit.pieces() for unit in self.pinned()}
         count = sum(map(len, pieces.values()))
         # Those around are there first. What is there alone lies in a row.
-        last = [pieces[unit] for unit in self.units if len(pieces) > 1]
+        last = [pieces[unit] for unit in self.units if len(pieces) > 1 and pieces[unit]]
         return max(((count - len(own) + 1) * max(own) for own in last), default=0)
 
 
@@ -100,22 +109,40 @@ class Division:
     def smallest(self) -> tuple[int, str]:
         """Returns the least memory with which every entry runs while the next one is brought, and
         words that say for what."""
-        pinned = [entry.pinned() for entry in self.entries]
-        following = [*pairwise(pinned[1:]), *((one, set()) for one in pinned)]  # after the root's
-        needs = [(_sum(one | other), one, other - one, 0) for one, other in following]
+        needs = [(_sum(one | other), one, other - one, 0) for one, other in self._following()]
         # What is there already may lie anywhere, so that of each hole a part is of no use.
         apart = [(entry.pinned(), entry.between()) for entry in self.entries]
         needs += [(_sum(one) + between, one, set(), between) for one, between in apart]
         most, units, following_units, between = max(needs, key=lambda need: need[0])
+        in_files = self._most_in_files()
         words = [_told(unit) for unit in sorted(units, key=lambda unit: unit.name != ROOT)]
         words += [f"the next, {_told(unit)}" for unit in following_units]
         if between:
             words.append(f"and {between} bytes between what lies apart")
-        return most, ", ".join(words)
+        if in_files:
+            words.append(f"and {in_files} bytes of frozen parameters that stay in their files")
+        return most + in_files, ", ".join(words)
+
+    def share_of_engine(self, memory_bytes: int) -> int:
+        """Returns how much of the memory, which is enough, the engine gets: what it needs for all that
+        it has, as far as what stays in files leaves so much."""
+        if not any(unit.in_files for unit in self.units):
+            return memory_bytes
+        # Pieces differ in their low bits of the address, and the last ends with a page.
+        all_bytes = sum(sum(unit.pieces()) for unit in self.units) + _SPARE_BYTES
+        return min(memory_bytes - self._most_in_files(), all_bytes)
+
+    def _following(self) -> list[tuple[set[Unit], set[Unit]]]:
+        """Returns what is pinned together, and what is brought meanwhile."""
+        pinned = [entry.pinned() for entry in self.entries]
+        return [*pairwise(pinned[1:]), *((one, set()) for one in pinned)]  # after the root's
+
+    def _most_in_files(self) -> int:
+        return max(sum(unit.bytes_in_files for unit in one | other) for one, other in self._following())
 
 
 def _sum(units: Iterable[Unit]) -> int:
-    return sum(unit.size_bytes for unit in units)
+    return sum(sum(unit.pieces()) for unit in units)
 
 
 def divide(model: torch.nn.Module, choice: Choice) -> Division:

@@ -113,6 +113,7 @@ def test_the_process_has_no_more_of_the_file_than_the_units_in_use_and_the_next(
     assert len(seen) == 2 * DEPTH
     # One unit is in use, the next is read, and each matrix leaves its two edges.
     assert 0 < max(seen) < 2 * BLOCK_BYTES + DEPTH * 2 * 4096 + (256 << 10)
+    assert streaming_of(model[0].base.weight)[0].engine_bytes < BLOCK_BYTES / 2
     optimizer.close()
 
 
@@ -167,6 +168,19 @@ def test_a_parameter_that_is_given_other_memory_is_used_there(saved, tmp_path):
                 plain = block(plain)
     assert torch.equal(ours, plain)
     assert torch.count_nonzero(model[1].base.weight) == 0
+    optimizer.close()
+
+
+def test_units_may_have_nothing_but_what_is_in_files(saved, tmp_path):
+    plain, model = loaded(saved), loaded(saved)
+    for one in (plain, model):
+        for block in (one[0], one[3], one[DEPTH - 1]):
+            block.requires_grad_(False)
+            block.up = block.down = torch.nn.Identity()
+            block.forward = lambda x, block=block: torch.tanh(x + block.base(x))
+    expected, _ = train(plain)
+    ours, optimizer = train(model, tmp_path)
+    assert ours == expected
     optimizer.close()
 
 
