@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from ziggurat import _storage
+from ziggurat._casts import casting_again
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._pins import PinnedUnit
 from ziggurat._streaming import Streaming
@@ -88,13 +89,17 @@ class _Around:
         pinned: list[PinnedUnit] = []
         counted = 0
         try:
-            use = self._enter((args, kwargs), pinned)
+            use = self._enter(module, (args, kwargs), pinned)
             trains = use is not None
             for unit in self._units:
                 unit.forwards += 1
                 unit.trained_forwards += trains
                 counted += 1
-            result = call(module, *args, **kwargs)
+            if trains and torch.is_autocast_enabled("cpu"):
+                with casting_again(self._trained()):
+                    result = call(module, *args, **kwargs)
+            else:
+                result = call(module, *args, **kwargs)
             if use is not None:
                 self._watch(use, result)
         except RuntimeError as error:
@@ -115,11 +120,11 @@ class _Around:
         return all(unit.forwards for unit in self._units)
 
     @torch._disable_dynamo  # type: ignore[misc]
-    def _enter(self, given: Any, pinned: list[PinnedUnit]) -> _Use | None:
+    def _enter(self, module: Any, given: Any, pinned: list[PinnedUnit]) -> _Use | None:
         use = None
         if torch.is_grad_enabled():
-            if self._opens and torch.is_autocast_enabled("cpu"):
-                self._warn_of_casts()
+            if torch.is_autocast_enabled("cpu"):
+                self._warn_of_casts(module)
             use = _Use(self.streaming, self._units)
             made = [tensor.grad_fn for tensor in _tensors(given) if tensor.grad_fn is not None]
             if made:
@@ -128,13 +133,23 @@ class _Around:
         self.streaming.pin(self._units, pinned)
         return use
 
-    def _warn_of_casts(self) -> None:
-        wide = self.streaming.first_of(torch.float32)
-        if wide is not None:
+    def _trained(self) -> set[torch.Tensor]:
+        return {held.param for unit in self._units for held in unit.held if held.param.requires_grad}
+
+    def _warn_of_casts(self, module: torch.nn.Module) -> None:
+        """Warns of casts that casting_again() does not see: in compiled code, and of parameters that
+        have no gradient."""
+        compiled = module._compiled_call_impl is not None
+        all_held = (held for unit in self._units for held in unit.all_held)
+        # Vectors are added and multiplied in fp32.
+        wide = (one for one in all_held if one.param.dtype == torch.float32 and one.param.dim() > 1)
+        kept = next((one for one in wide if compiled or not one.param.requires_grad), None)
+        if kept is not None:
             warnings.warn(
-                f"parameter '{wide}' is fp32, and autocast keeps a 16-bit copy of all such "
-                "parameters until backward, beyond the memory that offload() was given: use "
-                "model.bfloat16(), for which the optimizer keeps fp32 masters",
+                f"parameter '{kept.name}' is fp32 and {'in compiled code' if compiled else 'frozen'}, "
+                "and autocast keeps a 16-bit copy of all such parameters until backward, beyond the "
+                "memory that offload() was given: put them into 16 bits before, with .bfloat16(); of "
+                "trained ones the optimizer keeps fp32 masters",
                 stacklevel=4,
             )
 

@@ -66,11 +66,6 @@ class Streaming(Pins):
     def size_bytes(self) -> int:
         return sum(held.size_bytes for held in self._all())
 
-    def first_of(self, dtype: torch.dtype) -> str | None:
-        """Returns the name of a parameter of that type, if there is one."""
-        all_held = (held for unit in self.units for held in unit.all_held)
-        return next((held.name for held in all_held if held.param.dtype == dtype), None)
-
     # -- the engine
 
     def open(self) -> None:

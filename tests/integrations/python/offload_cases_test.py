@@ -353,27 +353,6 @@ def test_a_parameter_that_gets_other_memory_is_an_error_by_name():
         handle.remove()  # the parameter stays what it was made
 
 
-def test_autocast_keeps_the_bits_and_warns_of_its_copies():
-    def run(offload):
-        model = offload(gpt())
-        is_offloaded = streaming_of(model.norm.weight) is not None
-        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
-
-        def loss_in_16_bits(model, tokens):
-            with warnings.catch_warnings(record=True) as told, torch.autocast("cpu", torch.bfloat16):
-                warnings.simplefilter("always")
-                loss = loss_of(model, tokens)
-            warned = any("autocast keeps a 16-bit copy" in str(one.message) for one in told)
-            assert warned == (is_offloaded and torch.is_grad_enabled())
-            return loss
-
-        losses = train(model, optimizer, range(2), loss_of=loss_in_16_bits)
-        optimizer.close()
-        return losses
-
-    same_with_and_without(run)
-
-
 def test_a_backward_that_memory_has_no_room_for_is_an_error_by_name():
     """With create_graph all units stay until the step."""
 

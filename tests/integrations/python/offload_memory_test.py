@@ -40,6 +40,7 @@ class How(NamedTuple):
     trains_all: bool = False
     from_files: bool = False  # whether the model is built in files
     dtype: torch.dtype = torch.float32
+    autocast: bool = False
 
 
 class Block(torch.nn.Module):
@@ -71,7 +72,7 @@ def forget_the_most() -> None:
 
 def train(depth: int, folder: Path, how: How) -> float:
     """Returns the last loss. The kernel then knows the most memory that training took, and with
-    `from_files` building too."""
+    `from_files` building too; under autocast that of a forward alone."""
     folder.mkdir()
     forget_the_most()
     with streamed_init(folder) if how.from_files else contextlib.nullcontext():
@@ -85,17 +86,28 @@ def train(depth: int, folder: Path, how: How) -> float:
         forget_the_most()
     for _ in range(2):
         for _ in range(2):
-            loss = model(torch.ones(2, WIDTH, dtype=how.dtype)).float().square().mean()
+            loss = loss_of(model, how)
             loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
+    if how.autocast:
+        _memory.return_freed()
+        forget_the_most()
+        loss = loss_of(model, how)  # whose graph is there
     return loss.item()
+
+
+def loss_of(model: torch.nn.Module, how: How) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=how.autocast):
+        return model(torch.ones(2, WIDTH, dtype=how.dtype)).float().square().mean()
 
 
 def train_and_measure(folder: Path, how: How) -> None:
     """Writes the most memory that training took beyond what was there before the model, the last
     loss, and the least memory with which the model can be offloaded."""
+    if how.autocast:
+        _memory._RETURNED_BYTES = 8 * MIB  # or as much may stay as all copies take
     train(1, folder / "small", how)  # loads what PyTorch and the engine load once
     _memory.return_freed()  # or training would take that first
     before = of_process("VmRSS")
@@ -113,19 +125,22 @@ def measured(folder: Path, how: How) -> tuple[int, str, int]:
     return int(peak), loss, int(memory)
 
 
-@pytest.mark.parametrize("trains_all", [False, True])
-def test_the_memory_of_a_model_on_nvme_is_what_offload_was_given(tmp_path, trains_all):
+@pytest.mark.parametrize(
+    ("trains_all", "autocast"), [(False, False), (True, False), (True, True)], ids=["frozen", "trained", "autocast"]
+)
+def test_the_memory_of_a_model_on_nvme_is_what_offload_was_given(tmp_path, trains_all, autocast):
     """Trained and frozen layers; built in memory, and in files."""
     model_bytes = DEPTH * WIDTH * WIDTH * 4
-    plain_bytes, plain_loss, memory_bytes = measured(tmp_path / "plain", How(None, trains_all))
+    plain = How(None, trains_all, autocast=autocast)
+    plain_bytes, plain_loss, memory_bytes = measured(tmp_path / "plain", plain)
     assert model_bytes > 7 * memory_bytes
-    assert plain_bytes > (2 if trains_all else 1) * model_bytes
+    assert plain_bytes > model_bytes * (1.5 if autocast else 2 if trains_all else 1)
     for from_files in (False, True):
-        how = How("params=nvme,grads=nvme", trains_all, from_files)
+        how = plain._replace(placement="params=nvme,grads=nvme", from_files=from_files)
         ours_bytes, ours_loss, _ = measured(tmp_path / f"ours-{from_files}", how)
         assert ours_loss == plain_loss
-        # What backward frees between other memory is given back from time to time.
-        freed_bytes = FREED_BYTES if trains_all else 0
+        # What is freed between other memory is given back from time to time.
+        freed_bytes = 8 * MIB if autocast else FREED_BYTES if trains_all else 0
         assert ours_bytes < memory_bytes + HOST_BYTES + SLACK_BYTES + freed_bytes
 
 

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves no 16-bit copies of parameters that autocast has made for matrix products.
+
+Autocast keeps them for backward: a copy of the whole model, however little of it is there. A unit's
+parameters are there again when its backward runs, so they are cast again then, to the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Container, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ziggurat._memory import count_freed
+
+
+class _Cast(NamedTuple):
+    """A parameter in another type, or a view of that."""
+
+    param: torch.Tensor
+    version: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    def again(self) -> torch.Tensor:
+        if self.param._version != self.version:
+            raise RuntimeError(
+                "a parameter that backward needs was modified by an inplace operation since forward "
+                f"(version {self.param._version} instead of {self.version}): run backward before "
+                "optimizer.step(), or the forward again"
+            )
+        whole = self.param.detach().to(self.dtype)
+        count_freed(whole.nbytes)  # soon, when backward has no use for it any more
+        return whole.as_strided(self.shape, self.strides, self.offset)
+
+
+class _Other(NamedTuple):
+    """What the hooks around have made of another saved tensor."""
+
+    packed: Any
+
+
+@contextlib.contextmanager
+def casting_again(params: Container[torch.Tensor]) -> Iterator[None]:
+    """Lets what the block's graph saves of casts of `params` be made again in backward."""
+    around = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    pack, unpack = around if around is not None else (_as_it_is, _as_it_is)
+
+    def packed(tensor: torch.Tensor) -> Any:
+        cast = _cast_of(tensor, params)
+        if cast is None:
+            return _Other(pack(tensor))
+        count_freed(tensor.nbytes)  # soon, when autocast has no use for it any more
+        return cast
+
+    def unpacked(saved: Any) -> torch.Tensor:
+        its: torch.Tensor = saved.again() if isinstance(saved, _Cast) else unpack(saved.packed)
+        return its
+
+    with torch.autograd.graph.saved_tensors_hooks(packed, unpacked):
+        yield
+    torch.clear_autocast_cache()  # which has them too
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _cast_of(tensor: torch.Tensor, params: Container[torch.Tensor]) -> _Cast | None:
+    """Returns how to make the tensor again, if it is a cast of one of `params`."""
+    base: Any = tensor._base if tensor._is_view() else tensor
+    if base.grad_fn is None or base.grad_fn.name() != "ToCopyBackward0":
+        return None
+    param = getattr(base.grad_fn.next_functions[0][0], "variable", None)
+    if param is None or param not in params or not base.is_contiguous():
+        return None
+    return _Cast(
+        param,
+        param._version,
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.storage_offset(),
+    )
