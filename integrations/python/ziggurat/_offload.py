@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""offload() and gathered(): what a script calls for a model that does not fit its memory."""
+"""offload(): what a script calls for a model that does not fit its memory."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -22,7 +20,7 @@ from ziggurat._sharing import several_ranks
 from ziggurat._streaming import Streaming, streaming_of
 from ziggurat._units import Choice, Division, divide
 
-__all__ = ["gathered", "offload"]
+__all__ = ["offload"]
 
 
 def offload(
@@ -76,27 +74,6 @@ def offload(
         of_root = [pinned[unit.index] for unit in division.entries[0].units]
         enter_at_call(module, streaming, of_root, opens=True)
     return model
-
-
-@contextlib.contextmanager
-def gathered(params: torch.Tensor | Iterable[torch.Tensor], *, write: bool = False) -> Iterator[None]:
-    """Brings the units of offloaded parameters for the block, in which they are as ever. Others
-    may be among them. What the block writes stays, also without `write` if PyTorch counts it, as it
-    does not for ``p.data.mul_(2)``; the next step makes masters of it, as of any parameter that was
-    written. What NumPy or another library keeps of their memory must not be used after the block,
-    and so must no graph that was made in it."""
-    given = [params] if isinstance(params, torch.Tensor) else list(params)
-    units: dict[PinnedUnit, Streaming] = {}
-    for found in map(streaming_of, given):
-        if found is not None:
-            units[found[1].unit] = found[0]
-    with contextlib.ExitStack() as pins:
-        for unit, streaming in units.items():
-            streaming.pin([unit])
-            pins.callback(streaming.unpin, [unit])
-        yield
-        if write:
-            torch.autograd.graph.increment_version(given)
 
 
 def _check_model(model: torch.nn.Module) -> None:

@@ -56,6 +56,7 @@ theirs. :func:`save_checkpoint` writes a checkpoint, in the background if you li
 :func:`offload` lets the engine keep a model's parameters too, and brings them unit by unit while they
 are used; :func:`gathered` brings them for other uses, and in :func:`streamed_init` a model is built
 that memory has no room for. That is a first version: one rank, on the CPU.
+:func:`chunked_cross_entropy` is the loss of a large vocabulary without its logits.
 
 On the CPU gradients are read and parameters written where PyTorch has them: nothing is copied. On
 an accelerator both have pinned copies in host memory, which PyTorch's streams fill and empty
@@ -74,10 +75,12 @@ from typing import Any
 from ziggurat._background_save import BackgroundSave
 from ziggurat._checkpoint import save_checkpoint
 from ziggurat._checkpoint_load import LoadedCheckpoint, load_checkpoint
+from ziggurat._chunked_loss import chunked_cross_entropy
 from ziggurat._file_memory import streamed_init
 from ziggurat._foreign import ForeignCheckpoint, load_foreign_checkpoint
+from ziggurat._gathered import gathered
 from ziggurat._native import GroupStep, InvalidArgument
-from ziggurat._offload import gathered, offload
+from ziggurat._offload import offload
 from ziggurat._optimizer import EngineOptimizer, from_zero, need
 from ziggurat._resume import Resume
 
@@ -91,6 +94,7 @@ __all__ = [
     "Lion",
     "LoadedCheckpoint",
     "Resume",
+    "chunked_cross_entropy",
     "gathered",
     "load_checkpoint",
     "load_foreign_checkpoint",
