@@ -10,6 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat import _storage
+from ziggurat._causal_loss import compute_in_chunks, find_head
 from ziggurat._memory import size_of
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._opened import is_lent
@@ -29,6 +30,7 @@ def offload(
     memory: int | str,
     placement: str = "host",
     units: Choice = "auto",
+    chunked_loss: bool | None = None,
 ) -> torch.nn.Module:
     """Lets the engine of the optimizer that trains `model` keep its parameters too.
 
@@ -46,6 +48,12 @@ def offload(
         ``"auto"``: the repeated blocks, embeddings and large linear layers outside them; what
         remains is there as long as the model runs. Or a list of names of modules, or a function of
         a module's name and the module that tells whether it is a unit.
+    ``chunked_loss``
+        Whether a causal language model of transformers computes its loss by
+        :func:`chunked_cross_entropy` where it gets labels and gradients are enabled. The output's
+        ``logits`` are then an object whose uses raise an error. None: if its forward is seen to
+        need them for nothing else, and the vocabulary has 16384 words or more, which a line says.
+        True: or Unimplemented is raised. False: logits are built, as without offload().
 
     Errors: InvalidArgument for too little memory, which says how much works; Unimplemented, which
     names the parameter or module that cannot be offloaded.
@@ -65,7 +73,10 @@ def offload(
     division = divide(model, units)
     _check_params(division)
     division.require(memory_bytes)
+    found = find_head(model, chunked_loss)
     streaming = Streaming(division, homes, int(memory_bytes))
+    if found is not None:
+        compute_in_chunks(*found)
     pinned: dict[int, PinnedUnit] = {unit.index: unit for unit in streaming.units}
     for entry in division.entries:
         own = [pinned[unit.index] for unit in entry.units]
