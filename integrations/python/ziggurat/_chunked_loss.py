@@ -42,7 +42,8 @@ def chunked_cross_entropy(
     without building the logits.
 
     ``hidden``
-        (..., width), in the type of `weight`; under autocast both are taken in autocast's type.
+        (..., width), in the type of `weight`. Under autocast both are taken in autocast's type, in
+        which the weight is copied.
     ``weight``, ``bias``
         (vocabulary, width) and (vocabulary,), as ``torch.nn.Linear`` has them. Those of a model
         that :func:`offload` was called for are brought.

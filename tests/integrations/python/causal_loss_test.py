@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ziggurat.torch.offload(chunked_loss=True) of transformers' causal language models: the losses of whole logits, the bits
-that they have without offload(), and refusals.
+"""ziggurat.torch.offload(chunked_loss=True) of transformers' causal language models: the losses of whole logits, the
+bits that they have without offload(), and refusals.
 
 Run by pytest; as a script it exits with 77 where PyTorch, transformers or pytest is missing, or PyTorch
 is older than offload() takes.
