@@ -25,6 +25,8 @@ class EngineSums:
         self.engine = engine
         # By the parameter's index. A sum whose content is no more is discarded before it is used.
         self._owners: dict[int, weakref.ref[EngineContent]] = {}
+        # What is summed in memory until hand_over(), while several backwards come to a unit in turn
+        self._waiting: list[EngineContent] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._owners)
@@ -35,6 +37,22 @@ class EngineSums:
             content = ref()
             if content is not None and content.at_engine:
                 yield index, content
+
+    def sum_in_memory(self) -> None:
+        """Lets gradients that come be summed in memory until hand_over(), with the same bits."""
+        self._waiting = []
+
+    def waits(self, content: EngineContent) -> bool:
+        """Returns whether the content is to sum in memory now, and notes it then."""
+        if self._waiting is not None:
+            self._waiting.append(content)
+        return self._waiting is not None
+
+    def hand_over(self, last: bool = False) -> None:
+        """Hands what was summed in memory to the engine. `last`: what comes then goes to it at once."""
+        waiting, self._waiting = self._waiting or [], None if last else []
+        for content in waiting:
+            content.hand_over_sum()
 
     def claim(self, index: int, content: EngineContent) -> None:
         """Makes a parameter's sum, which is empty now, that of `content`. One that somebody has kept
@@ -77,8 +95,9 @@ class EngineContent(Content):
         self._lost = False  # whether the engine was closed with the values
         super().__init__(slot, made)
         self.sums, self.index = sums, index
-        self._own = None
-        self._hand_over(made)
+        if not sums.waits(self):
+            self._own = None
+            self._hand_over(made)
 
     # The base has an attribute here.
     @property  # type: ignore[override]
@@ -109,11 +128,23 @@ class EngineContent(Content):
         if not self.at_engine:
             self.sums.claim(self.index, self)
             values = values.to(self.dtype)
-        values = values.contiguous()
+        self._give(values.contiguous())
+        self._summands += 1
+
+    def hand_over_sum(self) -> None:
+        """Hands over the sum of several backwards that was made in memory."""
+        values = self._own
+        if values is None or self.scale is not None or self.taken:
+            return
+        self.sums.claim(self.index, self)
+        self._give(values.contiguous())
+        self._own = None
+        self._summands = 1 if values.dtype == self.dtype else 2
+
+    def _give(self, values: torch.Tensor) -> None:
         self.sums.engine.add_gradient(
             self.index, DTYPES[values.dtype], values.data_ptr(), values.numel()
         )
-        self._summands += 1
         count_freed(values.nbytes)  # soon, when backward has no use for it any more
 
     def _read(self) -> torch.Tensor:
@@ -155,7 +186,7 @@ class EngineContent(Content):
     def add(self, other: Any, alpha: Any) -> None:
         self.check()
         as_it_is = alpha == 1 and self.scale is None and self._takes(other)
-        if as_it_is and self._own is None:
+        if as_it_is and self._own is None and not self.sums.waits(self):
             self._hand_over(other)
             return
         self.bring_home()

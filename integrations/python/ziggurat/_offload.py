@@ -78,9 +78,11 @@ def offload(
     if found is not None:
         compute_in_chunks(*found)
     pinned: dict[int, PinnedUnit] = {unit.index: unit for unit in streaming.units}
+    names = {module: name for name, module in model.named_modules()}
     for entry in division.entries:
         own = [pinned[unit.index] for unit in entry.units]
-        enter_at_call(entry.module, streaming, own, opens=True)
+        stage = None if entry.module is model else names[entry.module]
+        enter_at_call(entry.module, streaming, own, opens=True, stage=stage)
     for module in division.outer:
         of_root = [pinned[unit.index] for unit in division.entries[0].units]
         enter_at_call(module, streaming, of_root, opens=True)

@@ -28,10 +28,15 @@ from ziggurat._streaming import Streaming
 
 
 def enter_at_call(
-    module: torch.nn.Module, streaming: Streaming, units: Sequence[PinnedUnit], opens: bool
+    module: torch.nn.Module,
+    streaming: Streaming,
+    units: Sequence[PinnedUnit],
+    opens: bool,
+    stage: str | None = None,
 ) -> None:
-    """Makes calls of `module` pin `units`. `opens`: a call that trains may open the engine."""
-    module.__dict__["_offloaded"] = _Around(streaming, list(units), opens)
+    """Makes calls of `module` pin `units`. `opens`: a call that trains may open the engine. `stage`:
+    the module's name, if micro-batches can take turns at it."""
+    module.__dict__["_offloaded"] = _Around(streaming, list(units), opens, stage)
     module.__class__ = _made(type(module))
 
 
@@ -77,8 +82,11 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
 class _Around:
     """Runs a unit's module with its units pinned."""
 
-    def __init__(self, streaming: Streaming, units: list[PinnedUnit], opens: bool) -> None:
+    def __init__(
+        self, streaming: Streaming, units: list[PinnedUnit], opens: bool, stage: str | None
+    ) -> None:
         self.streaming, self._units, self._opens = streaming, units, opens
+        self._stage = stage
 
     def __call__(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._opens and torch.is_grad_enabled():
@@ -122,11 +130,12 @@ class _Around:
     @torch._disable_dynamo  # type: ignore[misc]
     def _enter(self, module: Any, given: Any, pinned: list[PinnedUnit]) -> _Use | None:
         use = None
+        self.streaming.wait_for_turn(self._stage, self._units)
         if torch.is_grad_enabled():
             if torch.is_autocast_enabled("cpu"):
                 self._warn_of_casts(module)
-            use = _Use(self.streaming, self._units)
-            made = [tensor.grad_fn for tensor in _tensors(given) if tensor.grad_fn is not None]
+            use = _Use(self.streaming, self._units, self._stage)
+            made = [tensor.grad_fn for tensor in tensors_in(given) if tensor.grad_fn is not None]
             if made:
                 newest: Any = max(made, key=lambda node: node._sequence_nr())
                 newest.register_prehook(use.end)
@@ -156,7 +165,7 @@ class _Around:
     @torch._disable_dynamo  # type: ignore[misc]
     def _watch(self, use: _Use, result: Any) -> None:
         use.last = _sequence()
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             node: Any = tensor.grad_fn
             # An input that is returned as it is was not made here.
             if node is not None and node._sequence_nr() >= use.first:
@@ -178,8 +187,10 @@ class _Around:
 class _Use:
     """One forward of a module: its backward pins the units from the first use to the last."""
 
-    def __init__(self, streaming: Streaming, units: list[PinnedUnit]) -> None:
-        self._streaming, self._units = streaming, units
+    def __init__(
+        self, streaming: Streaming, units: list[PinnedUnit], stage: str | None
+    ) -> None:
+        self._streaming, self._units, self._stage = streaming, units, stage
         self._in: _Backward | None = None
         # The numbers of the nodes that the forward has made are from `first` to below `last`.
         self.first = _sequence()
@@ -189,6 +200,7 @@ class _Use:
         if self._in is None:
             backward = self._backward()
             backward.end_after(self.last)
+            self._streaming.wait_for_turn(self._stage, self._units)
             self._streaming.pin(self._units)
             self._in = backward
             backward.uses.add(self)
@@ -246,7 +258,7 @@ class _AtEnd:
             self._streaming.let_kept_go()
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Returns the tensors in a module's arguments or result, which may contain itself."""
     found: list[torch.Tensor] = []
     left: list[Any] = [value]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ziggurat._native import Engine
     from ziggurat._opened import Opened
     from ziggurat._streaming import Streaming
+    from ziggurat._turns import Turns
 
 
 class Held:
@@ -141,6 +142,22 @@ class Pins:
         self._lost = False  # whether the engine was closed, and nothing here has the values
         self._until_step: list[PinnedUnit] = []
         self._process = os.getpid()
+        self.turns: Turns | None = None  #: while micro-batches take turns
+
+    def wait_for_turn(self, stage: str | None, units: Sequence[PinnedUnit]) -> None:
+        """Lets other micro-batches come to the `stage` too before this one brings its units. Returns
+        at once where there is no other, and of what is no stage."""
+        if self.turns is not None and stage is not None:
+            self.turns.arrive(stage, units)
+
+    def forwards(self) -> list[tuple[int, int]]:
+        """Returns the units' numbers of forwards that are under way, and of those with gradients."""
+        return [(unit.forwards, unit.trained_forwards) for unit in self.units]
+
+    def set_forwards(self, counts: Sequence[tuple[int, int]]) -> None:
+        """Sets the numbers to those that forwards() has returned."""
+        for unit, (forwards, trained) in zip(self.units, counts, strict=True):
+            unit.forwards, unit.trained_forwards = forwards, trained
 
     def pin(self, units: Sequence[PinnedUnit], done: list[PinnedUnit] | None = None) -> None:
         """Brings the units and keeps them until unpin(). `done` gets each one at once, so that a

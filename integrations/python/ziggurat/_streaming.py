@@ -32,6 +32,7 @@ from ziggurat._released import Released
 from ziggurat._units import Division, check_params
 
 if TYPE_CHECKING:
+    from ziggurat._engine_content import EngineSums
     from ziggurat._native import Engine
     from ziggurat._opened import Opened
 
@@ -65,6 +66,11 @@ class Streaming(Pins):
     @property
     def size_bytes(self) -> int:
         return sum(held.size_bytes for held in self._all())
+
+    @property
+    def sums(self) -> EngineSums | None:
+        """Returns what sums gradients in files, if they are there."""
+        return None if self._opened is None else self._opened.sums
 
     # -- the engine
 

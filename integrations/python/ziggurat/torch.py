@@ -55,8 +55,9 @@ theirs. :func:`save_checkpoint` writes a checkpoint, in the background if you li
 
 :func:`offload` lets the engine keep a model's parameters too, and brings them unit by unit while they
 are used; :func:`gathered` brings them for other uses, and in :func:`streamed_init` a model is built
-that memory has no room for. That is a first version: one rank, on the CPU.
-:func:`chunked_cross_entropy` is the loss of a large vocabulary without its logits.
+that memory has no room for. :func:`micro_batches` brings each unit once for all micro-batches of a
+step. That is a first version: one rank, on the CPU. :func:`chunked_cross_entropy` is the loss of a
+large vocabulary without its logits.
 
 On the CPU gradients are read and parameters written where PyTorch has them: nothing is copied. On
 an accelerator both have pinned copies in host memory, which PyTorch's streams fill and empty
@@ -79,6 +80,7 @@ from ziggurat._chunked_loss import chunked_cross_entropy
 from ziggurat._file_memory import streamed_init
 from ziggurat._foreign import ForeignCheckpoint, load_foreign_checkpoint
 from ziggurat._gathered import gathered
+from ziggurat._micro_batches import micro_batches
 from ziggurat._native import GroupStep, InvalidArgument
 from ziggurat._offload import offload
 from ziggurat._optimizer import EngineOptimizer, from_zero, need
@@ -98,6 +100,7 @@ __all__ = [
     "gathered",
     "load_checkpoint",
     "load_foreign_checkpoint",
+    "micro_batches",
     "offload",
     "save_checkpoint",
     "streamed_init",

@@ -17,6 +17,8 @@ if importlib.util.find_spec("torch") is None:
     print("skipped: no PyTorch here")
     sys.exit(77)
 
+import torch
+
 page = Path(sys.argv[1]).read_text()
 
 
@@ -56,6 +58,14 @@ with tempfile.TemporaryDirectory() as folder:
         ).replace("nvme:state", "nvme:main")
     )
     main = run(folder, "main.py")
+    program = program_of("Micro-batches of an offloaded model")
+    loop = "losses = []\n    for batch in batches:\n        found = loss(model(batch), batch)\n        losses.append(found.detach())\n        found.backward()"
+    (Path(folder) / "batches.py").write_text(program)
+    (Path(folder) / "loop.py").write_text(
+        program.replace("losses = ziggurat.torch.micro_batches(model, batches, loss)", loop)
+    )
+    offloads = hasattr(torch.UntypedStorage, "_swap_data_ptr_")  # PyTorch is older otherwise
+    unit_by_unit, in_a_loop = (run(folder, name) if offloads else [] for name in ("batches.py", "loop.py"))
 print("\n".join(in_memory))
 
 problems = [] if main == ["20"] else [f"the main page's program ends after {main} steps"]
@@ -67,4 +77,6 @@ if in_memory[-1] != "finished steps: 50":
     problems.append(f"the last line is {in_memory[-1]}")
 if len(saved) != 2 or not saved[0].endswith("saved/step-000000010") or resumed != saved[1:]:
     problems.append(f"the run that saves prints {saved}, and the one that goes on {resumed}")
+if unit_by_unit != in_a_loop:
+    problems.append(f"micro_batches() prints {unit_by_unit}, and the loop {in_a_loop}")
 sys.exit("\n".join(problems) or 0)

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets the passes of several micro-batches through one model take turns, unit by unit.
+
+Each micro-batch has a thread, because its forward and its backward stop in the middle of a module's
+call and of PyTorch's engine. One thread runs at a time. It hands on where it comes to a unit's
+module, in forward or in backward, and goes on when all others have come there too: always the
+micro-batch that is the least far, and of those the first. So a unit is brought once for all of them,
+and gradients are added in the order of the micro-batches.
+
+What is one for all threads, but belongs to a pass, is exchanged with each turn: the state of
+PyTorch's generator, and the units' counts of forwards. What PyTorch has for each thread is as it is
+in the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._pins import PinnedUnit
+from ziggurat._streaming import Streaming
+
+
+class Turns:
+    """The passes of `count` micro-batches, of which at least one, through a model."""
+
+    def __init__(self, streaming: Streaming, count: int) -> None:
+        self._streaming, self._sums = streaming, streaming.sums
+        self._lanes = [_Lane(index, draws) for index, draws in enumerate(_draws(count))]
+        self._running = self._lanes[0]
+        self._surroundings = _Surroundings()
+        # The stages in the order in which the first micro-batch came to them, which is the first at
+        # each: the module's name, and whether it was in backward.
+        self._order: list[tuple[str, bool]] = []
+        self._held: list[PinnedUnit] = []  # until all micro-batches have left the stage
+        self._held_for = 0  # its number
+        self._error: BaseException | None = None  # the first, which ends all passes
+        self._begun = False
+        self._ended = threading.Event()
+
+    def run(self, one: Callable[[int], None]) -> None:
+        """Calls `one` with the number of each micro-batch, and returns when all have returned.
+
+        Errors: the first that one of them has raised, or that a signal raises here meanwhile. All
+        others have then ended too."""
+        self._one = one
+        first = self._lanes[0]
+        first.thread = self._thread(first)
+        try:
+            first.turn.release()
+            first.thread.start()
+        except BaseException as error:
+            self._fail(error)
+        # A thread that has not begun does nothing after an error.
+        while not self._ended.is_set() and (self._begun or self._error is None):
+            try:
+                self._ended.wait()
+            except BaseException as error:  # Ctrl-C: all end at the next unit
+                self._fail(error)
+        failed, self._error = self._error, None
+        if failed is not None:
+            raise failed
+
+    # -- in the micro-batches' threads
+
+    def arrive(self, stage: str, units: Sequence[PinnedUnit]) -> None:
+        """Returns when it is the micro-batch's turn at the stage. Its units are then pinned, and stay
+        so until all have left it.
+
+        Errors: InvalidArgument where micro-batches come to stages in different orders, or twice to
+        one."""
+        lane = self._running
+        if lane.thread is not threading.current_thread():
+            raise InvalidArgument(
+                f"module '{stage}' was called in another thread while micro_batches() runs: use an "
+                "offloaded model in one thread at a time"
+            )
+        self._check()
+        backward = torch._C._current_graph_task_id() != -1
+        if (stage, backward) in lane.visited:
+            if backward:  # another output's, or what checkpointing computes again
+                return
+            raise InvalidArgument(
+                f"module '{stage}' was called twice in micro-batch {lane.index}: micro_batches() needs "
+                "a model that calls each unit once in a forward; use the ordinary loop"
+            )
+        self._follow(lane, stage, backward)
+        # The last unit's backward comes at once, so that there are outputs of one micro-batch only.
+        if backward and stage == lane.newest:
+            return
+        if not backward:
+            lane.newest = stage
+        self._hand_on(lane)
+        lane.turn.acquire()
+        self._check()
+        if self._held_for != lane.position:
+            self._leave_stage()
+            self._streaming.pin(units, self._held)
+            self._held_for = lane.position
+
+    def _follow(self, lane: _Lane, stage: str, backward: bool) -> None:
+        lane.visited.add((stage, backward))
+        if lane.index == 0:
+            self._order.append((stage, backward))
+        at = lane.position
+        lane.position += 1
+        if at >= len(self._order) or self._order[at] != (stage, backward):
+            raise self._other_order(lane.index, at, _told(stage, backward))
+
+    def _other_order(self, index: int, at: int, came_to: str) -> InvalidArgument:
+        there = _told(*self._order[at]) if at < len(self._order) else "the end"
+        return InvalidArgument(
+            f"micro-batch {index} came to {came_to} where micro-batch 0 came to {there}: "
+            "micro_batches() needs a model that calls the same units in the same order for all of "
+            "them; use the ordinary loop"
+        )
+
+    def _thread(self, lane: _Lane) -> threading.Thread:
+        run = contextvars.copy_context().run
+        name = f"ziggurat micro-batch {lane.index}"
+        return threading.Thread(target=run, args=(self._pass, lane), name=name, daemon=True)
+
+    def _pass(self, lane: _Lane) -> None:
+        lane.turn.acquire()
+        if lane.index == 0:
+            self._begun = True
+            if self._error is not None:
+                self._ended.set()
+                return
+            self._streaming.turns = self
+            if self._sums is not None:
+                self._sums.sum_in_memory()
+        try:
+            self._check()
+            with self._surroundings.entered():
+                self._one(lane.index)
+            if lane.position < len(self._order):
+                raise self._other_order(lane.index, lane.position, "the end")
+        except _Ended:
+            pass
+        except BaseException as error:
+            self._fail(error)
+        lane.ended = True
+        self._hand_on(lane)
+
+    def _hand_on(self, lane: _Lane) -> None:
+        """Gives the turn to the micro-batch that is the least far."""
+        lane.leave(self._streaming)
+        following = self._following()
+        if following is None:
+            self._end()
+            return
+        following.enter(self._streaming)
+        self._running = following
+        following.turn.release()
+
+    def _following(self) -> _Lane | None:
+        """Returns the micro-batch whose turn it is now, with a thread, or None if all have ended."""
+        while True:
+            # After an error none begins any more.
+            begun = [one for one in self._lanes if self._error is None or one.thread is not None]
+            left = [one for one in begun if not one.ended]
+            if not left:
+                return None
+            following = min(left, key=lambda one: (one.position, one.index))
+            if following.thread is not None:
+                return following
+            thread = self._thread(following)
+            try:
+                thread.start()
+            except BaseException as error:  # there may be too many
+                self._fail(error)
+            else:
+                following.thread = thread
+
+    def _end(self) -> None:
+        """Leaves all as the last micro-batch of an ordinary loop does."""
+        try:
+            self._leave_stage(last=True)
+        except BaseException as error:
+            self._fail(error)
+        drawn = any(one.has_drawn for one in self._lanes)
+        torch.set_rng_state(self._lanes[-1 if drawn else 0].draws)
+        self._streaming.set_forwards([(0, 0)] * len(self._streaming.units))
+        self._streaming.turns = None
+        self._ended.set()
+
+    def _leave_stage(self, last: bool = False) -> None:
+        held, self._held = self._held, []
+        self._streaming.unpin(held)
+        if self._sums is not None:
+            self._sums.hand_over(last)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise _Ended
+
+
+class _Ended(BaseException):
+    """Ends the pass of a micro-batch after an error elsewhere."""
+
+
+class _Lane:
+    """The pass of one micro-batch."""
+
+    def __init__(self, index: int, draws: torch.Tensor) -> None:
+        self.index = index
+        self.thread: threading.Thread | None = None
+        self.turn = threading.Semaphore(0)
+        self.position = 0  #: how many stages it has come to
+        self.visited: set[tuple[str, bool]] = set()
+        self.newest = ""  #: the last stage that it has come to in forward
+        self.ended = False
+        self.draws = self._first_draws = draws  #: the generator's state while another has its turn
+        self.forwards: list[tuple[int, int]] = []  # the same of the units' counts
+
+    @property
+    def has_drawn(self) -> bool:
+        return not torch.equal(self.draws, self._first_draws)
+
+    def leave(self, streaming: Streaming) -> None:
+        self.draws, self.forwards = torch.get_rng_state(), streaming.forwards()
+
+    def enter(self, streaming: Streaming) -> None:
+        torch.set_rng_state(self.draws)
+        streaming.set_forwards(self.forwards or [(0, 0)] * len(streaming.units))
+
+
+class _Surroundings:
+    """What PyTorch keeps for each thread, as it is in this one."""
+
+    def __init__(self) -> None:
+        modes = _get_current_dispatch_mode_stack()
+        if modes:
+            raise Unimplemented(
+                f"micro_batches() was called under a {type(modes[-1]).__name__}, which PyTorch knows "
+                "in the calling thread only: leave it before, or use the ordinary loop"
+            )
+        self._casts: dict[str, Any] = {
+            "dtype": torch.get_autocast_dtype("cpu"),
+            "enabled": torch.is_autocast_enabled("cpu"),
+            "cache_enabled": torch.is_autocast_cache_enabled(),
+        }
+        self._saving = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        self._modes = torch.overrides._get_current_function_mode_stack()
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        torch.get_num_threads()  # sets the number that OpenMP takes in this thread
+        with contextlib.ExitStack() as left:
+            for mode in self._modes:
+                torch.overrides._push_mode(mode)
+                left.callback(torch.overrides._pop_mode)
+            left.enter_context(torch.autocast("cpu", **self._casts))
+            if self._saving is not None:
+                left.enter_context(torch.autograd.graph.saved_tensors_hooks(*self._saving))
+            yield
+
+
+def _draws(count: int) -> list[torch.Tensor]:
+    """Returns the state of the generator with which each micro-batch begins: the first with the
+    caller's, and each other with a seed that is drawn from a copy of that."""
+    first = torch.get_rng_state()
+    seeds = torch.Generator()
+    seeds.set_state(first)
+    drawn = torch.randint(2**62, (count - 1,), generator=seeds).tolist()
+    return [first, *(torch.Generator().manual_seed(seed).get_state() for seed in drawn)]
+
+
+def _told(stage: str, backward: bool) -> str:
+    return f"the {'backward' if backward else 'forward'} of module '{stage}'"

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ziggurat.torch.micro_batches() with models of transformers: the losses, gradients and parameters of the ordinary loop.
+
+Run by pytest; as a script it exits with 77 where PyTorch, transformers or pytest is missing, or PyTorch
+is older than offload() takes.
+"""
+
+import sys
+
+try:
+    import pytest
+    import torch
+    from language_models import batches, gpt2
+    from offload_models_test import MODELS
+    from small_models import one_thread  # noqa: F401, a fixture
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+import ziggurat.torch
+from ziggurat._streaming import streaming_of
+from ziggurat._units import divide
+from ziggurat.torch import micro_batches, offload
+
+IN_FILES = "params=nvme,grads=nvme"
+
+
+def in_a_loop(model, batches, loss=lambda output, batch: output.loss):
+    losses = []
+    for batch in batches:
+        found = loss(model(**batch), batch)
+        losses.append(found.detach())
+        found.backward()
+    return losses
+
+
+def in_a_loop_with_seeds(model, batches):
+    """Draws as micro_batches() says that it does."""
+    before = torch.Generator()
+    before.set_state(torch.get_rng_state())
+    losses = []
+    for seed, batch in zip([0, *torch.randint(2**62, (len(batches) - 1,), generator=before)], batches):
+        if losses:
+            torch.manual_seed(int(seed))
+        losses += in_a_loop(model, [batch])
+    return losses
+
+
+def pinned(model):
+    found = next(streaming_of(param) for param in model.parameters() if streaming_of(param))
+    return [unit.name for unit in found[0].units if unit.pins]
+
+
+def offloaded(model, placement="host"):
+    return offload(model, memory=divide(model, "auto").smallest()[0], placement=placement)
+
+
+def trained(run, model, place, placement):
+    offloaded(model, placement)
+    optimizer = ziggurat.torch.AdamW(
+        [param for param in model.parameters() if param.requires_grad], lr=1e-3, placement=place
+    )
+    torch.manual_seed(5)
+    texts, found = batches(12), []
+    for step in range(3):
+        its = texts[4 * step : 4 * step + 4]
+        shorter = [one[:, : 32 - 4 * index].contiguous() for index, one in enumerate(its)]
+        found += run(model, [{"input_ids": one, "labels": one} for one in shorter])
+        assert pinned(model) == []
+        found += [param.grad.clone() for param in model.parameters() if param.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.close()
+    return [*found, *(param.detach().clone() for param in model.parameters()), torch.rand(2)]
+
+
+def assert_same(tmp_path, make, plain=in_a_loop, placement=IN_FILES):
+    one, other = (
+        trained(run, make(), f"nvme:{tmp_path}/{run.__name__}", placement) for run in (plain, micro_batches)
+    )
+    assert len(one) == len(other)
+    assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_models_have_the_bits_of_the_loop(tmp_path, make):
+    assert_same(tmp_path, make)
+
+
+@pytest.mark.parametrize("checkpointing", [None, True, False])
+def test_dropout_has_the_bits_of_the_loop_with_its_seeds(tmp_path, checkpointing):
+    def make():
+        model = gpt2(n_layer=3, vocab_size=300, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
+        if checkpointing is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
+        return model
+
+    assert_same(tmp_path, make, in_a_loop_with_seeds, "nvme")
+
+
+def test_outputs_of_all_blocks_are_each_micro_batchs_own():
+    def loss(output, batch):
+        return output.loss + sum(one.square().mean() for one in (*output.hidden_states, *output.attentions))
+
+    found = []
+    for run in (in_a_loop, micro_batches):
+        model = offloaded(MODELS["llama"](attn_implementation="eager"))
+        given = [
+            {"input_ids": one, "labels": one, "output_hidden_states": True, "output_attentions": True}
+            for one in batches(3)
+        ]
+        found.append([*run(model, given, loss), *(param.grad for param in model.parameters())])
+    assert all(map(torch.equal, *found))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__]))
