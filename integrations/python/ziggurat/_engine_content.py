@@ -38,10 +38,6 @@ class EngineSums:
             if content is not None and content.at_engine:
                 yield index, content
 
-    def sum_in_memory(self) -> None:
-        """Lets gradients that come be summed in memory until hand_over(), with the same bits."""
-        self._waiting = []
-
     def waits(self, content: EngineContent) -> bool:
         """Returns whether the content is to sum in memory now, and notes it then."""
         if self._waiting is not None:
@@ -49,7 +45,8 @@ class EngineSums:
         return self._waiting is not None
 
     def hand_over(self, last: bool = False) -> None:
-        """Hands what was summed in memory to the engine. `last`: what comes then goes to it at once."""
+        """Hands what was summed in memory to the engine. What comes then is summed in memory until the
+        next call, with the same bits; after the `last` one it goes to the engine at once."""
         waiting, self._waiting = self._waiting or [], None if last else []
         for content in waiting:
             content.hand_over_sum()

@@ -72,7 +72,7 @@ def micro_batches(
         if index == 0:
             kept.check()
         losses[index] = found.detach()
-        found.backward()
+        torch.autograd.backward(found)
 
     Turns(streaming, len(given)).run(one)
     return losses

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from ziggurat._memory import return_freed
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._pins import PinnedUnit
 from ziggurat._streaming import Streaming
@@ -135,8 +136,6 @@ class Turns:
                 self._ended.set()
                 return
             self._streaming.turns = self
-            if self._sums is not None:
-                self._sums.sum_in_memory()
         try:
             self._check()
             with self._surroundings.entered():
@@ -153,6 +152,9 @@ class Turns:
     def _hand_on(self, lane: _Lane) -> None:
         """Gives the turn to the micro-batch that is the least far."""
         lane.leave(self._streaming)
+        if len(self._lanes) > 1:
+            # The C library frees into the thread's own heap, and what those keep would add up.
+            return_freed()
         following = self._following()
         if following is None:
             self._end()
@@ -241,7 +243,7 @@ class _Surroundings:
     """What PyTorch keeps for each thread, as it is in this one."""
 
     def __init__(self) -> None:
-        modes = _get_current_dispatch_mode_stack()
+        modes: Any = _get_current_dispatch_mode_stack()
         if modes:
             raise Unimplemented(
                 f"micro_batches() was called under a {type(modes[-1]).__name__}, which PyTorch knows "
@@ -253,15 +255,16 @@ class _Surroundings:
             "cache_enabled": torch.is_autocast_cache_enabled(),
         }
         self._saving = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        self._modes = torch.overrides._get_current_function_mode_stack()
+        self._overrides: Any = torch.overrides
+        self._modes = self._overrides._get_current_function_mode_stack()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         torch.get_num_threads()  # sets the number that OpenMP takes in this thread
         with contextlib.ExitStack() as left:
             for mode in self._modes:
-                torch.overrides._push_mode(mode)
-                left.callback(torch.overrides._pop_mode)
+                self._overrides._push_mode(mode)
+                left.callback(self._overrides._pop_mode)
             left.enter_context(torch.autocast("cpu", **self._casts))
             if self._saving is not None:
                 left.enter_context(torch.autograd.graph.saved_tensors_hooks(*self._saving))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ziggurat.torch.micro_batches() with models of transformers: the losses, gradients and parameters of the ordinary loop.
+"""ziggurat.torch.micro_batches() with models of transformers: the bits of the ordinary loop.
 
 Run by pytest; as a script it exits with 77 where PyTorch, transformers or pytest is missing, or PyTorch
 is older than offload() takes.
