@@ -50,8 +50,8 @@ def micro_batches(
     on where the last one leaves it. If nothing is drawn, it stays as it is. Draws from NumPy's and
     Python's generators, and from a generator that the model has, come in the order of units.
 
-    Each micro-batch runs in a thread of its own, one at a time, under the caller's autocast and hooks
-    for saved tensors.
+    Each micro-batch runs in a thread of its own, one at a time, under the caller's autocast, hooks for
+    saved tensors and function modes. Gradients in files are summed in memory while their unit is there.
 
     Errors: InvalidArgument for a model that is not offloaded, that calls a unit twice, or units in
     another order for another micro-batch, or that keeps tensors in attributes; Unimplemented for what

@@ -39,7 +39,7 @@ def in_a_loop_with_seeds(model, batches):
     before = torch.Generator()
     before.set_state(torch.get_rng_state())
     losses = []
-    for seed, batch in zip([0, *torch.randint(2**62, (len(batches) - 1,), generator=before)], batches):
+    for seed, batch in zip([0, *torch.randint(2**62, (len(batches) - 1,), generator=before)], batches, strict=True):
         if losses:
             torch.manual_seed(int(seed))
         losses += in_a_loop(model, [batch])
