@@ -8,7 +8,7 @@ import ctypes
 import math
 import re
 
-from ziggurat._abi import call
+from ziggurat._abi import InvalidArgument, call
 
 
 def free_bytes() -> int:
@@ -57,3 +57,11 @@ def size_of(size: int | str) -> float:
         return math.nan
     number, prefix, unit = found.groups()
     return float(number) * (1000 if unit == "b" else 1024) ** " kmgt".index(prefix or " ")
+
+
+def bytes_of(name: str, size: int | str) -> int:
+    """Returns the bytes of the size that argument `name` has. Errors: InvalidArgument if it is none."""
+    found = size_of(size)
+    if math.isnan(found):
+        raise InvalidArgument(f'{name}="{size}": give bytes, or a text like "4GiB"')
+    return int(found)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 
 import torch
@@ -11,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat import _storage
 from ziggurat._causal_loss import compute_in_chunks, find_head
-from ziggurat._memory import size_of
+from ziggurat._memory import bytes_of
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._opened import is_lent
 from ziggurat._passes import enter_at_call
@@ -65,16 +64,14 @@ def offload(
             "away: one that Python does not see would end the process instead of raising an error",
             stacklevel=2,
         )
-    _check_model(model)
+    check_model(model)
     homes = Homes.of(placement)
-    memory_bytes = size_of(memory)
-    if math.isnan(memory_bytes):
-        raise InvalidArgument(f'memory="{memory}": give bytes, or a text like "4GiB"')
+    memory_bytes = bytes_of("memory", memory)
     division = divide(model, units)
     _check_params(division)
     division.require(memory_bytes)
     found = find_head(model, chunked_loss)
-    streaming = Streaming(division, homes, int(memory_bytes))
+    streaming = Streaming(division, homes, memory_bytes)
     if found is not None:
         compute_in_chunks(*found)
     pinned: dict[int, PinnedUnit] = {unit.index: unit for unit in streaming.units}
@@ -89,7 +86,8 @@ def offload(
     return model
 
 
-def _check_model(model: torch.nn.Module) -> None:
+def check_model(model: torch.nn.Module) -> None:
+    """Errors: Unimplemented for a model that cannot be offloaded, by the module's name."""
     if several_ranks():
         raise Unimplemented(
             "offload() does not know several ranks yet: train with one process, or shard the model "

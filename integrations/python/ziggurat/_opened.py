@@ -28,10 +28,10 @@ from ziggurat._native import (
     Unimplemented,
     ZigguratError,
 )
+from ziggurat._packing import TILE
 from ziggurat._parts import Nothing, Part
 from ziggurat._rounding import as_fp32, draws_params, rounds_to
 from ziggurat._streaming import Streaming
-from ziggurat._units import TILE
 from ziggurat._words import in_arguments
 
 

@@ -27,7 +27,15 @@ from ziggurat._native import (
 )
 from ziggurat._opened import Opened
 from ziggurat._parts import Nothing, Part
-from ziggurat._placement import added_stores, chosen, fits_host, has_store, ranks_in, say
+from ziggurat._placement import (
+    added_stores,
+    chosen,
+    fits_host,
+    has_store,
+    ranks_in,
+    room_beside_nvme,
+    say,
+)
 from ziggurat._rounding import draws_noise, require_runs
 from ziggurat._sharing import several_ranks
 from ziggurat._state import StateDicts
@@ -145,10 +153,9 @@ class Opening(AmongRanks, StateDicts):
             if resume == "never" and not self._opened:
                 self._require_none_added(path)
             if "host_memory" not in settings:
-                room = self._choice((param for _, param, _ in new), path).beside_nvme_bytes
-                if room and streaming is not None and streaming.placement == "host":
-                    room += streaming.size_bytes
-                if room:  # else the least that works well, which the engine finds
+                choice = self._choice((param for _, param, _ in new), path)
+                room = room_beside_nvme(choice, 0 if streaming is None else streaming.host_bytes)
+                if room is not None:
                     settings["host_memory"] = room
             if resume in _GOES_ON:
                 new = self._as_stored(settings["store"], new, resume)
@@ -317,6 +324,10 @@ class Opening(AmongRanks, StateDicts):
             Param(str(i), tuple(part.shape), DTYPES.get(part.dtype, "fp32"), part.data_ptr())
             for i, part in enumerate(here)
         ]
+
+    def planned_with(self) -> tuple[dict[str, Any], str | None]:
+        """Returns the settings of the state, and its directory, or None if it is in host memory."""
+        return self._settings, None if self._tier == "host" else self._path
 
     def need_store(self, who: str) -> None:
         """Requires a store for a caller that has no use without one. "auto" then means its

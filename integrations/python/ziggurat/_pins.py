@@ -120,9 +120,8 @@ class PinnedUnit:
         self.streaming = streaming
         self.unit, self.name, self.index = unit, unit.name, unit.index
         self.all_held = [Held(name, param, self) for name, param in unit.params]
-        # Once an engine is opened: those that do not stay in files, and the unit's number in the engine,
-        # which has only units that have some.
-        self.held, self.number = self.all_held, self.index
+        self.held = self.all_held  #: once an engine is opened: those that do not stay in files
+        self.number = self.index  #: in the engine
         self.places = Places([])  #: of `held`, in the engine
         self.pins = 0
         # How many forwards of the unit are under way, and how many of them with gradients. What

@@ -5,7 +5,7 @@ for "auto"."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,13 +49,35 @@ class Homes(NamedTuple):
 
 
 def chosen(
-    params: Sequence[Param], settings: Mapping[str, Any], path: str | None
+    params: Sequence[Param],
+    settings: Mapping[str, Any],
+    path: str | None,
+    free: int | None = None,
 ) -> PlacementChoice:
     """Returns what the engine would choose for the state of `params`, with a drive if there is a
-    `path`. Errors: InvalidArgument or ResourceExhausted if the state does not fit and there is no
-    directory."""
+    `path`, while `free` bytes of memory are free; None: those that are now. Errors: InvalidArgument or
+    ResourceExhausted if the state does not fit and there is no directory."""
     store = {} if path is None else {"store": path}
-    return choose_placement(params, {**settings, **store}, free_bytes(), words=in_arguments)
+    free = free_bytes() if free is None else free
+    return choose_placement(params, {**settings, **store}, free, words=in_arguments)
+
+
+def room_beside_nvme(choice: PlacementChoice, streamed_bytes: int) -> int | None:
+    """Returns the host_memory of a state on NVMe if nobody gives it; None: what the engine takes by
+    itself. `streamed_bytes` are those of an offloaded model's parameters in host memory."""
+    room = choice.beside_nvme_bytes
+    return room + streamed_bytes if room else None
+
+
+def fits_half(size_bytes: int, free: int) -> bool:
+    """Returns whether something that nobody has placed may take so much memory: half of what is
+    free."""
+    return size_bytes <= free / 2
+
+
+def sums_bytes(trained: Iterable[Any]) -> int:
+    """Returns what the gradients of parameters take if they are sums of several backwards."""
+    return sum(4 * int(param.numel()) for param in trained)
 
 
 def has_store(path: str) -> bool:

@@ -23,12 +23,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ziggurat import _storage
 from ziggurat._dtypes import DTYPES
 from ziggurat._file_memory import empty_in_file, let_pages_go
-from ziggurat._frozen_files import LEAST_BYTES, FileMappings, FileRange
 from ziggurat._memory import free_bytes, return_freed, size_text
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
 from ziggurat._pins import Held, PinnedUnit, Pins
-from ziggurat._placement import Homes
+from ziggurat._placement import Homes, fits_half, sums_bytes
 from ziggurat._released import Released
+from ziggurat._traffic import fits
 from ziggurat._units import Division, check_params
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Streaming(Pins):
 
     def __init__(self, division: Division, homes: Homes, memory_bytes: int) -> None:
         self.placement = homes.params  #: "host" or "nvme"
-        self._grads = homes.grads
-        self._division = division
+        self.homes = homes
+        self.division = division
         super().__init__([PinnedUnit(unit, self) for unit in division.units], memory_bytes)
         # The engine of a take() that has not ended, and could not be undone
         self._taking: Opened | None = None
@@ -72,6 +72,11 @@ class Streaming(Pins):
         """Returns what sums gradients in files, if they are there."""
         return None if self._opened is None else self._opened.sums
 
+    @property
+    def host_bytes(self) -> int:
+        """Returns the bytes of the parameters that are kept in host memory."""
+        return self.size_bytes if self.placement == "host" else 0
+
     # -- the engine
 
     def open(self) -> None:
@@ -92,32 +97,21 @@ class Streaming(Pins):
     def _leave_in_files(self, trained: set[torch.Tensor]) -> None:
         """Leaves the large parameters that are not `trained` in the files that their memory is a
         mapping of, if it is."""
-        mappings = FileMappings()
-        files: dict[int, list[tuple[str, FileRange]]] = {}
-        number = 0
+        places = self.division.leave_in_files(trained)
         for unit in self.units:
-            stay = {}
-            for held in unit.all_held:
-                large = held.size_bytes >= LEAST_BYTES and held.param not in trained
-                place = mappings.of(held.param) if large else None
-                if place is not None:
-                    stay[held] = place
-            unit.held = [held for held in unit.all_held if held not in stay]
-            unit.unit.in_files = frozenset(held.param for held in stay)
-            unit.number = number
-            number += bool(unit.held)
-            if stay:
-                files[unit.index] = [(held.name, place) for held, place in stay.items()]
-        self.files.set(files, keeps_all=self._fits())
+            unit.held = [held for held in unit.all_held if held.param not in places]
+            unit.number = unit.unit.number
+        files = {
+            unit.index: [(held.name, places[held.param]) for held in unit.all_held if held.param in places]
+            for unit in self.units
+            if unit.unit.in_files
+        }
+        self.files.set(files, keeps_all=fits(self.division, self.memory_bytes))
 
     @property
     def engine_bytes(self) -> int:
         """What the engine gets of the memory for units."""
-        return self._division.share_of_engine(self.memory_bytes)
-
-    def _fits(self) -> bool:
-        """Returns whether there is room for all units."""
-        return sum(unit.unit.size_bytes for unit in self.units) <= self.memory_bytes
+        return self.division.share_of_engine(self.memory_bytes)
 
     def begin_opening(self, optimizer: Any, names: Sequence[str]) -> None:
         """Tells that `optimizer` is going to open an engine for the parameters `names`. Closes the
@@ -147,19 +141,19 @@ class Streaming(Pins):
         is too little."""
         check_params({held.param: held.name for unit in self.units for held in unit.all_held})
         self._leave_in_files(set(trained))
-        self._division.require(self.memory_bytes, own_blocks=state_format == "8bit")
+        self.division.require(self.memory_bytes, own_blocks=state_format == "8bit")
 
     @property
     def needs_directory(self) -> bool:
-        return "nvme" in (self.placement, self._grads)
+        return "nvme" in (self.placement, self.homes.grads)
 
     def place_gradients(self, trained: Sequence[torch.Tensor], path: str | None) -> str:
         """Returns where gradients are: "host", which is PyTorch's memory, or "nvme", with the state in
         `path`. Says it if it is chosen here."""
-        if self._grads is not None or path is None:
-            return self._grads or "host"
-        size_bytes = 4 * sum(param.numel() for param in trained)  # if they are sums
-        if size_bytes <= free_bytes() / 2:
+        if self.homes.grads is not None or path is None:
+            return self.homes.grads or "host"
+        size_bytes = sums_bytes(trained)
+        if fits_half(size_bytes, free_bytes()):
             return "host"
         print(
             f"ziggurat: gradients are kept in {path}, because they may take {size_text(size_bytes)}, more "
@@ -213,7 +207,7 @@ class Streaming(Pins):
         brought = size_text(self.size_bytes + in_files)
         brings = (
             "there is room for all of them"
-            if self._fits()
+            if fits(self.division, self.memory_bytes)
             else f"a forward brings {brought}, and so does a backward, less what stays"
         )
         print(

@@ -3,24 +3,39 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
 from ziggurat import _storage
+from ziggurat._frozen_files import LEAST_BYTES, FileMappings, FileRange
 from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._packing import TILE, in_records, staggered
 
 Choice = str | Sequence[str] | Callable[[str, torch.nn.Module], bool]
 
 ROOT = "(root)"  #: the unit of all parameters that no other unit has
 
-TILE = 16 * 1024  # elements; a record holds whole tiles
-_SHARED = 64 * 1024  # elements; the most that parameters under a tile share in a record
-_LINE_BYTES = 4096
 _SPARE_BYTES = 1 << 20
+
+
+class UnitPart(NamedTuple):
+    """Parameters of a unit that share a record: one, or several small ones."""
+
+    first: str  #: the first one's name
+    elements: int  #: with the gaps between parameters
+    tiles: int
+    members: int
+    itemsize: int
+    trained: bool
+
+    @property
+    def home_bytes(self) -> int:
+        """Returns the bytes of the parameters where they are kept."""
+        return self.tiles * TILE * self.itemsize
 
 
 class Unit:
@@ -34,6 +49,7 @@ class Unit:
         self.own_blocks = False
         #: those that the engine does not have
         self.in_files: frozenset[torch.nn.Parameter] = frozenset()
+        self.number = index  #: in the engine, which has only units of which it has something
 
     @property
     def size_bytes(self) -> int:
@@ -46,16 +62,27 @@ class Unit:
 
     def pieces(self) -> list[int]:
         """Returns the bytes of each piece of the engine's memory that the unit takes."""
-        kinds: dict[tuple[torch.dtype, bool], list[int]] = {}
-        for _, param in self.params:
+        return [staggered(part.home_bytes) for part in self.parts()]
+
+    def parts(self) -> list[UnitPart]:
+        """Returns what the engine brings and updates as one, of each type in the parameters' order."""
+        kinds: dict[tuple[torch.dtype, bool], list[tuple[str, int]]] = {}
+        for name, param in self.params:
             if param in self.in_files:
                 continue
             kind = (param.dtype, param.requires_grad)
-            kinds.setdefault(kind, []).append(param.numel())
+            kinds.setdefault(kind, []).append((name, param.numel()))
         return [
-            _on_device(record.tiles * TILE * dtype.itemsize)
-            for (dtype, trained), counts in kinds.items()
-            for record in _in_records(counts, self.own_blocks and trained)
+            UnitPart(
+                members[record.place][0],
+                record.end,
+                record.tiles,
+                record.members,
+                dtype.itemsize,
+                trained,
+            )
+            for (dtype, trained), members in kinds.items()
+            for record in in_records((count for _, count in members), self.own_blocks and trained)
         ]
 
 
@@ -106,6 +133,19 @@ class Division:
                 f"is {smallest}, for {of_what}; give so much, or smaller units"
             )
 
+    def leave_in_files(self, trained: Container[torch.Tensor]) -> dict[torch.Tensor, FileRange]:
+        """Takes the large parameters that are not `trained` from the engine if their memory is a mapping
+        of a file. Returns where they are."""
+        mappings, places, number = FileMappings(), {}, 0
+        for unit in self.units:
+            large = [param for _, param in unit.params if param.nbytes >= LEAST_BYTES]
+            found = {param: mappings.of(param) for param in large if param not in trained}
+            stay = {param: place for param, place in found.items() if place is not None}
+            unit.in_files, unit.number = frozenset(stay), number
+            number += len(stay) < len(unit.params)
+            places.update(stay)
+        return places
+
     def smallest(self) -> tuple[int, str]:
         """Returns the least memory with which every entry runs while the next one is brought, and
         words that say for what."""
@@ -145,13 +185,13 @@ def _sum(units: Iterable[Unit]) -> int:
     return sum(sum(unit.pieces()) for unit in units)
 
 
-def divide(model: torch.nn.Module, choice: Choice) -> Division:
+def divide(model: torch.nn.Module, choice: Choice, *, also_meta: bool = False) -> Division:
     """Divides `model` as `choice` says: "auto", names of modules, or whether the module of a name is
-    a unit. Errors: InvalidArgument for a name that the model does not have, and parameters that
-    cannot be in a unit."""
+    a unit. `also_meta`: parameters may have no values. Errors: InvalidArgument for a name that the
+    model does not have, and parameters that cannot be in a unit."""
     chosen = _chosen(model, choice)
     named = _named_once(model)
-    check_params(named)
+    check_params(named, also_meta)
     homes: dict[torch.nn.Parameter, list[torch.nn.Module]] = {}
     for module, innermost in _innermost(model, chosen):
         for param in module.parameters(recurse=False):
@@ -166,7 +206,7 @@ def divide(model: torch.nn.Module, choice: Choice) -> Division:
         units[owner].params.append((name, param))
     kept = [unit for unit in units.values() if unit.params]
     for index, unit in enumerate(kept):
-        unit.index = index
+        unit.index = unit.number = index
     outer = [one for one in model.modules() if one not in units and set(one.modules()) & set(units)]
     return Division(kept, _entries(model, units, homes), outer)
 
@@ -291,11 +331,13 @@ def _named_once(model: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
     return {param: name for name, param in model.named_parameters() if param.numel()}
 
 
-def check_params(named: dict[torch.nn.Parameter, str]) -> None:
+def check_params(named: dict[torch.nn.Parameter, str], also_meta: bool = False) -> None:
     """Errors: what the engine cannot keep, by its name."""
     users: dict[int, str] = {}
     for param, name in named.items():
         _check_kind(param, name)
+        if not (also_meta and param.is_meta):
+            _check_device(param, name)
         other = users.setdefault(_storage.identity(param), name)
         if other != name:
             raise InvalidArgument(
@@ -308,6 +350,14 @@ def check_params(named: dict[torch.nn.Parameter, str]) -> None:
                 f"parameter '{name}' is a part of a larger memory, which cannot go with it: make "
                 "the parameter from its .clone()"
             )
+
+
+def _check_device(param: torch.nn.Parameter, name: str) -> None:
+    if param.device.type != "cpu":
+        raise Unimplemented(
+            f"parameter '{name}' is on {param.device}: offload() only works on the CPU so far; "
+            "call it before model.to(), or train without it"
+        )
 
 
 def _check_kind(param: torch.nn.Parameter, name: str) -> None:
@@ -326,11 +376,6 @@ def _check_kind(param: torch.nn.Parameter, name: str) -> None:
             f"parameter '{name}' is sparse or quantized, which offload() cannot keep: make it a "
             "dense tensor of floating point"
         )
-    if param.device.type != "cpu":
-        raise Unimplemented(
-            f"parameter '{name}' is on {param.device}: offload() only works on the CPU so far; "
-            "call it before model.to(), or train without it"
-        )
     if param.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise Unimplemented(
             f"parameter '{name}' is {param.dtype}, but must be fp32, bf16 or fp16"
@@ -342,45 +387,5 @@ def _check_kind(param: torch.nn.Parameter, name: str) -> None:
         )
 
 
-def _on_device(size_bytes: int) -> int:
-    """The engine puts large pieces at addresses that differ in their low bits."""
-    return size_bytes + (_LINE_BYTES if size_bytes >= 256 << 10 else 0)
-
-
 def _told(unit: Unit) -> str:
     return f"unit '{unit.name}' with {unit.size_bytes} bytes"
-
-
-class _Record:
-    """Parameters that lie in the engine's memory one after the other, in a record or a unit."""
-
-    def __init__(self, count: int) -> None:
-        self.end = count  #: where the last one ends
-
-    @property
-    def tiles(self) -> int:
-        return math.ceil(self.end / TILE)
-
-
-def _in_records(counts: Iterable[int], own_blocks: bool) -> list[_Record]:
-    """Puts parameters of `counts` elements into records as the engine does (packing.h). With
-    `own_blocks` each has blocks of 8-bit codes of its own."""
-    records: list[_Record] = []
-    shared = None
-    for count in counts:
-        end = count if shared is None else _begin(shared.end, count, own_blocks) + count
-        if count < TILE and shared is not None and end <= _SHARED:
-            shared.end = end
-            continue
-        records.append(_Record(count))
-        if count < TILE:
-            shared = records[-1]
-    return records
-
-
-def _begin(end: int, count: int, own_blocks: bool) -> int:
-    """Returns where a parameter begins behind those that end at `end`."""
-    if not own_blocks:
-        return end
-    begin = math.ceil(end / 16) * 16
-    return begin if begin % 256 + count <= 256 else math.ceil(begin / 256) * 256

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of an offloaded model as offload() and its optimizer are asked for it, from which its plan
+follows: by the division into units, the placement and the engine's own sizes of records."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ziggurat import _host_budget
+from ziggurat._drive_profile import measured_rate
+from ziggurat._dtypes import DTYPES
+from ziggurat._memory import bytes_of, free_bytes, size_text
+from ziggurat._native import InvalidArgument, Param, ResourceExhausted
+from ziggurat._packing import TILE
+from ziggurat._placement import Homes, chosen, fits_half, room_beside_nvme, sums_bytes
+from ziggurat._plan_page import Plan
+from ziggurat._step_bound import step_bound
+from ziggurat._streaming import Streaming
+from ziggurat._traffic import Settings, State, fits, step_bytes
+from ziggurat._units import Division, UnitPart
+
+_SOMEWHERE = 64  #: stands for an address, which nobody follows
+#: formats whose records hold parameters of so many bytes bit for bit (optimizer/state_format.h)
+_HELD = {4: ("fp32", "bf16-moments", "8bit"), 2: ("split", "bf16")}
+_PLENTY = 1 << 60  #: memory in which any state fits
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run, as the arguments of offload() and of the optimizer make it."""
+
+    division: Division
+    homes: Homes
+    memory_bytes: int
+    optimizer: str
+    state_format: str
+    state_on_drive: bool
+    path: str | None  #: the state's directory, if it is known
+    host_memory: int | None
+    accumulation: int
+    clips: bool
+    free: int  #: bytes of memory that the run may take
+
+    def plan(
+        self,
+        tokens: int = 0,
+        rate: tuple[float, str] | None = None,
+        compute: tuple[float, float] | None = None,
+        has_room: bool = False,
+    ) -> Plan:
+        """Returns the run's plan. `compute`: the seconds of forward and backward. `has_room`: it has what
+        it takes already."""
+        self._require_directory()
+        self.division.require(self.memory_bytes, own_blocks=self.state_format == "8bit")
+        if rate is None and self.path is not None:
+            found = measured_rate(self.path)
+            rate = None if found is None else (found, "measured by `ziggurat bench io`")
+        state_bytes = self._state_bytes(self._listed())
+        grads = self._grads_on_drive()
+        budget = self._budget(state_bytes, grads)
+        in_memory, on_drive = self._where(state_bytes, budget, grads)
+        if not has_room:
+            self._require_room(in_memory, on_drive)
+        step = step_bytes(
+            self.division,
+            self._settings(grads),
+            None if budget is None else State(state_bytes, budget.records, budget.read_bytes),
+        )
+        bound = None
+        if rate is not None and compute is not None:
+            leased = 0 if budget is None else budget.items * budget.item_bytes
+            bound = step_bound(step, *compute, rate[0], leased)
+        params = [param for unit in self.division.units for _, param in unit.params]
+        return Plan(
+            params=sum(param.numel() for param in params),
+            trained=sum(param.numel() for param in params if param.requires_grad),
+            units=len(self.division.units),
+            optimizer=self.optimizer,
+            state_format=self.state_format,
+            tokens=tokens * self.accumulation,
+            accumulation=self.accumulation,
+            memory_bytes=self.memory_bytes,
+            smallest_memory_bytes=self.division.smallest()[0],
+            all_fits=fits(self.division, self.memory_bytes),
+            in_host_memory=in_memory,
+            on_drive=on_drive,
+            step=step,
+            drive_bytes_per_s=None if rate is None else rate[0],
+            drive_rate_from="" if rate is None else rate[1],
+            drive_s=None if rate is None else (step.read + step.written) / rate[0],
+            compute_s=None if compute is None else sum(compute),
+            bound=bound,
+        )
+
+    def _settings(self, grads_on_drive: bool) -> Settings:
+        return Settings(
+            memory_bytes=self.memory_bytes,
+            params_on_drive=self.homes.params == "nvme",
+            grads_on_drive=grads_on_drive,
+            accumulation=self.accumulation,
+            clips=self.clips,
+        )
+
+    def _require_directory(self) -> None:
+        if not self.state_on_drive and "nvme" in (self.homes.params, self.homes.grads):
+            raise InvalidArgument(
+                "plan(): parameters or gradients are in the directory of the optimizer's state, which "
+                'optimizer_placement="host" does not have: give it "nvme:/path", or placement="host"'
+            )
+
+    def _params(self, trained: bool) -> list[tuple[int, str, torch.nn.Parameter]]:
+        return [
+            (unit.number, name, param)
+            for unit in self.division.units
+            for name, param in unit.params
+            if param.requires_grad == trained and param not in unit.in_files
+        ]
+
+    def _parts(self, trained: bool) -> list[UnitPart]:
+        all_parts = (part for unit in self.division.units for part in unit.parts())
+        return [part for part in all_parts if part.trained == trained]
+
+    def _listed(self) -> list[Param]:
+        """Returns the parameters as the engine is given them."""
+        return [
+            Param(name, tuple(param.shape), DTYPES[param.dtype], None, unit=unit, frozen=not trained)
+            for trained in (True, False)
+            for unit, name, param in self._params(trained)
+        ]
+
+    def _engine_settings(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer, "state_format": self.state_format}
+
+    def _state_bytes(self, params: Sequence[Param]) -> int:
+        """Returns what the engine says of the optimizer's records."""
+        return chosen(params, self._engine_settings(), ".", _PLENTY).state_bytes
+
+    def _tile_bytes(self, part: UnitPart) -> int:
+        """Returns a tile's bytes in a record."""
+        return _tile_bytes(self.optimizer, self.state_format, part.members > 1, part.itemsize)
+
+    def _grads_on_drive(self) -> bool:
+        if not self.state_on_drive or self.homes.grads is not None:
+            return self.homes.grads == "nvme"
+        return not fits_half(sums_bytes(param for _, _, param in self._params(True)), self.free)
+
+    def _budget(self, state_bytes: int, grads_on_drive: bool) -> _host_budget.Budget | None:
+        """Returns how the engine divides its host memory, or None for a state that is there whole."""
+        if not self.state_on_drive:
+            return None
+        stored = self._stored()
+        homes = _host_budget.Homes(self.homes.params == "nvme", grads_on_drive)
+        room = self.host_memory
+        if room is None:
+            trained = [
+                Param(str(i), tuple(param.shape), DTYPES[param.dtype], _SOMEWHERE)
+                for i, (_, _, param) in enumerate(self._params(True))
+            ]
+            choice = chosen(trained, self._engine_settings(), ".", self.free)
+            room = room_beside_nvme(choice, self._model_bytes() if not homes.params else 0)
+        budget = _host_budget.divided(stored, homes, room)
+        if budget.budget_bytes < budget.smallest_bytes:
+            raise InvalidArgument(
+                f"host_memory={self.host_memory} is too small: the smallest that works is "
+                f"{budget.smallest_bytes}"
+            )
+        return budget
+
+    def _stored(self) -> list[_host_budget.Stored]:
+        return [
+            _host_budget.Stored(
+                part.tiles,
+                self._tile_bytes(part) if part.trained else 0,
+                part.home_bytes // part.tiles,
+                part.members,
+                self.state_format in _HELD[part.itemsize],
+            )
+            for trained in (True, False)
+            for part in self._parts(trained)
+        ]
+
+    def host_memory_for_all(self) -> int:
+        """Returns the host_memory with which all records stay, of a state on NVMe."""
+        homes = _host_budget.Homes(self.homes.params == "nvme", self._grads_on_drive())
+        return _host_budget.enough_for_all(self._stored(), homes)
+
+    def _model_bytes(self) -> int:
+        params = (one for trained in (True, False) for _, _, one in self._params(trained))
+        return sum(param.numel() * param.element_size() for param in params)
+
+    def _where(
+        self, state_bytes: int, budget: _host_budget.Budget | None, grads_on_drive: bool
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Returns the bytes in host memory and on the drive, by what they are."""
+        trained, frozen = self._parts(True), self._parts(False)
+        homes = sum(part.home_bytes for part in (*trained, *frozen))
+        wide = 4 if self.accumulation > 1 else 0  # bytes of an element of a sum
+        in_pytorch = [part for part in trained if not (grads_on_drive and part.elements >= TILE)]
+        units = sum(unit.size_bytes for unit in self.division.units)
+        here = {
+            "units that are in use": min(self.memory_bytes, units),
+            "gradients": sum(part.elements * max(part.itemsize, wide) for part in in_pytorch),
+        }
+        drive: dict[str, int] = {}
+        in_host = self.homes.params == "host"
+        (here if in_host else drive)["parameters"] = homes
+        if budget is None:
+            here["optimizer state"] = state_bytes
+        else:
+            kept = budget.budget_bytes - (homes if in_host else 0)
+            here["optimizer state that stays or is on its way"] = kept
+            drive["optimizer state, in two slots"] = 2 * state_bytes
+        if grads_on_drive:
+            drive["gradients"] = sum(4 * TILE * part.tiles for part in trained)
+        return here, drive
+
+    def _require_room(self, in_memory: dict[str, int], on_drive: dict[str, int]) -> None:
+        needed = sum(in_memory.values())
+        if needed > self.free:
+            rows = ", ".join(f"{size_text(its)} for {what}" for what, its in in_memory.items())
+            raise ResourceExhausted(
+                f"host memory has no room for this run: it takes {size_text(needed)} without "
+                f"activations ({rows}), and {size_text(self.free)} are free: "
+                f"{self._advice(needed, next(iter(in_memory.values())))}"
+            )
+        if self.path is None:
+            return
+        folder = os.path.abspath(self.path)
+        while not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        room = shutil.disk_usage(folder).free
+        if sum(on_drive.values()) > room:
+            raise ResourceExhausted(
+                f"the drive of {self.path} has no room for this run: it takes "
+                f"{size_text(sum(on_drive.values()))} there, and {size_text(room)} are free: give a "
+                "directory on another drive, or free some space"
+            )
+
+    def _advice(self, needed: int, in_use: int) -> str:
+        smallest = self.division.smallest()[0]
+        fitting = in_use - (needed - self.free)
+        if fitting >= smallest:
+            return f"give memory={fitting}, or less; the smallest that works is {smallest}"
+        if not self.state_on_drive:
+            return 'give the optimizer placement="nvme:/path"'
+        if self.homes.params == "host":
+            return 'give offload() placement="nvme"'
+        if self.homes.grads != "nvme":
+            return 'give offload() placement="params=nvme,grads=nvme"'
+        return f"memory={smallest} is the smallest that works, and host_memory may be less"
+
+
+@functools.cache
+def _tile_bytes(optimizer: str, state_format: str, shared: bool, itemsize: int) -> int:
+    dtype = "fp32" if itemsize == 4 else "bf16"
+    counts = (TILE // 2, 16) if shared else (TILE,)
+    params = [Param(str(i), (count,), dtype, None) for i, count in enumerate(counts)]
+    settings = {"optimizer": optimizer, "state_format": state_format}
+    return chosen(params, settings, ".", _PLENTY).state_bytes
+
+
+def asked_of(streaming: Streaming, accumulation: int, clips: bool) -> Asked:
+    """Returns the run of an offloaded model, with what its optimizer was given. Errors: InvalidArgument
+    where no optimizer trains it yet."""
+    optimizer = None if streaming.optimizer is None else streaming.optimizer()
+    if optimizer is None:
+        raise InvalidArgument(
+            "plan(): the model is offloaded, and no optimizer has its parameters yet: make the "
+            "optimizer, or plan before offload()"
+        )
+    settings, path = optimizer.planned_with()
+    host_memory, homes = settings.get("host_memory"), streaming.homes
+    for opened in optimizer.engines():  # what was chosen counts, however much memory is free now
+        host_memory = opened.figures()["host_budget_bytes"]
+        homes = Homes(homes.params, "host" if opened.sums is None else "nvme")
+    return Asked(
+        division=streaming.division,
+        homes=homes,
+        memory_bytes=streaming.memory_bytes,
+        optimizer=settings["optimizer"],
+        state_format=settings["state_format"],
+        state_on_drive=path is not None,
+        path=path,
+        host_memory=None if host_memory is None else bytes_of("host_memory", host_memory),
+        accumulation=accumulation,
+        clips=clips,
+        free=free_bytes(),
+    )

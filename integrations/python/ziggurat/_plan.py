@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plan(): what a model takes and moves that offload() is going to be called for, before anything is
+allocated."""
+
+from __future__ import annotations
+
+import torch
+
+from ziggurat._asked import Asked, asked_of
+from ziggurat._memory import bytes_of, free_bytes, size_of
+from ziggurat._native import InvalidArgument
+from ziggurat._offload import check_model
+from ziggurat._placement import Homes, parsed
+from ziggurat._plan_page import Plan
+from ziggurat._streaming import Streaming, streaming_of
+from ziggurat._units import Choice, divide
+
+__all__ = ["plan"]
+
+def plan(
+    model: torch.nn.Module,
+    *,
+    tokens: int,
+    accumulation: int = 1,
+    memory: int | str | None = None,
+    placement: str = "host",
+    units: Choice = "auto",
+    optimizer: str = "adamw",
+    optimizer_placement: str = "host",
+    state_format: str = "fp32",
+    host_memory: int | str | None = None,
+    clips: bool = False,
+    free_memory: int | str | None = None,
+    drive: float | str | None = None,
+    compute_s: float | None = None,
+    flops: float | None = None,
+    recomputes: bool = False,
+) -> Plan:
+    """Returns what a run of `model` takes and moves, and the least time of a step. Nothing is allocated,
+    and no parameter is read: it may be a model on the meta device, or one that was offloaded, whose own
+    settings and optimizer's count then.
+
+    ``tokens``, ``accumulation``
+        Tokens of one backward, and backwards in a step.
+    ``memory``, ``placement``, ``units``
+        As offload() takes them.
+    ``optimizer``, ``optimizer_placement``, ``state_format``, ``host_memory``
+        The optimizer's name in lower case, and its arguments. ``optimizer_placement`` is "host" or
+        "nvme:/path", or "nvme" where the directory does not matter.
+    ``clips``
+        Whether the norm of all gradients is asked for in each step.
+    ``free_memory``
+        The memory of the machine that the run may take; without it, what is free here.
+    ``drive``
+        Bytes a second, reads and writes together, or a text like "1.2GB". Without it, what
+        `ziggurat bench io` has measured for the directory.
+    ``compute_s``, ``flops``, ``recomputes``
+        Seconds that the forwards and backwards of a step compute. Or operations a second, of which each
+        weight takes 2 a token in forward, 2 in backward for its input's gradient and 2 for its own
+        (Kaplan et al. 2020, section 2.1), and with gradient checkpointing another 2.
+
+    Errors: InvalidArgument for a `memory` or `host_memory` that is too small, which says how much works;
+    ResourceExhausted for what the machine or the drive has no room for.
+    """
+    _require_positive(tokens=tokens, accumulation=accumulation, compute_s=compute_s, flops=flops)
+    rate = _rate_of(drive)
+    streaming = next(filter(None, map(_streaming_of, model.parameters())), None)
+    if streaming is not None:
+        asked = asked_of(streaming, accumulation, clips)
+    else:
+        check_model(model)
+        if memory is None:
+            raise InvalidArgument('plan(): memory is missing: give bytes, or a text like "4GiB"')
+        tier, path = parsed(optimizer_placement) if optimizer_placement != "nvme" else ("nvme", None)
+        if tier == "auto":
+            raise InvalidArgument('plan(optimizer_placement="auto"): give "host" or "nvme:/path"')
+        division = divide(model, units, also_meta=True)
+        division.leave_in_files({param for param in model.parameters() if param.requires_grad})
+        asked = Asked(
+            division=division,
+            homes=Homes.of(placement),
+            memory_bytes=bytes_of("memory", memory),
+            optimizer=optimizer,
+            state_format=state_format,
+            state_on_drive=tier == "nvme",
+            path=path,
+            host_memory=None if host_memory is None else bytes_of("host_memory", host_memory),
+            accumulation=accumulation,
+            clips=clips,
+            free=_free(model) if free_memory is None else bytes_of("free_memory", free_memory),
+        )
+    work = _work(model, recomputes)
+    if flops is not None:
+        compute_s = sum(work) * tokens * asked.accumulation / flops
+    share = work[0] / sum(work) if sum(work) else 1 / 3
+    return asked.plan(
+        tokens=tokens,
+        rate=rate,
+        compute=None if compute_s is None else (compute_s * share, compute_s * (1 - share)),
+        has_room=streaming is not None,
+    )
+
+
+def _streaming_of(param: torch.Tensor) -> Streaming | None:
+    found = streaming_of(param)
+    return None if found is None else found[0]
+
+
+def _free(model: torch.nn.Module) -> int:
+    """Returns what the run may take: what is free, and what the model takes until it is offloaded."""
+    params = (param for param in model.parameters() if not param.is_meta)
+    return free_bytes() + sum(param.numel() * param.element_size() for param in params)
+
+
+def _work(model: torch.nn.Module, recomputes: bool) -> tuple[int, int]:
+    """Returns the operations of a token in forward and in backward. A table of an embedding is looked
+    up, unless another module computes with it."""
+    tables = {
+        param
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding)
+        for param in module.parameters(recurse=False)
+    }
+    computes = {
+        param
+        for module in model.modules()
+        if not isinstance(module, torch.nn.Embedding)
+        for param in module.parameters(recurse=False)
+        if param.dim() > 1
+    }
+    weights = computes | (set() if computes else tables)
+    forward = sum(2 * param.numel() for param in weights)
+    backward = sum(2 * param.numel() * (1 + param.requires_grad) for param in weights)
+    return forward, backward + recomputes * forward
+
+
+def _rate_of(drive: float | str | None) -> tuple[float, str] | None:
+    if drive is None:
+        return None
+    rate = size_of(drive) if isinstance(drive, str) else float(drive)
+    if not rate > 0:
+        raise InvalidArgument(f'plan(drive={drive!r}): give bytes a second, or a text like "1.2GB"')
+    return rate, "as given"
+
+
+def _require_positive(**given: float | None) -> None:
+    for name, value in given.items():
+        if value is not None and not value > 0:
+            raise InvalidArgument(f"plan({name}={value}): give more than 0")

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What plan() returns: figures for programs, and a page that a person reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ziggurat._memory import size_text
+from ziggurat._step_bound import StepBound
+from ziggurat._traffic import StepBytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run of an offloaded model takes and moves. ``str()`` is a page."""
+
+    params: int
+    trained: int
+    units: int
+    optimizer: str
+    state_format: str
+    tokens: int  #: of a step
+    accumulation: int  #: backwards in a step
+    memory_bytes: int  #: the limit of what is brought
+    smallest_memory_bytes: int  #: the smallest `memory` that works
+    all_fits: bool  #: whether `memory` has room for all units at once
+    in_host_memory: dict[str, int]  #: bytes by what they are, without activations
+    on_drive: dict[str, int]
+    step: StepBytes  #: what a step moves at most, from the fourth on
+    drive_bytes_per_s: float | None  #: reads and writes together
+    drive_rate_from: str  #: who says so
+    drive_s: float | None  #: what the drive takes for a step if nothing else limits it
+    compute_s: float | None
+    bound: StepBound | None  #: the least time of a step, if both rates are known
+
+    def __str__(self) -> str:
+        sections = (self._head(), self._places(), self._moved(), self._time())
+        return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+    def _head(self) -> list[str]:
+        frozen = self.params - self.trained
+        backwards = "1 backward" if self.accumulation == 1 else f"{self.accumulation} backwards"
+        stays = (
+            "has room for all units"
+            if self.all_fits
+            else f"takes {size_text(self.memory_bytes)} of the units' parameters at a time"
+        )
+        return [
+            f"{self.params:,} parameters in {self.units} units"
+            + (f", {frozen:,} of them frozen" if frozen else "")
+            + f"; {self.optimizer} in {self.state_format}",
+            f"{self.tokens:,} tokens in {backwards} make a step",
+            f"memory={self.memory_bytes} {stays}; it must be at least {self.smallest_memory_bytes}",
+        ]
+
+    def _places(self) -> list[str]:
+        lines = [f"{'what lies where, without activations':<46}on"]
+        for tier, found in (("host", self.in_host_memory), ("nvme", self.on_drive)):
+            lines += [f"{what:<46}{tier:<8}{size_text(its):>12}" for what, its in found.items()]
+            if found:
+                lines.append(f"{'sum':<46}{tier:<8}{size_text(sum(found.values())):>12}")
+        return lines
+
+    def _moved(self) -> list[str]:
+        step = self.step
+        brings = (
+            f"forward brings {size_text(step.brought_forward)} of parameters, backward "
+            f"{size_text(step.brought_backward)}"
+        )
+        if not self.on_drive:
+            return [brings, "a step moves nothing over the drive"]
+        rows = [
+            ("parameters for forward", step.params_read_forward, 0),
+            ("parameters for backward", step.params_read_backward, 0),
+            ("parameters in the update", step.params_read_update, step.params_written),
+            ("gradients in backward", step.grads_read_backward, step.grads_written),
+            ("gradients in the update", step.grads_read_update, 0),
+            ("optimizer state", step.state_read, step.state_written),
+            ("sum", step.read, step.written),
+        ]
+        lines = [
+            brings,
+            f"{'a step moves over the drive, at most':<46}{'read':>12}{'written':>12}",
+        ]
+        return lines + [
+            f"{what:<46}{size_text(read):>12}{size_text(written):>12}" for what, read, written in rows
+        ]
+
+    def _time(self) -> list[str]:
+        lines = []
+        if self.drive_s is not None and self.drive_bytes_per_s is not None:
+            rate = f"{self.drive_bytes_per_s / 1e9:.3g} GB a second"
+            lines.append(
+                f"the drive takes {self.drive_s:.3g} s for a step, at {rate} ({self.drive_rate_from})"
+            )
+        elif self.on_drive:
+            lines.append(
+                "the drive's rate is not known: give drive=, or measure it with `ziggurat bench io`"
+            )
+        if self.compute_s is not None:
+            lines.append(f"compute takes {self.compute_s:.3g} s")
+        if self.bound is not None:
+            rate = f"{self.tokens / self.bound.seconds:,.0f} tokens a second"
+            lines.append(
+                f"a step takes at least {self.bound.seconds:.3g} s, at most {rate}: the limit is "
+                f"{self.bound.limit}"
+            )
+        return lines

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the bytes that a step of an offloaded model moves, by what they are and in which direction.
+
+In a forward and in a backward each unit is brought, but for those that the pass before has left in
+`memory`. A step leaves none of what is trained, since it changes it. The optimizer's records are written
+in each step, and read unless they stay in host memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from ziggurat._packing import TILE, staggered
+from ziggurat._units import ROOT, Division, Unit, UnitPart
+
+# What makes a step durable (tiers/store_layout.h): a page of 4096 for each of two superblocks and the
+# blob, and a table of 16 bytes a record in regions of 64 KiB.
+_SEAL_BYTES, _ENTRY_BYTES, _REGION_BYTES = 3 * 4096, 16, 64 << 10
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All on which the bytes of a step depend, beside the division into units."""
+
+    memory_bytes: int
+    params_on_drive: bool
+    grads_on_drive: bool
+    accumulation: int  #: backwards in a step
+    clips: bool  #: whether the norm of all gradients is asked for
+
+
+@dataclass(frozen=True)
+class State:
+    """The optimizer's records on the drive."""
+
+    bytes: int
+    count: int
+    read_bytes: int  #: what a step reads of them
+
+
+@dataclass(frozen=True)
+class StepBytes:
+    """The bytes that a step moves. All but `brought_forward` and `brought_backward` cross the drive."""
+
+    brought_forward: int = 0  #: parameters, in all forwards of the step, from where they are kept
+    brought_backward: int = 0
+    params_read_forward: int = 0  #: of these, from the drive
+    params_read_backward: int = 0
+    params_read_update: int = 0  #: read by the update: records that several parameters share
+    params_written: int = 0
+    state_read: int = 0
+    state_written: int = 0  #: with what makes the step durable
+    grads_read_backward: int = 0  #: sums of earlier backwards, and what clipping reads
+    grads_written: int = 0
+    grads_read_update: int = 0
+
+    @property
+    def read(self) -> int:
+        """Returns what comes from the drive."""
+        return sum(getattr(self, one.name) for one in fields(self) if "_read" in one.name)
+
+    @property
+    def written(self) -> int:
+        """Returns what goes to the drive."""
+        return sum(getattr(self, one.name) for one in fields(self) if "_written" in one.name)
+
+    @property
+    def in_forward(self) -> int:
+        """Returns what the forwards move over the drive."""
+        return self.params_read_forward
+
+    @property
+    def in_backward(self) -> int:
+        return self.params_read_backward + self.grads_read_backward + self.grads_written
+
+    @property
+    def in_update(self) -> int:
+        return self.read + self.written - self.in_forward - self.in_backward
+
+
+def step_bytes(division: Division, settings: Settings, state: State | None) -> StepBytes:
+    """Returns the most that a step moves once the first three have been made; `state` is None for
+    a state in memory. What a run moves is less by
+    some pieces of parameters, as they happen to fit into `memory`."""
+    parts = [part for unit in _in_order(division) for part in unit.parts()]
+    trained = [part for part in parts if part.trained]
+    forward, backward = _brought(division, parts, settings)
+    if state is None:
+        return StepBytes(forward, backward)
+    table = math.ceil(_ENTRY_BYTES * state.count / _REGION_BYTES) * _REGION_BYTES
+    grads = _grads(trained, settings)
+    if not settings.params_on_drive:
+        return StepBytes(
+            forward,
+            backward,
+            state_read=state.read_bytes,
+            state_written=state.bytes + table + _SEAL_BYTES,
+            **grads,
+        )
+    return StepBytes(
+        forward,
+        backward,
+        params_read_forward=forward,
+        params_read_backward=backward,
+        params_read_update=_home(part for part in trained if part.members > 1),
+        params_written=_home(trained),
+        state_read=state.read_bytes,
+        state_written=state.bytes + table + _SEAL_BYTES,
+        **grads,
+    )
+
+
+def fits(division: Division, memory_bytes: int) -> bool:
+    """Returns whether `memory` has room for all units at once."""
+    return sum(unit.size_bytes for unit in division.units) <= memory_bytes
+
+
+def _in_order(division: Division) -> list[Unit]:
+    """Returns the units in the order in which a forward uses them."""
+    return list(dict.fromkeys(unit for entry in division.entries for unit in entry.units))
+
+
+def _home(parts: Iterable[UnitPart]) -> int:
+    return sum(part.home_bytes for part in parts)
+
+
+def _brought(
+    division: Division, parts: Sequence[UnitPart], settings: Settings
+) -> tuple[int, int]:
+    """Returns what all forwards bring, and all backwards."""
+    trained = _home(part for part in parts if part.trained)
+    if fits(division, settings.memory_bytes):
+        return trained, 0
+    room = _room(division, settings.memory_bytes)
+    front = _left(parts, room)  # what a forward finds when a backward has ended
+    back = _left(parts[::-1], room)
+    missed = _home(parts) - _home(front)
+    frozen = missed - _home(part for part in parts if part.trained) + _home(
+        part for part in front if part.trained
+    )
+    first = trained + frozen  # the step has dropped all that it has changed
+    again = settings.accumulation - 1
+    return first + again * missed, (again + 1) * (_home(parts) - _home(back))
+
+
+def _room(division: Division, memory_bytes: int) -> int:
+    """Returns how much of the memory is sure to hold what was used last when the next pass begins. One
+    piece may find no place between others. Beside less than three units what is brought ahead may take
+    all places, and then everything is dropped."""
+    root = sum(unit.size_bytes for unit in division.units if unit.name == ROOT)
+    largest = max((unit.size_bytes for unit in division.units if unit.name != ROOT), default=0)
+    if memory_bytes < root + 3 * largest:
+        return 0
+    pieces = [piece for unit in division.units for piece in unit.pieces()]
+    return memory_bytes - max(pieces)
+
+
+def _left(parts: Sequence[UnitPart], room: int) -> list[UnitPart]:
+    """Returns the parts that stay, which are the first for which there is room."""
+    left = []
+    for part in parts:
+        size_bytes = staggered(part.home_bytes)
+        if size_bytes <= room:
+            left.append(part)
+            room -= size_bytes
+    return left
+
+
+def _grads(trained: Sequence[UnitPart], settings: Settings) -> dict[str, int]:
+    """Returns what gradients in files move. Small ones stay in memory."""
+    if not settings.grads_on_drive:
+        return {}
+    large = [part for part in trained if part.members == 1 and part.elements >= TILE]
+    own = _home(large)
+    sums = sum(4 * TILE * part.tiles for part in large)
+    added = settings.accumulation - 1  # the first backward's is written as it is
+    newest = sums if added else own
+    return {
+        "grads_written": own + added * sums,
+        "grads_read_backward": (own + (added - 1) * sums if added else 0)
+        + (newest if settings.clips else 0),
+        "grads_read_update": newest,
+    }

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ziggurat.torch.plan(): its bytes are those that the engine counts, and what cannot fit is refused before anything is
+allocated.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, or PyTorch is older
+than offload() takes.
+"""
+
+import json
+import re
+import sys
+import time
+
+try:
+    import pytest
+    import torch
+    from small_models import one_thread  # noqa: F401, a fixture
+    from streamed_models import gpt, memory_of
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+import ziggurat.torch
+from ziggurat import InvalidArgument, ResourceExhausted
+from ziggurat._units import divide
+
+WIDTH = 128
+BF16 = torch.bfloat16
+IN_FILES = "params=nvme,grads=nvme"
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Adapted(torch.nn.Module):
+    """A frozen block with adapters beside it that are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = Block().requires_grad_(False)
+        self.narrow = torch.nn.Linear(WIDTH, 16, bias=False)
+        self.widen = torch.nn.Linear(16, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.widen(self.narrow(x))
+
+
+def made(dtype=torch.float32, blocks=8, block=Block):
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(64, WIDTH), *(block() for _ in range(blocks)), torch.nn.Linear(WIDTH, 10)]
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def memory_for(model: torch.nn.Module, units: float | None) -> int:
+    """Returns memory for the root and so many blocks; None: the least that works."""
+    division = divide(model, "auto", also_meta=True)
+    if units is None:
+        return division.smallest()[0]
+    root, block = division.units[0].size_bytes, division.units[1].size_bytes
+    return int(root + units * block)
+
+
+def counted(model, optimizer, accumulation, clips, steps=3):
+    """Returns what the engine counts in a step, on average, once the first three are made, in which the engine learns
+    the order of units."""
+    dtype = next(model.parameters()).dtype
+
+    def step():
+        for _ in range(accumulation):
+            model(torch.ones(4, 64, dtype=dtype)).float().square().mean().backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(4):
+        step()
+    settled(optimizer)
+    for _ in range(steps):
+        step()
+    return {name: value / steps for name, value in settled(optimizer).items()}
+
+
+def settled(optimizer):
+    """Returns the figures when nothing moves any more: a step also brings what the next one uses first."""
+    optimizer.synchronize()
+    if optimizer.placement != "host":
+        optimizer.engine.make_durable()
+    figures = optimizer.figures()
+    for _ in range(100):
+        time.sleep(0.05)
+        more = optimizer.figures()
+        for name in ("nvme_read_bytes", "nvme_write_bytes", "state_read_bytes", "state_write_bytes"):
+            figures[name] += more[name]
+        if more["nvme_read_bytes"] == more["nvme_write_bytes"] == 0:
+            return figures
+    raise AssertionError("the drive does not come to rest")
+
+
+RUNS = {
+    "fp32, all fits": {"units": 9},
+    "bf16, all fits": {"units": 9, "dtype": BF16},
+    "fp32, 3 of 8 units": {"units": 3.3},
+    "bf16, 3 of 8 units, accumulation 4": {"units": 3.3, "dtype": BF16, "accumulation": 4},
+    "smallest memory": {"units": None, "blocks": 24},
+    "gradients in files, clipping": {"units": 4.5, "placement": IN_FILES, "clips": True},
+    "bf16, gradients in files, accumulation 4, clipping": {
+        "units": 9, "placement": IN_FILES, "dtype": BF16, "accumulation": 4, "clips": True,
+    },
+    "frozen base with adapters": {"units": 9, "block": Adapted},
+    "frozen base with adapters, 4 of 8 units": {"units": 4.3, "block": Adapted, "dtype": BF16},
+    "parameters in host memory": {"units": 3.3, "placement": "host", "clips": True},
+    "state in host memory": {"units": 3.3, "placement": "host", "tier": "host"},
+    "8-bit state, little host memory": {"units": 9, "state_format": "8bit", "host_memory": "6MiB"},
+    "split state, little host memory": {
+        "units": 9, "dtype": BF16, "state_format": "split", "host_memory": "6MiB", "placement": "host",
+    },
+    "gradients in files, little host memory": {"units": 9, "placement": IN_FILES, "host_memory": "10MiB"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
+def test_a_step_moves_what_the_plan_says(tmp_path, run, one_thread):  # noqa: F811
+    model = made(run.get("dtype", torch.float32), run.get("blocks", 8), run.get("block", Block))
+    memory = memory_for(model, run["units"])
+    placement = run.get("placement", "nvme")
+    accumulation, clips = run.get("accumulation", 1), run.get("clips", False)
+    tier = run.get("tier", f"nvme:{tmp_path}/state")
+    state = {name: run[name] for name in ("state_format", "host_memory") if name in run}
+    plan = ziggurat.torch.plan(
+        model,
+        tokens=4,
+        accumulation=accumulation,
+        memory=memory,
+        placement=placement,
+        optimizer_placement=tier,
+        clips=clips,
+        **state,
+    )
+    assert not list(tmp_path.iterdir())
+    ziggurat.torch.offload(model, memory=memory, placement=placement)
+    trained = [param for param in model.parameters() if param.requires_grad]
+    optimizer = ziggurat.torch.AdamW(trained, lr=1e-3, placement=tier, **state)
+    its = ziggurat.torch.plan(model, tokens=4, accumulation=accumulation, clips=clips)
+    assert its.step == plan.step, "the offloaded model's plan differs"
+    found = counted(model, optimizer, accumulation, clips)
+    assert its.step == ziggurat.torch.plan(model, tokens=4, accumulation=accumulation, clips=clips).step
+    close(plan.step.read, found["nvme_read_bytes"], plan.step.written)
+    close(plan.step.written, found["nvme_write_bytes"])
+    assert plan.step.state_read == found["state_read_bytes"]
+    optimizer.close()
+
+
+def close(planned: float, counted: float, beside: float = 0) -> None:
+    """Within 2 % of what moves, and never above the plan."""
+    assert counted <= planned
+    assert planned - counted <= 0.02 * (planned + beside), (planned, counted)
+
+
+@pytest.mark.parametrize("host_memory", ["4MiB", "6MiB", "9MiB", "14MiB", None])
+@pytest.mark.parametrize("placement", ["host", "nvme", IN_FILES])
+@pytest.mark.parametrize("state_format", ["fp32", "8bit", "bf16-moments"])
+def test_the_records_that_stay_are_those_of_the_engine(tmp_path, host_memory, placement, state_format):
+    model = made()
+    given = {"state_format": state_format} | ({} if host_memory is None else {"host_memory": host_memory})
+    memory = memory_for(model, 9)
+    arguments = {"memory": memory, "placement": placement, "optimizer_placement": "nvme"} | given
+    try:
+        plan = ziggurat.torch.plan(model, tokens=1, **arguments)
+    except InvalidArgument as error:
+        smallest = int(re.search(r"smallest that works is (\d+)", str(error))[1])
+        with pytest.raises(InvalidArgument, match="is too small"):
+            ziggurat.torch.plan(model, tokens=1, **arguments | {"host_memory": smallest - 4096})
+        refused = made()
+        ziggurat.torch.offload(refused, memory=memory, placement=placement)
+        where = {"placement": f"nvme:{tmp_path}/0"} | given
+        with pytest.raises(ResourceExhausted):
+            ziggurat.torch.AdamW(refused.parameters(), **where).open()
+        given["host_memory"] = smallest
+        plan = ziggurat.torch.plan(model, tokens=1, **arguments | given)
+    ziggurat.torch.offload(model, memory=memory, placement=placement)
+    optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/1", **given)
+    optimizer.open()
+    said = re.search(r"a step writes ([\d.]+ \w+) of records and reads ([\d.]+ \w+)", optimizer.engine.describe())
+    read = "0 B" if plan.step.state_read == 0 else text_of(plan.step.state_read)
+    assert read == (said[2] if said else text_of(plan.step.state_read))
+    optimizer.close()
+
+
+def text_of(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.1f} MiB"
+
+
+def on_meta(**arguments):
+    with torch.device("meta"):
+        return made(**arguments)
+
+
+def test_a_model_on_the_meta_device_has_the_plan_of_a_real_one():
+    arguments = {"tokens": 8, "placement": "nvme", "optimizer_placement": "nvme", "free_memory": "8GiB"}
+    plans = [
+        ziggurat.torch.plan(model, memory=memory_for(model, 4), **arguments)
+        for model in (made(BF16), on_meta(dtype=BF16))
+    ]
+    assert plans[0] == plans[1]
+    model = gpt()  # with tied weights and a root that has parameters
+    assert ziggurat.torch.plan(model, memory=memory_of(model), **arguments).units == 8
+
+
+def test_the_smallest_memory_is_the_one_that_offload_says():
+    model = made()
+    smallest = memory_for(model, None)
+    for call in (ziggurat.torch.offload, lambda *one, **other: ziggurat.torch.plan(*one, tokens=1, **other)):
+        with pytest.raises(InvalidArgument, match=f"the smallest that works is {smallest}"):
+            call(model, memory=smallest - 1)
+    plan = ziggurat.torch.plan(model, tokens=1, memory=smallest)
+    assert plan.smallest_memory_bytes == smallest
+    assert not plan.all_fits
+
+
+def test_what_memory_has_no_room_for_is_refused_with_the_next_thing_to_do(tmp_path):
+    model = on_meta(blocks=24)
+    plenty = ziggurat.torch.plan(model, tokens=1, memory="64MiB", free_memory="1GiB")
+    needed = sum(plenty.in_host_memory.values())
+    units = plenty.in_host_memory["units that are in use"]
+
+    def refused(match, free, **arguments):
+        with pytest.raises(ResourceExhausted, match=match) as error:
+            ziggurat.torch.plan(model, **{"tokens": 1, "memory": "64MiB", "free_memory": free} | arguments)
+        return str(error.value)
+
+    said = refused("give memory=", needed - 1)
+    memory = int(re.search(r"give memory=(\d+)", said)[1])
+    assert memory == units - 1
+    ziggurat.torch.plan(model, tokens=1, memory=memory, free_memory=needed - 1)
+    refused("the optimizer placement=.nvme", needed // 2)
+    drive = {"optimizer_placement": "nvme"}
+    refused("offload.. placement=.nvme", "12MiB", memory=memory_for(model, None), **drive)
+    refused("grads=nvme", "7MiB", memory=memory_for(model, None), placement="nvme", **drive)
+
+
+def test_what_the_drive_has_no_room_for_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 1 << 20}))
+    model = on_meta()
+    with pytest.raises(ResourceExhausted, match="the drive of .* has no room"):
+        where = f"nvme:{tmp_path}/state"
+        ziggurat.torch.plan(model, tokens=1, memory="8MiB", optimizer_placement=where)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"memory": None}, "memory is missing"),
+        ({"memory": "much"}, 'memory="much"'),
+        ({"tokens": 0}, "tokens=0"),
+        ({"accumulation": 0}, "accumulation=0"),
+        ({"drive": "fast"}, "drive='fast'"),
+        ({"placement": "nvme"}, 'optimizer_placement="host" does not have'),
+        ({"optimizer_placement": "auto"}, 'give "host" or "nvme:/path"'),
+        ({"optimizer_placement": "tape"}, 'placement="tape"'),
+        ({"optimizer": "adamx"}, "adamx"),
+        ({"state_format": "4bit"}, "4bit"),
+        ({"flops": -1}, "flops=-1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(arguments, match):
+    with pytest.raises(InvalidArgument, match=re.escape(match)):
+        ziggurat.torch.plan(on_meta(), **{"tokens": 1, "memory": "8MiB"} | arguments)
+
+
+def test_an_offloaded_model_without_an_optimizer_has_no_plan():
+    model = ziggurat.torch.offload(made(), memory="8MiB")
+    with pytest.raises(InvalidArgument, match="no optimizer has its parameters yet"):
+        ziggurat.torch.plan(model, tokens=1)
+
+
+def bound_of(drive: float, compute_s: float, **arguments):
+    given = {"memory": memory_for(on_meta(), 4), "placement": "nvme", "optimizer_placement": "nvme"}
+    given |= {"tokens": 100, "host_memory": "4MiB", "drive": drive, "compute_s": compute_s}
+    return ziggurat.torch.plan(on_meta(), **given | arguments)
+
+
+def test_the_bound_is_what_the_drive_or_compute_cannot_do_faster():
+    slow_drive = bound_of(1e6, 0.001)
+    moved = slow_drive.step.read + slow_drive.step.written
+    assert slow_drive.drive_s == moved / 1e6
+    assert slow_drive.bound.seconds == pytest.approx(slow_drive.drive_s, rel=0.01)
+    assert slow_drive.bound.limit == "the drive, which works all the time"
+    slow_compute = bound_of(1e12, 5.0)
+    assert slow_compute.bound.limit == "compute"
+    assert slow_compute.bound.seconds == 5.0
+    # The update does not hide in backward, but for what leases hold.
+    between = bound_of(moved / 1.0, 1.0)
+    assert 1.0 < between.bound.seconds < 2.0
+    assert between.bound.limit.startswith("the drive in forward")
+    doubled = bound_of(1e6, 0.002, accumulation=2)
+    assert slow_drive.bound.seconds < doubled.bound.seconds < 2 * slow_drive.bound.seconds
+
+
+def test_operations_are_those_of_the_weights():
+    model = on_meta()
+    weights = sum(param.numel() for param in model.parameters() if param.dim() > 1)
+    arguments = {"tokens": 10, "memory": "8MiB", "flops": 1e6}
+    assert ziggurat.torch.plan(model, **arguments).compute_s == 6 * weights * 10 / 1e6
+    assert ziggurat.torch.plan(model, recomputes=True, **arguments).compute_s == 8 * weights * 10 / 1e6
+    model.requires_grad_(False)
+    model[0].requires_grad_(True)
+    first = model[0].weight.numel()
+    assert ziggurat.torch.plan(model, **arguments).compute_s == (4 * weights + 2 * first) * 10 / 1e6
+
+
+def test_the_rate_is_that_of_the_nearest_measured_folder(tmp_path, monkeypatch):
+    drives = [
+        {"path": str(tmp_path), "sweep_gb_per_s": 2.0},
+        {"path": str(tmp_path / "fast"), "sweep_gb_per_s": 0, "mix_gb_per_s": 5.0},
+    ]
+    (tmp_path / "ziggurat").mkdir()
+    profile = tmp_path / "ziggurat" / "profile.json"
+    profile.write_text(json.dumps({"version": 1, "drives": drives}))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def rate(folder):
+        where = {"memory": "8MiB", "optimizer_placement": f"nvme:{folder}"}
+        return ziggurat.torch.plan(on_meta(), tokens=1, **where).drive_bytes_per_s
+
+    assert rate(tmp_path / "state") == 2e9
+    assert rate(tmp_path / "fast" / "state") == 5e9
+    assert rate("/somewhere/else") is None
+    profile.write_text(json.dumps({"version": 2, "drives": drives}))
+    assert rate(tmp_path / "state") is None
+
+
+def test_the_page_has_what_a_person_asks_first():
+    plan = bound_of(1e9, 1.0, accumulation=4)
+    page = str(plan)
+    for line in (
+        "536,970 parameters in 9 units; adamw in fp32",
+        "400 tokens in 4 backwards make a step",
+        f"it must be at least {memory_for(on_meta(), None)}",
+        "optimizer state, in two slots                 nvme        15.4 MiB",
+        "at 1 GB a second (as given)",
+        "the limit is ",
+    ):
+        assert line in page
+    host = str(ziggurat.torch.plan(on_meta(), tokens=1, memory="8MiB"))
+    assert "a step moves nothing over the drive" in host
+    assert "bench io" not in host
+
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__]))
