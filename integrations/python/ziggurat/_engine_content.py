@@ -13,6 +13,7 @@ from ziggurat._dtypes import DTYPES
 from ziggurat._gradient_content import Content, Slot, Taken
 from ziggurat._memory import count_freed, free_bytes
 from ziggurat._native import Engine, InvalidArgument, ZigguratError
+from ziggurat._waited import Waited
 
 
 class EngineSums:
@@ -21,8 +22,8 @@ class EngineSums:
     Has no parameter: C++ has what a parameter has, so that a circle through it would stay for
     good."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, waited: Waited) -> None:
+        self.engine, self.waited = engine, waited
         # By the parameter's index. A sum whose content is no more is discarded before it is used.
         self._owners: dict[int, weakref.ref[EngineContent]] = {}
         # What is summed in memory until hand_over(), while several backwards come to a unit in turn
@@ -139,15 +140,18 @@ class EngineContent(Content):
         self._summands = 1 if values.dtype == self.dtype else 2
 
     def _give(self, values: torch.Tensor) -> None:
-        self.sums.engine.add_gradient(
-            self.index, DTYPES[values.dtype], values.data_ptr(), values.numel()
-        )
+        with self.sums.waited.gradients:
+            self.sums.engine.add_gradient(
+                self.index, DTYPES[values.dtype], values.data_ptr(), values.numel()
+            )
         count_freed(values.nbytes)  # soon, when backward has no use for it any more
 
     def _read(self) -> torch.Tensor:
         """Returns what Content would have: the gradient as backward made it, or a sum in fp32."""
         values = torch.empty(self.shape, dtype=torch.float32, device=self.device)
-        if not self.sums.engine.read_gradient(self.index, values.data_ptr()):
+        with self.sums.waited.gradients:
+            found = self.sums.engine.read_gradient(self.index, values.data_ptr())
+        if not found:
             raise ZigguratError(f"the engine has no gradient of parameter '{self.slot.name}'")
         count_freed(values.nbytes)  # soon, by whoever reads
         return values if self._summands > 1 else values.to(self.dtype)

@@ -32,6 +32,7 @@ from ziggurat._packing import TILE
 from ziggurat._parts import Nothing, Part
 from ziggurat._rounding import as_fp32, draws_params, rounds_to
 from ziggurat._streaming import Streaming
+from ziggurat._waited import Waited
 from ziggurat._words import in_arguments
 
 
@@ -152,6 +153,7 @@ class Opened:
         # The gradients of pending parameters. They stay alive until the engine has read them, even
         # if another gradient takes their place.
         self._lent: dict[int, torch.Tensor] = {}
+        self.waited = Waited()  #: how long the script has waited for the engine, by cause
         self._in_memory = "optimizer=host" in settings.get("placement", "")
         self._streaming = streaming
         # whether the newest step is written, so that nothing waits for the engine
@@ -206,7 +208,7 @@ class Opened:
         kept_place.engine = self.engine
         #: what large gradients are handed to in backward, if they are summed in files
         self.sums = (
-            EngineSums(self.engine) if "grads=nvme" in settings.get("placement", "") else None
+            EngineSums(self.engine, self.waited) if "grads=nvme" in settings.get("placement", "") else None
         )
         # Notes how the engine left the parameters: one that differs later was written or moved by
         # somebody else.
@@ -267,13 +269,13 @@ class Opened:
         return bool(self._staged)
 
     def figures(self) -> dict[str, int]:
-        """Returns the engine's counters, and the bytes copied from and to accelerators since this
-        was opened."""
+        """Returns the engine's counters, and since this was opened the bytes copied from and to
+        accelerators and the time that the script has waited."""
         moved = {
             "device_down_bytes": sum(place.down_bytes for place in self._staged),
             "device_up_bytes": sum(place.up_bytes for place in self._staged),
         }
-        return self.engine.figures() | moved
+        return self.engine.figures() | moved | self.waited.figures()
 
     @property
     def pending(self) -> bool:

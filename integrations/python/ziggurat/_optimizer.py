@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import warnings
@@ -18,10 +19,10 @@ from ziggurat._engine_content import EngineContent
 from ziggurat._gradient import GradientHooks
 from ziggurat._gradient_content import Content, Slot
 from ziggurat._names import generated, names_alone, names_in
-from ziggurat._native import Engine, GroupStep, InvalidArgument, Unimplemented
+from ziggurat._native import GroupStep, InvalidArgument, Unimplemented
 from ziggurat._opened import Opened
-from ziggurat._opening import Opening
 from ziggurat._placement import parsed
+from ziggurat._reports import Reports
 from ziggurat._sharing import Alone, several_ranks
 from ziggurat._streaming import streaming_of
 from ziggurat._waits import ModuleWaits
@@ -75,7 +76,7 @@ def from_zero(**arguments: float) -> None:
             raise InvalidArgument(f"{name}={value}: give 0 or more")
 
 
-class EngineOptimizer(Opening):
+class EngineOptimizer(Reports):
     """A ``torch.optim.Optimizer`` whose state is in an engine."""
 
     _kind: str
@@ -254,11 +255,6 @@ class EngineOptimizer(Opening):
             step = replace(step, eps=float(group["eps"]))
         return step
 
-    @property
-    def engine(self) -> Engine | None:
-        """The engine of the first step's parameters, or None before that step."""
-        return self._opened[0].engine if self._opened else None
-
     @torch._disable_dynamo  # type: ignore[misc]  # a step is no part of what is compiled around it
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -270,6 +266,13 @@ class EngineOptimizer(Opening):
             self._resume.before_step()
         self._sharing.check_gradients()
         self.open()
+        with contextlib.ExitStack() as waited:
+            for opened in self._opened:
+                waited.enter_context(opened.waited.step)
+            self._step()
+        return loss
+
+    def _step(self) -> None:
         groups = [self._group_step(group) for group in self.param_groups]
         follows = self._resume is not None
         self.synchronize()
@@ -294,7 +297,6 @@ class EngineOptimizer(Opening):
             self.synchronize()
         if follows and stepped:
             self._resume.after_step()
-        return loss
 
     def _wait_for(self, params: Iterable[torch.Tensor]) -> None:
         if not any(opened.pending for opened in self._opened):
@@ -304,38 +306,6 @@ class EngineOptimizer(Opening):
             opened = self._opened_with.get(param)
             if opened is not None and (index := opened.index(param)) is not None:
                 opened.wait(index)
-
-    def figures(self) -> dict[str, float]:
-        """Returns, for a logger, what was done since the last call: steps, bytes, seconds waited
-        and busy.
-
-        ``exchange_bytes`` is the memory for what ranks send each other and for the gradients that
-        came, ``exchange_planned_bytes`` the most that it will be. Counters are the process's, and
-        two optimizers share them. Only what was copied from and to accelerators
-        (device_down_bytes, device_up_bytes) is this optimizer's own.
-        """
-        engine = self.engine
-        if engine is None:
-            return {}
-        now = self._opened[0].figures()
-        trained = [param for opened in self._opened for param in opened.members]
-        exchange = self._sharing.exchange_bytes(trained)
-        for opened in self._opened[1:]:
-            for name, value in opened.figures().items():
-                if name.startswith("device_"):  # all other counters are the process's
-                    now[name] += value
-        before, self._figures = self._figures, now
-        told: dict[str, float] = {"generation": engine.generation}
-        told["durable_generation"] = engine.durable_generation
-        told["exchange_bytes"], told["exchange_planned_bytes"] = exchange
-        for name, value in now.items():
-            if name.startswith("host_"):
-                told[name] = value
-            elif name.endswith("_ns"):
-                told[name[:-3] + "_s"] = (value - before.get(name, 0)) / 1e9
-            else:
-                told[name] = value - before.get(name, 0)
-        return told
 
     def synchronize(self) -> None:
         """Returns when every parameter has the value of the newest step. Call it before you read

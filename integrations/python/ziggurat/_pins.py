@@ -216,16 +216,19 @@ class Pins:
                 "offloaded model only in the process that called offload()"
             )
         if unit.held:
-            self._acquire(unit, opened.engine)
+            with opened.waited.units:
+                self._acquire(unit, opened.engine)
         try:
             if opened.pending:
-                opened.wait_for(held.index for held in unit.held)
+                with opened.waited.units:
+                    opened.wait_for(held.index for held in unit.held)
             if unit.held:
                 opened.engine.find(unit.places)
             for held, address in zip(unit.held, unit.places.addresses, strict=True):
                 held.put_in(address)
             if unit.index in self.files:
-                self.files.bring(unit.index)
+                with opened.waited.units:
+                    self.files.bring(unit.index)
         except BaseException:
             self._take_out(unit, opened.engine)
             raise

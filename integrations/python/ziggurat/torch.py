@@ -56,8 +56,9 @@ theirs. :func:`save_checkpoint` writes a checkpoint, in the background if you li
 :func:`offload` lets the engine keep a model's parameters too, and brings them unit by unit while they
 are used; :func:`gathered` brings them for other uses, and in :func:`streamed_init` a model is built
 that memory has no room for. :func:`micro_batches` brings each unit once for all micro-batches of a
-step, and :func:`plan` says before what a run takes and moves. That is a first version: one rank, on
-the CPU. :func:`chunked_cross_entropy` is the loss of a large vocabulary without its logits.
+step. :func:`plan` says before what a run takes and moves, and ``optimizer.why_slow()`` what limits it.
+That is a first version: one rank, on the CPU. :func:`chunked_cross_entropy` is the loss of a large
+vocabulary without its logits.
 
 On the CPU gradients are read and parameters written where PyTorch has them: nothing is copied. On
 an accelerator both have pinned copies in host memory, which PyTorch's streams fill and empty
@@ -87,6 +88,7 @@ from ziggurat._optimizer import EngineOptimizer, from_zero, need
 from ziggurat._plan import plan
 from ziggurat._plan_page import Plan
 from ziggurat._resume import Resume
+from ziggurat._why_slow import Slow
 
 __all__ = [
     "SGD",
@@ -99,6 +101,7 @@ __all__ = [
     "LoadedCheckpoint",
     "Plan",
     "Resume",
+    "Slow",
     "chunked_cross_entropy",
     "gathered",
     "load_checkpoint",
