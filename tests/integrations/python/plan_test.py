@@ -51,6 +51,18 @@ class Adapted(torch.nn.Module):
         return self.base(x) + self.widen(self.narrow(x))
 
 
+class Scaled(torch.nn.Module):
+    """A block with one small parameter, which has a record of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(WIDTH))
+        self.linear = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(self.scale * x)
+
+
 def made(dtype=torch.float32, blocks=8, block=Block):
     torch.manual_seed(1)
     layers = [torch.nn.Linear(64, WIDTH), *(block() for _ in range(blocks)), torch.nn.Linear(WIDTH, 10)]
@@ -113,6 +125,7 @@ RUNS = {
     "bf16, gradients in files, accumulation 4, clipping": {
         "units": 9, "placement": IN_FILES, "dtype": BF16, "accumulation": 4, "clips": True,
     },
+    "gradients in files, small ones alone": {"units": 9, "placement": IN_FILES, "block": Scaled, "accumulation": 2},
     "frozen base with adapters": {"units": 9, "block": Adapted},
     "frozen base with adapters, 4 of 8 units": {"units": 4.3, "block": Adapted, "dtype": BF16},
     "parameters in host memory": {"units": 3.3, "placement": "host", "clips": True},
