@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from ziggurat._packing import TILE, staggered
-from ziggurat._units import ROOT, Division, Unit, UnitPart
+from ziggurat._units import ROOT, Division, UnitPart
 
 # What makes a step durable (tiers/store_layout.h): a page of 4096 for each of two superblocks and the
 # blob, and a table of 16 bytes a record in regions of 64 KiB.
@@ -84,9 +84,9 @@ def step_bytes(division: Division, settings: Settings, state: State | None) -> S
     """Returns the most that a step moves once the first three have been made; `state` is None for
     a state in memory. What a run moves is less by
     some pieces of parameters, as they happen to fit into `memory`."""
-    parts = [part for unit in _in_order(division) for part in unit.parts()]
-    trained = [part for part in parts if part.trained]
-    forward, backward = _brought(division, parts, settings)
+    uses = [part for entry in division.entries for unit in entry.units for part in unit.parts()]
+    trained = [part for part in dict.fromkeys(uses) if part.trained]
+    forward, backward = _brought(division, uses, settings)
     if state is None:
         return StepBytes(forward, backward)
     table = math.ceil(_ENTRY_BYTES * state.count / _REGION_BYTES) * _REGION_BYTES
@@ -117,32 +117,26 @@ def fits(division: Division, memory_bytes: int) -> bool:
     return sum(unit.size_bytes for unit in division.units) <= memory_bytes
 
 
-def _in_order(division: Division) -> list[Unit]:
-    """Returns the units in the order in which a forward uses them."""
-    return list(dict.fromkeys(unit for entry in division.entries for unit in entry.units))
-
-
 def _home(parts: Iterable[UnitPart]) -> int:
     return sum(part.home_bytes for part in parts)
 
 
 def _brought(
-    division: Division, parts: Sequence[UnitPart], settings: Settings
+    division: Division, uses: Sequence[UnitPart], settings: Settings
 ) -> tuple[int, int]:
-    """Returns what all forwards bring, and all backwards."""
-    trained = _home(part for part in parts if part.trained)
+    """Returns what all forwards bring, and all backwards. `uses` are a forward's, in their order: of a
+    unit that several modules share there are several, between which it may have gone."""
+    parts = list(dict.fromkeys(uses))
     if fits(division, settings.memory_bytes):
-        return trained, 0
+        return _home(part for part in parts if part.trained), 0
     room = _room(division, settings.memory_bytes)
     front = _left(parts, room)  # what a forward finds when a backward has ended
-    back = _left(parts[::-1], room)
-    missed = _home(parts) - _home(front)
-    frozen = missed - _home(part for part in parts if part.trained) + _home(
-        part for part in front if part.trained
-    )
-    first = trained + frozen  # the step has dropped all that it has changed
+    back = _left(list(dict.fromkeys(reversed(uses))), room)
+    missed = _home(uses) - _home(front)
+    # The step has dropped all that it has changed.
+    first = _home(uses) - _home(part for part in front if not part.trained)
     again = settings.accumulation - 1
-    return first + again * missed, (again + 1) * (_home(parts) - _home(back))
+    return first + again * missed, (again + 1) * (_home(uses) - _home(back))
 
 
 def _room(division: Division, memory_bytes: int) -> int:

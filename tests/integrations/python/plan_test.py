@@ -22,7 +22,7 @@ except ImportError as missing:
 
 import ziggurat.torch
 from ziggurat import InvalidArgument, ResourceExhausted
-from ziggurat._units import divide
+from ziggurat._units import ROOT, divide
 
 WIDTH = 128
 BF16 = torch.bfloat16
@@ -63,8 +63,27 @@ class Scaled(torch.nn.Module):
         return x + self.linear(self.scale * x)
 
 
+class Tied(torch.nn.Module):
+    """Its first and last layers have one weight, which is not there all the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(WIDTH, WIDTH)
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(12))
+        self.last = torch.nn.Linear(WIDTH, WIDTH)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(torch.cat([x, x], 1))
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
 def made(dtype=torch.float32, blocks=8, block=Block):
     torch.manual_seed(1)
+    if block is Tied:
+        return Tied().to(dtype)
     layers = [torch.nn.Linear(64, WIDTH), *(block() for _ in range(blocks)), torch.nn.Linear(WIDTH, 10)]
     return torch.nn.Sequential(*layers).to(dtype)
 
@@ -74,8 +93,8 @@ def memory_for(model: torch.nn.Module, units: float | None) -> int:
     division = divide(model, "auto", also_meta=True)
     if units is None:
         return division.smallest()[0]
-    root, block = division.units[0].size_bytes, division.units[1].size_bytes
-    return int(root + units * block)
+    root = sum(unit.size_bytes for unit in division.units if unit.name == ROOT)
+    return int(root + units * max(unit.size_bytes for unit in division.units[1:]))
 
 
 def counted(model, optimizer, accumulation, clips, steps=3):
@@ -121,6 +140,7 @@ RUNS = {
     "fp32, 3 of 8 units": {"units": 3.3},
     "bf16, 3 of 8 units, accumulation 4": {"units": 3.3, "dtype": BF16, "accumulation": 4},
     "smallest memory": {"units": None, "blocks": 24},
+    "tied layers, 5 of 12 units": {"units": 5, "block": Tied, "accumulation": 2, "slack": 0.04},
     "gradients in files, clipping": {"units": 4.5, "placement": IN_FILES, "clips": True},
     "bf16, gradients in files, accumulation 4, clipping": {
         "units": 9, "placement": IN_FILES, "dtype": BF16, "accumulation": 4, "clips": True,
@@ -164,16 +184,17 @@ def test_a_step_moves_what_the_plan_says(tmp_path, run, one_thread):  # noqa: F8
     assert its.step == plan.step, "the offloaded model's plan differs"
     found = counted(model, optimizer, accumulation, clips)
     assert its.step == ziggurat.torch.plan(model, tokens=4, accumulation=accumulation, clips=clips).step
-    close(plan.step.read, found["nvme_read_bytes"], plan.step.written)
+    slack = run.get("slack", 0.02)  # what several modules share may stay between their uses, or not
+    close(plan.step.read, found["nvme_read_bytes"], plan.step.written, slack)
     close(plan.step.written, found["nvme_write_bytes"])
     assert plan.step.state_read == found["state_read_bytes"]
     optimizer.close()
 
 
-def close(planned: float, counted: float, beside: float = 0) -> None:
-    """Within 2 % of what moves, and never above the plan."""
+def close(planned: float, counted: float, beside: float = 0, slack: float = 0.0) -> None:
+    """Never above the plan, and below it by at most `slack` of all that moves."""
     assert counted <= planned
-    assert planned - counted <= 0.02 * (planned + beside), (planned, counted)
+    assert planned - counted <= slack * (planned + beside), (planned, counted)
 
 
 @pytest.mark.parametrize("host_memory", ["4MiB", "6MiB", "9MiB", "14MiB", None])
