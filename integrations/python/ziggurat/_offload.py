@@ -18,6 +18,7 @@ from ziggurat._pins import PinnedUnit
 from ziggurat._placement import Homes
 from ziggurat._sharing import several_ranks
 from ziggurat._streaming import Streaming, streaming_of
+from ziggurat._tokens import TokenCost
 from ziggurat._units import Choice, Division, divide
 
 __all__ = ["offload"]
@@ -76,13 +77,17 @@ def offload(
         compute_in_chunks(*found)
     pinned: dict[int, PinnedUnit] = {unit.index: unit for unit in streaming.units}
     names = {module: name for name, module in model.named_modules()}
+    tokens = TokenCost()
+    root = division.entries[0].module
     for entry in division.entries:
         own = [pinned[unit.index] for unit in entry.units]
-        stage = None if entry.module is model else names[entry.module]
-        enter_at_call(entry.module, streaming, own, opens=True, stage=stage)
+        is_root = entry.module is root
+        stage = None if is_root else names[entry.module]
+        whole = tokens if is_root else None
+        enter_at_call(entry.module, streaming, own, opens=True, stage=stage, tokens=whole)
     for module in division.outer:
         of_root = [pinned[unit.index] for unit in division.entries[0].units]
-        enter_at_call(module, streaming, of_root, opens=True)
+        enter_at_call(module, streaming, of_root, opens=True, tokens=tokens)
     return model
 
 

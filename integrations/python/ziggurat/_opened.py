@@ -127,9 +127,11 @@ class Opened:
         settings: dict[str, Any],
         load: Callable[[Sequence[Part]], tuple[int, dict[str, Any]]] | None = None,
         streaming: Streaming | None = None,
+        model_has_values: bool = False,
     ) -> None:
         """`load` returns, for these parts, what Engine takes from a checkpoint. `streaming` is what
-        brings the parts that the engine keeps."""
+        brings the parts that the engine keeps. `model_has_values`: the model's values of these, not
+        those of a store that is there, are the masters of the next step."""
         #: all parameters; this rank may have no part of some
         self.members = [part.param for part in parts]
         # Checks the parameters of other ranks too, so that every rank refuses the same ones.
@@ -225,7 +227,10 @@ class Opened:
         self._laid = [known.setdefault(laid, laid) for laid in map(_laid, held)]
         self._memory = [param.detach() for param in held]  # keeps the memory alive while it is lent
         if streaming is not None:
-            streaming.take(self, values_are_there=self.engine.resumed or loaded is not None)
+            stored = self.engine.resumed or loaded is not None
+            streaming.take(self, values_are_there=stored and not model_has_values)
+            if stored and model_has_values:
+                self._become_masters.update(i for i in range(len(self.parts)) if self._is_kept(i))
         _all.add(self)
 
     def _address(self, index: int, tensor: torch.Tensor) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ziggurat._adapters import bring_for_merges
 from ziggurat._among_ranks import AmongRanks
 from ziggurat._dtypes import DTYPES
 from ziggurat._gradient_content import Slot
@@ -39,7 +40,7 @@ from ziggurat._placement import (
 from ziggurat._rounding import draws_noise, require_runs
 from ziggurat._sharing import several_ranks
 from ziggurat._state import StateDicts
-from ziggurat._streaming import Streaming, streaming_of
+from ziggurat._streaming import Streaming, streaming_around, streaming_of
 
 
 # What open(resume=...) means to the engine.
@@ -65,6 +66,7 @@ class Opening(AmongRanks, StateDicts):
     _slot_of: dict[torch.Tensor, Slot]
     _spelled: dict[torch.Tensor, str]
     _load: Callable[[Sequence[Part]], tuple[int, dict[str, Any]]] | None
+    _model_has_values = False  # whether open() leaves offloaded parameters their values
 
     def _in_order(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Sorts the parameters in the model's order."""
@@ -171,7 +173,17 @@ class Opening(AmongRanks, StateDicts):
             require_runs(parts, names)
         for part in parts:
             part.slot = self._slot_of[part.param]
-        return Opened(parts, names, groups, self._hooks, runtime, settings, self._load, streaming)
+        return Opened(
+            parts,
+            names,
+            groups,
+            self._hooks,
+            runtime,
+            settings,
+            self._load,
+            streaming,
+            self._model_has_values,
+        )
 
     def _part(self, param: torch.Tensor) -> Part:
         found = streaming_of(param)
@@ -183,10 +195,14 @@ class Opening(AmongRanks, StateDicts):
         """Returns what keeps the offloaded ones of `new`, or None if there are none. Errors: by
         name, if this optimizer cannot have them."""
         found = [(name, kept[0]) for name, param, _ in new if (kept := streaming_of(param))]
-        if not found:
+        streaming = streaming_around([param for _, param, _ in new])
+        if streaming is None:
             return None
-        streaming = found[0][1]
-        streaming.begin_opening(self, [name for name, _ in found])
+        if (model := streaming.model()) is not None:
+            bring_for_merges(model)
+        if not found and streaming.is_open:  # which has what is frozen around these
+            return None
+        streaming.begin_opening(self, [name for name, _ in found] or [new[0][0]])
         streaming.divide_memory(self._settings["state_format"], (param for _, param, _ in new))
         other = [name for name, kept in found if kept is not streaming]
         if other:

@@ -24,7 +24,7 @@ from ziggurat._opened import Opened
 from ziggurat._placement import parsed
 from ziggurat._reports import Reports
 from ziggurat._sharing import Alone, several_ranks
-from ziggurat._streaming import streaming_of
+from ziggurat._streaming import streaming_around, streaming_of
 from ziggurat._waits import ModuleWaits
 
 _NO_MEANING = ("foreach", "fused", "capturable", "differentiable")
@@ -158,7 +158,7 @@ class EngineOptimizer(Reports):
         super().__init__(params, {**defaults, "maximize": maximize})
         self._divide(wrapped, group, reduce_dtype)
         # A model that was offloaded waits for each unit when it acquires it.
-        if model is not None and not any(map(streaming_of, self._order)):
+        if model is not None and streaming_around(self._order) is None:
             self._waits = ModuleWaits(model, set(self._order), self._wait_for, self.synchronize)
             if several_ranks():
                 self._watch_for_ddp(model)
@@ -230,9 +230,12 @@ class EngineOptimizer(Reports):
         self._called_by = None
         self._order.extend(added)
         self._attach(added)
-        for found in map(streaming_of, added):
-            if found is not None:
-                found[0].optimizer = weakref.ref(self)
+        kept = {found[0] for found in map(streaming_of, added) if found is not None}
+        around = None if kept else streaming_around(added)
+        if around is not None and not around.is_open:
+            kept = {around}
+        for streaming in kept:
+            streaming.optimizer = weakref.ref(self)
 
     def _attach(self, params: Sequence[torch.Tensor]) -> None:
         name_of = functools.partial(_name_of, weakref.ref(self))

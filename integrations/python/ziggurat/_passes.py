@@ -25,6 +25,7 @@ from ziggurat._casts import casting_again
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._pins import PinnedUnit
 from ziggurat._streaming import Streaming
+from ziggurat._tokens import TokenCost
 
 
 def enter_at_call(
@@ -33,10 +34,12 @@ def enter_at_call(
     units: Sequence[PinnedUnit],
     opens: bool,
     stage: str | None = None,
+    tokens: TokenCost | None = None,
 ) -> None:
     """Makes calls of `module` pin `units`. `opens`: a call that trains may open the engine. `stage`:
-    the module's name, if micro-batches can take turns at it."""
-    module.__dict__["_offloaded"] = _Around(streaming, list(units), opens, stage)
+    the module's name, if micro-batches can take turns at it. `tokens` is told of calls that may
+    generate."""
+    module.__dict__["_offloaded"] = _Around(streaming, list(units), opens, stage, tokens)
     module.__class__ = _made(type(module))
 
 
@@ -51,7 +54,8 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     def __reduce_ex__(self: Any, protocol: Any) -> NoReturn:
         raise Unimplemented(
             f"an offloaded {original.__name__} cannot be copied or pickled, because an engine has "
-            "its parameters: copy it before offload(), or save what gathered() brings"
+            "its parameters: copy it before offload(), as PEFT does for modules_to_save, or save what "
+            "gathered() brings"
         )
 
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -83,10 +87,15 @@ class _Around:
     """Runs a unit's module with its units pinned."""
 
     def __init__(
-        self, streaming: Streaming, units: list[PinnedUnit], opens: bool, stage: str | None
+        self,
+        streaming: Streaming,
+        units: list[PinnedUnit],
+        opens: bool,
+        stage: str | None,
+        tokens: TokenCost | None,
     ) -> None:
         self.streaming, self._units, self._opens = streaming, units, opens
-        self._stage = stage
+        self._stage, self._tokens = stage, tokens
 
     def __call__(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._opens and torch.is_grad_enabled():
@@ -139,6 +148,8 @@ class _Around:
             if made:
                 newest: Any = max(made, key=lambda node: node._sequence_nr())
                 newest.register_prehook(use.end)
+        elif self._tokens is not None:
+            self._tokens.forward_begins(given[1], self.streaming)
         self.streaming.pin(self._units, pinned)
         return use
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_iter
 
+from ziggurat._native import InvalidArgument
+
 # What reads no values, by the name of the method or property. PyTorch's optimizers, clipping and
 # backward need nothing else of a parameter.
 _METADATA = frozenset(
@@ -67,3 +69,24 @@ def _name_of(func: Any) -> str:
     if name in ("__get__", "__set__", "__delete__"):
         name = getattr(func.__self__, "__name__", name)
     return name
+
+
+class NoAddress(InvalidArgument, NotImplementedError):
+    """A parameter that is away was asked for its address. PEFT, which asks at the end of a merge, goes on
+    as for all tensors that have none."""
+
+
+# What modules call to convert parameters to a type or device, under the same names.
+CONVERSIONS = frozenset({"to", "cpu", "cuda", "type", "float", "double", "half", "bfloat16"})
+
+
+def changes_nothing(func: Any, param: torch.Tensor, args: Any, kwargs: Any) -> bool:
+    """Returns whether a conversion of the parameter would return it as it is."""
+    if kwargs.get("memory_format") is not None:
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        alike = torch.empty(0, dtype=param.dtype, device="cpu")
+        try:
+            return func(alike, *args[1:], **kwargs) is alike
+        except (RuntimeError, AssertionError):  # there is no such device
+            return False

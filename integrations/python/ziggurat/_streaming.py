@@ -27,7 +27,7 @@ from ziggurat._memory import free_bytes, return_freed, size_text
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
 from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._placement import Homes, fits_half, sums_bytes
-from ziggurat._released import Released
+from ziggurat._released import CONVERSIONS, NoAddress, Released, changes_nothing
 from ziggurat._traffic import fits
 from ziggurat._units import Division, check_params
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # Tensor -> weakref.ref[Held]: a Held has its tensor, which would otherwise never be freed
 _kept: Any = WeakTensorKeyDictionary()
+
+_all: weakref.WeakSet[Streaming] = weakref.WeakSet()
 
 
 class Streaming(Pins):
@@ -53,12 +55,16 @@ class Streaming(Pins):
         self._copies: dict[Held, torch.Tensor] | None = None  # while state_dict() runs
         self._copies_folder: str | None = None  # for copies that memory has no room for
         self._loading = False  # whether load_state_dict() runs
+        #: whether close() puts values that memory has no room for into files of the state's directory
+        self.returns_to_files = False
         #: what opens the engine: the optimizer that trains the model, if there is one
         self.optimizer: weakref.ref[Any] | None = None
         self._owner: weakref.ref[Any] | None = None  # the optimizer that has opened the engine
         self.backwards: Any = weakref.WeakValueDictionary()  #: of _passes, by their task's number
+        self.model = weakref.ref(division.entries[0].module)
         for held in self._all():
             _kept[held.param] = weakref.ref(held)
+        _all.add(self)
 
     def _all(self) -> Iterable[Held]:
         return (held for unit in self.units for held in unit.held)
@@ -79,14 +85,35 @@ class Streaming(Pins):
 
     # -- the engine
 
+    @torch._disable_dynamo  # type: ignore[misc]  # a compiled model's first call comes here
     def open(self) -> None:
         """Lets the optimizer that trains the model open its engine."""
-        if self._lost or (self._opened is not None and not self._is_orphan()):
+        if self._lost or self.is_open:
             return
         optimizer = None if self.optimizer is None else self.optimizer()
         if optimizer is not None:
             with torch.no_grad():
                 optimizer.open()
+
+    @property
+    def fits(self) -> bool:
+        """Returns whether there is room for all units."""
+        return fits(self.division, self.memory_bytes)
+
+    @property
+    def opened(self) -> Opened | None:
+        """The engine that has the values, if there is one."""
+        return self._opened
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether the engine of an optimizer that still lives has the values."""
+        return self._opened is not None and not self._is_orphan()
+
+    def has_around(self, params: Iterable[torch.Tensor]) -> bool:
+        """Returns whether one of `params` is in the model, such as an adapter's."""
+        model = self.model()
+        return model is not None and not set(params).isdisjoint(model.parameters())
 
     def _is_orphan(self) -> bool:
         """Returns whether no optimizer knows the engine: its own was dropped without close(), or was
@@ -106,7 +133,7 @@ class Streaming(Pins):
             for unit in self.units
             if unit.unit.in_files
         }
-        self.files.set(files, keeps_all=fits(self.division, self.memory_bytes))
+        self.files.set(files, keeps_all=self.fits)
 
     @property
     def engine_bytes(self) -> int:
@@ -207,7 +234,7 @@ class Streaming(Pins):
         brought = size_text(self.size_bytes + in_files)
         brings = (
             "there is room for all of them"
-            if fits(self.division, self.memory_bytes)
+            if self.fits
             else f"a forward brings {brought}, and so does a backward, less what stays"
         )
         print(
@@ -264,9 +291,18 @@ class Streaming(Pins):
         self._taking = None
         taking.engine.close()
 
-    def _read(self, engine: Engine, held: Held) -> torch.UntypedStorage:
+    def _read(self, engine: Engine, held: Held, folder: str | None = None) -> torch.UntypedStorage:
+        """Returns the values in memory, or in a file without a name in `folder`."""
+        if folder is not None:
+            return self._read_into_file(engine, held, folder).untyped_storage()
         values = _storage.empty(held.size_bytes)
         engine.read_param(held.index, values.data_ptr())
+        return values
+
+    def _read_into_file(self, engine: Engine, held: Held, folder: str) -> torch.Tensor:
+        values = empty_in_file(folder, held.param)
+        engine.read_param(held.index, values.data_ptr())
+        let_pages_go(values)
         return values
 
     def require_unused(self, call: str) -> None:
@@ -282,15 +318,17 @@ class Streaming(Pins):
 
     def give_back(self) -> None:
         """Gives the values back to PyTorch's memory before the engine is closed, if there is room.
-        Otherwise the parameters stay away, in the store. After an error or an interrupt all is as
-        before.
+        Otherwise the parameters stay away, in the store, or are in files without names if
+        `returns_to_files`. After an error or an interrupt all is as before.
 
         Errors: ResourceExhausted if there is no room and some of them are in no store."""
         opened = self._opened
         if opened is None:
             return
         self.require_unused("close()")
-        away = self.size_bytes > free_bytes()
+        no_room = self.size_bytes > free_bytes()
+        folder = opened.store if no_room and self.returns_to_files else None
+        away = no_room and folder is None
         frozen = any(held.index >= len(opened.parts) for held in self._all())
         if away and (opened.store is None or frozen):
             raise ResourceExhausted(
@@ -301,7 +339,7 @@ class Streaming(Pins):
         if not away:
             try:
                 for held in self._all():
-                    held.give_back(self._read(opened.engine, held))
+                    held.give_back(self._read(opened.engine, held, folder))
             except BaseException:
                 for held in self._all():  # the engine still has the values
                     held.leave(held.index)
@@ -319,7 +357,7 @@ class Streaming(Pins):
             if held not in self._copies:
                 self._copies[held] = self.copy_of(held)
             return self._copies[held]
-        if what in _CONVERSIONS and _changes_nothing(func, held.param, args, kwargs):
+        if what in CONVERSIONS and changes_nothing(func, held.param, args, kwargs):
             return held.param
         if what == "data" and len(args) == 2 and args[1] is held.param:
             return None  # model.to() assigns what it has converted
@@ -339,10 +377,7 @@ class Streaming(Pins):
         if opened is None:
             raise self._refusal("copy", held)
         if self._copies_folder is not None:
-            copy = empty_in_file(self._copies_folder, held.param)
-            opened.engine.read_param(held.index, copy.data_ptr())
-            let_pages_go(copy)
-            return copy
+            return self._read_into_file(opened.engine, held, self._copies_folder)
         if held.size_bytes > free:
             raise ResourceExhausted(
                 f"parameter '{held.name}' is offloaded, and memory has no room for a copy of it: "
@@ -383,33 +418,18 @@ class Streaming(Pins):
                 f"{where} is away, and its optimizer was closed when memory had no room for all "
                 "values: make the model and its optimizer again, and resume"
             )
-        if what in _CONVERSIONS:
+        if what in CONVERSIONS:
             return InvalidArgument(
                 f"{where} is away, and its type and device stay what they are: call "
                 f"model.{what}() before the optimizer opens its engine, which the first forward that "
                 "trains does"
             )
-        return InvalidArgument(
+        kind = NoAddress if what == "data_ptr" else InvalidArgument
+        return kind(
             f"{where} is away, because only the forward and backward of that unit's module bring "
             "it: use it within `with ziggurat.torch.gathered([param])`, or give offload() units "
             f"without '{held.unit.name}', so that it is there while the model runs"
         )
-
-
-# What modules call to convert parameters to a type or device, under the same names.
-_CONVERSIONS = frozenset({"to", "cpu", "cuda", "type", "float", "double", "half", "bfloat16"})
-
-
-def _changes_nothing(func: Any, param: torch.Tensor, args: Any, kwargs: Any) -> bool:
-    """Returns whether a conversion of the parameter would return it as it is."""
-    if kwargs.get("memory_format") is not None:
-        return False
-    with torch._C.DisableTorchFunctionSubclass():
-        alike = torch.empty(0, dtype=param.dtype, device="cpu")
-        try:
-            return func(alike, *args[1:], **kwargs) is alike
-        except (RuntimeError, AssertionError):  # there is no such device
-            return False
 
 
 def streaming_of(param: torch.Tensor) -> tuple[Streaming, Held] | None:
@@ -417,6 +437,15 @@ def streaming_of(param: torch.Tensor) -> tuple[Streaming, Held] | None:
     found = _kept.get(param)
     held = None if found is None else found()
     return None if held is None else (held.unit.streaming, held)
+
+
+def streaming_around(params: Sequence[torch.Tensor]) -> Streaming | None:
+    """Returns what keeps one of `params`, or other parameters of their model: those may be adapters that
+    were added after offload(). None if their model was not offloaded."""
+    own = next((found[0] for found in map(streaming_of, params) if found is not None), None)
+    if own is not None:
+        return own
+    return next((one for one in list(_all) if one.has_around(params)), None)
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:

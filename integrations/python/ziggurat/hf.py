@@ -45,6 +45,7 @@ from ziggurat._optimizer import EngineOptimizer
 from ziggurat._placement import has_store
 from ziggurat._resume import accelerators, random_states
 from ziggurat._state import Groups
+from ziggurat._streaming import streaming_of
 
 __all__ = ["EveryStep", "newest_step", "optimizer", "train"]
 
@@ -100,6 +101,12 @@ def optimizer(
 
     def made(model: torch.nn.Module, **more: Any) -> EngineOptimizer:
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if args.auto_find_batch_size and any(map(streaming_of, model.parameters())):
+            raise Unimplemented(
+                "auto_find_batch_size=True does not work with an offloaded model: after an error of "
+                "memory Trainer begins the run again, but the engine has the model as the steps "
+                "before left it: set per_device_train_batch_size, and auto_find_batch_size=False"
+            )
         # The rule uses nothing of a Trainer.
         decay = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
         groups = [
@@ -151,16 +158,34 @@ class _InTrainer(EngineOptimizer):
     def _go_back(self) -> None:
         """Goes back to the checkpoint in the store that exists: the run's next step replaces the
         store's state. Opening the store writes the parameters, so Trainer's loaded values are
-        kept first."""
+        kept first; the engine takes those of an offloaded model, which may not fit twice."""
         entries, self._to_load = self._to_load, {}
-        values = [(param, param.detach().clone()) for _, param, _ in self._named()]
-        self.open(resume=True)
+        params = [param for _, param, _ in self._named() if streaming_of(param) is None]
+        values = [(param, param.detach().clone()) for param in params]
+        self._model_has_values = True
+        try:
+            self.open(resume=True)
+        finally:
+            self._model_has_values = False
         with torch.no_grad():
             for param, value in values:
                 param.copy_(value)
         if entries:
             for opened in self._opened:
                 self._give(opened, entries)
+
+
+    def close_for_another(self) -> None:
+        """Closes this, so that another optimizer goes on. The values of an offloaded model stay within
+        reach, in files if memory has no room for them."""
+        kept = [found[0] for found in map(streaming_of, self._order) if found is not None]
+        for streaming in kept:
+            streaming.returns_to_files = True
+        try:
+            self.close()
+        finally:
+            for streaming in kept:
+                streaming.returns_to_files = False
 
 
 def _in_trainer(kind: type[EngineOptimizer]) -> type[EngineOptimizer]:
@@ -300,7 +325,8 @@ def newest_step(trainer: Trainer) -> str | None:
     _need_one_rank(trainer.args, who)
     before = trainer.optimizer
     if before is not None and _unwrapped(before, who).engine is not None:
-        _unwrapped(before, who).close()  # an open store tells only what it was opened with
+        # an open store tells only what it was opened with
+        _unwrapped(before, who).close_for_another()
         trainer.optimizer = None
     optimizer = _unwrapped(trainer.create_optimizer(), who)
     optimizer.open(resume=True)
@@ -330,6 +356,6 @@ def newest_step(trainer: Trainer) -> str | None:
     state.save_to_json(str(folder / "trainer_state.json"))
     # Closed, because Trainer loads the weights and then makes the optimizer that trains: an open
     # optimizer would make its masters from those weights.
-    optimizer.close()
+    optimizer.close_for_another()
     trainer.optimizer = None
     return str(folder)

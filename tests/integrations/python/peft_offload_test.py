@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters of PEFT on models that are offloaded: the bits without offload(), and a base that is never written.
+
+Run by pytest; as a script it exits with 77 where PyTorch, transformers, peft or pytest is missing, or PyTorch
+is older than offload() takes.
+"""
+
+import functools
+import re
+import sys
+
+try:
+    import peft
+    import pytest
+    import torch
+    import transformers
+    from language_models import assert_same_bits, batches, llama, loss_of
+    from small_models import one_thread  # noqa: F401, a fixture
+    from streamed_models import memory_of
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+import ziggurat
+import ziggurat.hf
+import ziggurat.torch
+from ziggurat._memory import size_of
+from ziggurat._streaming import streaming_around
+from ziggurat.torch import gathered
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+HOMES = {"host": "host", "nvme": "params=nvme,grads=nvme"}
+
+
+def base(**changes):
+    return llama(vocab_size=300, num_hidden_layers=14, **changes).bfloat16()
+
+
+def config(**changes):
+    settings = {"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+    return peft.LoraConfig(**(settings | changes))
+
+
+def adapted(model, **changes):
+    torch.manual_seed(2)
+    return peft.get_peft_model(model, config(**changes))
+
+
+def offload(model, home):
+    memory = memory_of(model)
+    assert sum(param.nbytes for param in model.parameters()) > 2 * memory
+    return ziggurat.torch.offload(model, memory=memory, placement=HOMES[home])
+
+
+def on_nvme(model):
+    return offload(model, "nvme")
+
+
+def optimizer_of(model, folder, home="nvme"):
+    return ziggurat.torch.AdamW(
+        [param for param in model.parameters() if param.requires_grad],
+        lr=1e-2,
+        placement="host" if home == "host" else f"nvme:{folder}",
+    )
+
+
+def train(model, optimizer, steps=3):
+    found = []
+    torch.manual_seed(5)
+    for batch in batches(steps, size=2):
+        loss = loss_of(model.train(), batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    assert is_away(model) == (streaming_around(list(model.parameters())) is not None)
+    return found
+
+
+def evaluated(model):
+    with torch.no_grad():
+        return loss_of(model.eval(), batches(1)[0]).item()
+
+
+def values(model):
+    found = []
+    for param in model.parameters():
+        with gathered(param):
+            found.append(param.detach().clone())
+    return found
+
+
+def is_away(model):
+    """Whether the engine has the base."""
+    inner = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    return "away" in repr(inner.model.layers[0].mlp.up_proj.weight)
+
+
+def same_with_and_without(tmp_path, run, homes=("nvme",)):
+    """Compares what `run(offload, home, folder)` returns: numbers, and tensors."""
+    numbers, tensors = run(lambda model: model, "nvme", tmp_path / "plain")
+    for home in homes:
+        ours = run(functools.partial(offload, home=home), home, tmp_path / home)
+        assert ours[0] == numbers
+        assert_same_bits(ours[1], tensors)
+
+
+ORDERS = pytest.mark.parametrize("order", ["before", "after"])  # the adapter's, and offload()'s
+TIED = {"tie_word_embeddings": True}
+
+
+def made(order, offload, changes=None, **settings):
+    model = base(**(changes or {}))
+    if order == "before":
+        return offload(adapted(model, **settings))
+    return adapted(offload(model), **settings)
+
+
+@ORDERS
+@pytest.mark.parametrize("changes", [{}, TIED], ids=["", "tied"])
+def test_an_adapter_trains(order, changes, tmp_path):
+    def run(offload, home, folder):
+        model = made(order, offload, changes)
+        optimizer = optimizer_of(model, folder, home)
+        found = [*train(model, optimizer), evaluated(model)]
+        found = found, values(model)
+        optimizer.close()
+        return found
+
+    same_with_and_without(tmp_path, run, HOMES)
+
+
+@ORDERS
+def test_the_base_is_never_written(order, tmp_path):
+    """Bytes that steps write, with a small base and a large one: the first step's opening writes it once."""
+    written = []
+    for size in (96, 384):
+        changes = {"intermediate_size": size}
+        model = made(order, on_nvme, changes, target_modules=["q_proj"])
+        optimizer = optimizer_of(model, tmp_path / str(size))
+        train(model, optimizer, 1)
+        optimizer.engine.make_durable()
+        optimizer.figures()
+        train(model, optimizer, 3)
+        optimizer.engine.make_durable()
+        assert is_away(model)
+        written.append(optimizer.figures()["nvme_write_bytes"])
+        optimizer.close()
+    assert written[0] == written[1] > 0
+
+
+@ORDERS
+@pytest.mark.parametrize("home", HOMES)
+@pytest.mark.parametrize("safe", [False, True])
+def test_an_adapter_is_merged_and_unmerged(order, safe, home, tmp_path):
+    def run(offload, home, folder):
+        model = made(order, offload)
+        optimizer = optimizer_of(model, folder, home)
+        found = train(model, optimizer)
+        unmerged = evaluated(model)
+        model.merge_adapter(safe_merge=safe)
+        found += [unmerged, evaluated(model)]
+        assert found[-1] != unmerged  # in bf16
+        merged = values(model)
+        model.unmerge_adapter()
+        found += [evaluated(model), *train(model, optimizer)]
+        found = found, merged + values(model)
+        optimizer.close()
+        return found
+
+    same_with_and_without(tmp_path, run, [home])
+
+
+@ORDERS
+@pytest.mark.parametrize("what", ["merge_and_unload", "unload"])
+@pytest.mark.parametrize("changes", [{}, TIED], ids=["", "tied"])
+def test_an_adapter_goes(order, what, changes, tmp_path):
+    def run(offload, home, folder):
+        model = made(order, offload, changes)
+        optimizer = optimizer_of(model, folder, home)
+        found = train(model, optimizer)
+        model = getattr(model, what)()
+        found.append(evaluated(model))
+        found = found, values(model)
+        optimizer.close()
+        return found
+
+    same_with_and_without(tmp_path, run)
+
+
+@ORDERS
+def test_two_adapters_with_an_optimizer_each(order, tmp_path):
+    def run(offload, home, folder):
+        model = base()
+        if order == "before":
+            model = adapted(model)
+            model.add_adapter("other", config(r=2))
+            model = offload(model)
+        else:
+            model = adapted(offload(model))
+            model.add_adapter("other", config(r=2))
+        model.set_adapter("default")
+        first = optimizer_of(model, folder / "1", home)
+        found = [*train(model, first), evaluated(model)]
+        with model.disable_adapter():
+            found.append(evaluated(model))
+        first.close()
+        model.set_adapter("other")
+        found.append(evaluated(model))
+        second = optimizer_of(model, folder / "2", home)
+        found += [*train(model, second), evaluated(model)]
+        model.set_adapter("default")
+        found.append(evaluated(model))
+        kept = values(model)
+        second.close()
+        return found, kept
+
+    same_with_and_without(tmp_path, run)
+
+
+def two_adapters():
+    model = adapted(base())
+    model.add_adapter("other", config(r=2))
+    for name, param in model.named_parameters():
+        param.requires_grad_("lora" in name)
+    return model
+
+
+def test_one_optimizer_trains_two_adapters_in_turn(tmp_path):
+    def run(offload, home, folder):
+        model = offload(two_adapters())
+        named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+        optimizer = ziggurat.torch.AdamW(named, lr=1e-2, placement=f"nvme:{folder}")
+        optimizer.open()  # while both are trained
+        found = []
+        for name in ("default", "other", "default"):
+            model.set_adapter(name)
+            found += [*train(model, optimizer), evaluated(model)]
+        kept = values(model)
+        optimizer.close()
+        return found, kept
+
+    same_with_and_without(tmp_path, run)
+
+
+def test_an_adapter_that_was_frozen_when_the_engine_opened_is_refused(tmp_path):
+    model = two_adapters()
+    named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    model.set_adapter("default")
+    offload(model, "nvme")
+    optimizer = ziggurat.torch.AdamW(named, lr=1e-2, placement=f"nvme:{tmp_path}")
+    train(model, optimizer)
+    model.set_adapter("other")
+    with pytest.raises(ziggurat.Unimplemented, match="lora_A.other.* one optimizer all parameters"):
+        train(model, optimizer)
+
+
+@pytest.mark.parametrize("saved", [["lm_head"], ["embed_tokens", "lm_head"]], ids="-".join)
+def test_modules_to_save_come_before_offload(saved, tmp_path):
+    def run(offload, home, folder):
+        model = made("before", offload, modules_to_save=saved)
+        optimizer = optimizer_of(model, folder, home)
+        found = [*train(model, optimizer), evaluated(model)]
+        kept = values(model)
+        optimizer.close()
+        return found, kept
+
+    same_with_and_without(tmp_path, run)
+    with pytest.raises(ziggurat.Unimplemented, match="before offload.*PEFT.*modules_to_save"):
+        made("after", on_nvme, modules_to_save=saved)
+
+
+@ORDERS
+def test_an_adapter_is_saved_and_loaded(order, tmp_path):
+    def run(offload, home, folder):
+        model = made(order, offload)
+        optimizer = optimizer_of(model, folder / "state", home)
+        found = [*train(model, optimizer), evaluated(model)]
+        model.save_pretrained(folder / "adapter")
+        kept = values(model)
+        optimizer.close()
+        model = base() if order == "before" else offload(base())
+        model = peft.PeftModel.from_pretrained(model, folder / "adapter", is_trainable=True)
+        model = offload(model) if order == "before" else model
+        found.append(evaluated(model))
+        optimizer = optimizer_of(model, folder / "more", home)
+        found += [*train(model, optimizer), evaluated(model)]
+        model.load_adapter(folder / "adapter", "default", is_trainable=True)  # over what was trained
+        found.append(evaluated(model))
+        assert found[-1] == found[3]
+        optimizer.close()
+        return found, kept
+
+    same_with_and_without(tmp_path, run)
+
+
+@ORDERS
+def test_trainer_goes_on_from_an_adapters_checkpoint(order, tmp_path):
+    def trainer_of(offload, home, folder):
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder / "out"),
+            max_steps=4,
+            save_steps=2,
+            logging_steps=1,
+            per_device_train_batch_size=2,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        texts = [{"input_ids": one[0], "labels": one[0]} for one in batches(12, size=1)]
+        trainer = transformers.Trainer(made(order, offload), arguments, train_dataset=texts)
+        where = "host" if home == "host" else f"nvme:{folder}/state"
+        trainer.optimizer_cls_and_kwargs = ziggurat.hf.optimizer(arguments, placement=where)
+        return trainer
+
+    def run(offload, home, folder):
+        found, kept = [], []
+        for resumed in (None, str(folder / "out/checkpoint-2")):
+            trainer = trainer_of(offload, home, folder)
+            trainer.train(resume_from_checkpoint=resumed)
+            found += [line["loss"] for line in trainer.state.log_history if "loss" in line]
+            kept.append(values(trainer.model))
+            trainer.optimizer.optimizer.close()
+        assert_same_bits(*kept)
+        return found, kept[0]
+
+    same_with_and_without(tmp_path, run, HOMES)
+
+
+def test_a_token_says_what_it_reads(tmp_path, capfd):
+    model = made("before", on_nvme)
+    optimizer = optimizer_of(model, tmp_path)
+    train(model, optimizer)
+    evaluated(model)
+    said = []
+    for _ in range(2):
+        optimizer.figures()
+        prompt = batches(1)[0][:1, :4]
+        tokens = model.generate(
+            input_ids=prompt, max_new_tokens=6, min_new_tokens=6, do_sample=False
+        )
+        assert tokens.shape[1] == 4 + 6
+        read = optimizer.figures()["nvme_read_bytes"]
+        said += re.findall(r"each token reads (\S+ \SiB) of parameters from", capfd.readouterr().err)
+    (size,) = said  # once
+    # Units stay from one token to the next as memory happens to allow.
+    assert size_of(size) == pytest.approx(read / 6, rel=0.2)
+
+
+def test_an_adapter_comes_to_a_model_that_trains(tmp_path):
+    def run(offload, home, folder):
+        model = offload(base())
+        optimizer = optimizer_of(model, folder, home)
+        found = train(model, optimizer)
+        model = adapted(model)
+        found.append(evaluated(model))
+        for layer in model.modules():
+            if isinstance(layer, peft.tuners.tuners_utils.BaseTunerLayer):
+                with gathered(layer.parameters(), write=True):
+                    layer.merge()
+        found.append(evaluated(model))
+        kept = values(model)
+        optimizer.close()
+        return found, kept
+
+    same_with_and_without(tmp_path, run)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__, *sys.argv[1:]]))
