@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._offload import gathered
+from ziggurat._gathered import gathered
 from ziggurat._streaming import Held, streaming_of
 
 _LAYERS, _MODELS = "BaseTunerLayer", "BaseTuner"  # of peft.tuners.tuners_utils
