@@ -18,9 +18,12 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <thread>
+#include <utility>
 
 #include "aio/fork_closed.h"
+#include "aio/lock_holder.h"
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/disk_full.h"
@@ -38,6 +41,8 @@ constexpr mode_t kPrivateMode = 0600;
 /// The mode of all other files, less the umask: they may be shared.
 constexpr mode_t kMode = 0666;
 constexpr std::chrono::milliseconds kLockPoll{5};
+/// How long the last writes of a process that has ended may take, on a drive that others keep busy.
+constexpr std::chrono::milliseconds kLastWritesWait{60'000};
 constexpr int kReopensMax = 8;
 
 // statx's fields for direct I/O (Linux 6.1), by their offset in the kernel's struct, because older
@@ -95,29 +100,46 @@ bool still_named(const UniqueFd& fd, const std::string& path) {
   return open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
 }
 
+/// Returns ", PID (name)", or nothing if nobody knows.
+std::string told(const std::optional<LockHolder>& holder) {
+  if (!holder) return "";
+  return fmt::format(", {} ({})", holder->pid, holder->name.empty() ? "ended" : holder->name);
+}
+
+/// Says once that the lock is waited for.
+void say_wait(const std::string& path, const std::optional<LockHolder>& holder,
+              std::chrono::milliseconds wait) {
+  if (holder && holder->ended) {
+    log().warn(
+        "{} is locked by process {}, which has ended: waiting up to {} ms for its last writes",
+        path, holder->pid, wait.count());
+    return;
+  }
+  log().warn(
+      "{} is locked by another process{}: waiting up to {} ms, because the last writes of a "
+      "killed process can hold the lock for a moment",
+      path, told(holder), wait.count());
+}
+
 void lock_file(const UniqueFd& fd, const std::string& path, const OpenOptions& options,
-               SteadyClock::time_point deadline) {
+               SteadyClock::time_point begin) {
   bool said = false;
   while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     if (error == EINTR) continue;
     if (error != EWOULDBLOCK) throw system_error(error, "lock " + path);
-    if (SteadyClock::now() >= deadline) {
+    const std::optional<LockHolder> holder = lock_holder(fd.get());
+    const bool ended = holder && holder->ended && options.lock_wait.count() > 0;
+    const auto wait = ended ? std::max(options.lock_wait, kLastWritesWait) : options.lock_wait;
+    if (SteadyClock::now() >= begin + wait) {
       throw Error(
           ErrorCode::kUnavailable,
-          fmt::format("{} is in use by another process (this process waited {} ms for its lock); "
-                      "stop that process, or "
-                      "name another file",
-                      path, options.lock_wait.count()),
+          fmt::format("{} is in use by another process{} (this process waited {} ms for its lock); "
+                      "stop that process, or name another file",
+                      path, told(holder), wait.count()),
           error);
     }
-    if (!said) {
-      log().warn(
-          "{} is locked by another process: waiting up to {} ms, because the last writes of a "
-          "killed process can hold the lock for a moment",
-          path, options.lock_wait.count());
-      said = true;
-    }
+    if (!std::exchange(said, true)) say_wait(path, holder, wait);
     std::this_thread::sleep_for(kLockPoll);
   }
 }
@@ -200,13 +222,13 @@ PosixFiles::PosixFiles() {
 }
 
 FileHandle PosixFiles::open(const std::string& path, const OpenOptions& options) {
-  const auto deadline = SteadyClock::now() + options.lock_wait;
+  const auto begin = SteadyClock::now();
   UniqueFd fd;
   for (int opens = 0;; ++opens) {
     fd = options.unnamed ? open_unnamed(path) : open_named(path, options);
     require_regular(fd, path, options.writable);
     if (!options.lock) break;
-    lock_file(fd, path, options, deadline);
+    lock_file(fd, path, options, begin);
     if (options.unnamed || still_named(fd, path)) break;
     if (opens == kReopensMax || options.create) {
       throw Error(ErrorCode::kUnavailable,

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// aio/lock_holder.h: finds the process that holds a file's lock, for messages, and to tell one that
+// has ended from one that has not: the kernel keeps the lock of a killed process until its last
+// writes are done.
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+
+namespace ziggurat {
+
+struct LockHolder {
+  pid_t pid = 0;
+  std::string name;    ///< empty if the process is gone
+  bool ended = false;  ///< whether the process is gone, or is ending
+};
+
+/// Returns the process that took the flock() of the open file `fd`. Empty where the kernel does not
+/// tell, as of a process of another container.
+std::optional<LockHolder> lock_holder(int fd);
+
+}  // namespace ziggurat
