@@ -58,14 +58,15 @@ def _merged(layer: torch.nn.Module, call: Any, args: Any, kwargs: Any) -> Any:
     kept = [held for held in map(_held_of, layer.parameters()) if held is not None]
     with gathered([held.param for held in kept]):
         result = call(layer, *args, **kwargs)
-        _note_writes(held for held in kept if not held.param.requires_grad)
+        frozen = (held for held in kept if not held.param.requires_grad)
+        _note_writes(held for held in frozen if held.param not in held.unit.unit.in_files)
     return result
 
 
 def _held_of(param: torch.Tensor) -> Held | None:
     """Returns what keeps the parameter, if an engine has it."""
     found = streaming_of(param)
-    return found[1] if found is not None and found[0].is_open else None
+    return found[1] if found is not None and found[0].opened is not None else None
 
 
 def _note_writes(kept: Iterable[Held]) -> None:

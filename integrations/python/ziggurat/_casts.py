@@ -61,9 +61,11 @@ def casting_again(params: Container[torch.Tensor]) -> Iterator[None]:
         its: torch.Tensor = saved.again() if isinstance(saved, _Cast) else unpack(saved.packed)
         return its
 
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # it takes no hooks
+        yield
+        return
     with torch.autograd.graph.saved_tensors_hooks(packed, unpacked):
         yield
-    torch.clear_autocast_cache()  # which has them too
 
 
 def _as_it_is(value: Any) -> Any:
@@ -77,6 +79,8 @@ def _cast_of(tensor: torch.Tensor, params: Container[torch.Tensor]) -> _Cast | N
         return None
     param = getattr(base.grad_fn.next_functions[0][0], "variable", None)
     if param is None or param not in params or not base.is_contiguous():
+        return None
+    if base._version != 0:  # a script's own cast, which it has written since
         return None
     return _Cast(
         param,

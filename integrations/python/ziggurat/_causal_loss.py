@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -43,10 +44,11 @@ def find_head(model: torch.nn.Module, asked: bool | None) -> tuple[Any, str] | N
     return (causal, name) if asked or vocabulary >= VOCABULARY_MIN else None
 
 
-def compute_in_chunks(causal: Any, name: str) -> None:
-    """Makes forwards of `causal` with labels and gradients compute their loss without logits. Says it."""
+def compute_in_chunks(causal: Any, name: str) -> _Seam:
+    """Makes forwards of `causal` with labels and gradients compute their loss without logits. Says it.
+    Returns what belongs to the pass that runs: `made`."""
     head = getattr(causal, name)
-    seam = _Seam(causal)
+    seam = _Seam(causal, name)
     causal.__dict__["_chunked_loss"] = head.__dict__["_chunked_loss"] = seam
     causal.__class__ = _made_model(type(causal))
     head.__class__ = _made_head(type(head))
@@ -56,13 +58,16 @@ def compute_in_chunks(causal: Any, name: str) -> None:
         f"{size_text(4 * head.out_features)} a token in fp32; chunked_loss=False builds them",
         file=sys.stderr,
     )
+    return seam
 
 
 class _Seam:
     """What the model, its head and its loss know of the forward that runs."""
 
-    def __init__(self, causal: Any) -> None:
+    def __init__(self, causal: Any, name: str) -> None:
         self.model = type(causal).__name__
+        own, head = weakref.ref(causal), weakref.ref(getattr(causal, name))
+        self._has_head = lambda: getattr(own(), name, None) is head()
         names = list(inspect.signature(causal.forward).parameters)
         self._labels_at = names.index("labels")
         #: the stand-ins of the forward that runs; None: it builds logits, or none runs
@@ -76,15 +81,18 @@ class _Seam:
         labels = kwargs.get("labels")
         if len(args) > self._labels_at:
             labels = args[self._labels_at]
-        return torch.is_grad_enabled() and labels is not None and loss is _causal_lm_loss()
+        if not torch.is_grad_enabled() or labels is None or loss is not _causal_lm_loss():
+            return False
+        return self._has_head()  # an adapter that came later reads logits
 
     def run(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns what `forward` returns, whose head builds no logits."""
-        before, self.made = self.made, []
+        made: list[_Logits] = []
+        before, self.made = self.made, made
         try:
             return forward(*args, **kwargs)
         finally:
-            for logits in self.made:
+            for logits in made:
                 logits.drop()
             self.made = before
 

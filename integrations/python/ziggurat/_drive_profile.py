@@ -14,15 +14,20 @@ _VERSION = 1
 def measured_rate(folder: str) -> float | None:
     """Returns the bytes a second, reads and writes together, that the drive of `folder` moved in an
     optimizer's pass, or None if that was not measured there."""
-    whole = _profile()
+    try:
+        return _rate_in(_profile(), Path(folder).absolute())
+    except (AttributeError, KeyError, TypeError, ValueError):  # it is no profile
+        return None
+
+
+def _rate_in(whole: dict[str, Any], path: Path) -> float | None:
     if whole.get("version") != _VERSION:
         return None
-    path = Path(folder).absolute()
     found = [one for one in whole.get("drives", ()) if path.is_relative_to(one["path"])]
     if not found:
         return None
     drive = max(found, key=lambda one: len(one["path"]))
-    rate = drive.get("sweep_gb_per_s") or drive.get("mix_gb_per_s") or 0
+    rate = float(drive.get("sweep_gb_per_s") or drive.get("mix_gb_per_s") or 0)
     return rate * 1e9 or None
 
 

@@ -8,15 +8,17 @@ are read meanwhile, and what nobody needs leaves this process's memory.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import sys
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ziggurat._memory import size_text
 
@@ -51,11 +53,13 @@ class FileMappings:
                 self._all.append(_Mapping(begin, end, file, private))
 
     def of(self, tensor: torch.Tensor) -> FileRange | None:
-        """Returns the tensor's place in a file, or None if its memory is not a mapping of one."""
+        """Returns the tensor's place in a file, or None if its memory is not a mapping of one, or was
+        written and is no longer."""
         begin = tensor.data_ptr()
         for mapping in self._all:
             if mapping.begin <= begin and begin + tensor.nbytes <= mapping.end:
-                return FileRange(tensor, mapping.private)
+                its = FileRange(tensor, mapping.private)
+                return None if its.was_written() else its
         return None
 
 
@@ -78,15 +82,21 @@ class FileRange:
             self._advise(begin, self._address + self.size_bytes - begin, mmap.MADV_WILLNEED)
             self._advise(begin, self._address + self.size_bytes - begin, _POPULATE_READ)
 
+    def was_written(self) -> bool:
+        """Returns whether it has values that are in no file, or nobody knows: what was written into a
+        private mapping is memory's own."""
+        return self._private and _has_own_pages(*self._whole_pages())
+
     def let_go(self) -> bool:
-        """Lets its pages leave this process's memory, and returns whether they may: what was written
-        into a private mapping is in no file."""
-        begin = -(-self._address // _PAGE) * _PAGE
-        size = (self._address + self.size_bytes) // _PAGE * _PAGE - begin
-        if not self.is_in_place() or (self._private and _has_own_pages(begin, size)):
+        """Lets its pages leave this process's memory, and returns whether they may."""
+        if not self.is_in_place() or self.was_written():
             return False
-        self._advise(begin, size, mmap.MADV_DONTNEED)
+        self._advise(*self._whole_pages(), mmap.MADV_DONTNEED)
         return True
+
+    def _whole_pages(self) -> tuple[int, int]:
+        begin = -(-self._address // _PAGE) * _PAGE
+        return begin, (self._address + self.size_bytes) // _PAGE * _PAGE - begin
 
     @staticmethod
     def _advise(begin: int, size: int, advice: int) -> None:
@@ -107,6 +117,29 @@ def _has_own_pages(begin: int, size: int) -> bool:
     pages = torch.frombuffer(told, dtype=torch.int64)
     there, swapped, of_file = (pages >> 63) & 1, (pages >> 62) & 1, (pages >> 61) & 1
     return bool(((there | swapped) & (1 - of_file)).any())
+
+
+class SameStays(TorchFunctionMode):
+    """Leaves parameters that stay in files as they are where a copy would write what they have."""
+
+    def __init__(self, params: set[torch.Tensor]) -> None:
+        super().__init__()
+        self._params = params
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.copy_ and args[0] in self._params and has_bits_of(*args[:2]):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def has_bits_of(one: torch.Tensor, other: Any) -> bool:
+    """Returns whether a copy of `other` to `one`, which is on the CPU, would change nothing."""
+    if not isinstance(other, torch.Tensor) or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    ours, theirs = (some.detach().cpu().reshape(-1).view(torch.uint8) for some in (one, other))
+    return torch.equal(ours, theirs)
 
 
 class FrozenFiles:
@@ -146,7 +179,8 @@ class FrozenFiles:
         if following is not None and following != unit and not self._keeps_all:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, "zig-frozen")
-            self._reading = (following, self._reader.submit(_read, self._units[following]))
+            with contextlib.suppress(RuntimeError):  # the interpreter ends
+                self._reading = (following, self._reader.submit(_read, self._units[following]))
 
     def let_go(self, unit: int) -> None:
         """Lets the unit's pages leave this process's memory, if there is no room for all units."""

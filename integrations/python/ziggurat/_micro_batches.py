@@ -52,9 +52,13 @@ def micro_batches(
 
     Each micro-batch runs in a thread of its own, one at a time, under the caller's autocast, hooks for
     saved tensors and function modes. Gradients in files are summed in memory while their unit is there.
+    What a forward sets for the whole process around several units, such as `sdpa_kernel()`, a filter of
+    warnings or a lock, is entered by all micro-batches before the first leaves it: set it around
+    micro_batches().
 
     Errors: InvalidArgument for a model that is not offloaded, that calls a unit twice, or units in
-    another order for another micro-batch, or that keeps tensors in attributes; Unimplemented for what
+    another order for another micro-batch, or that keeps tensors, numbers or texts in attributes, which
+    the first call looks for; Unimplemented for what
     cannot be had in other threads. After an error, or Ctrl-C, which ends all micro-batches at the next
     unit, the gradients are incomplete: call zero_grad().
     """
@@ -65,16 +69,18 @@ def micro_batches(
         return []
     streaming.open()
     kept = _Attributes(model)
+    looks = (lambda: None) if streaming.may_take_turns or len(given) == 1 else kept.check
     losses: list[torch.Tensor] = [torch.empty(0)] * len(given)
 
     def one(index: int) -> None:
         found = _loss_of(_called(model, given[index]), given[index], loss, index)
-        if index == 0:
+        if index == 0 and len(given) > 1:
             kept.check()
         losses[index] = found.detach()
         torch.autograd.backward(found)
 
-    Turns(streaming, len(given)).run(one)
+    Turns(streaming, len(given), looks).run(one)
+    streaming.may_take_turns = streaming.may_take_turns or len(given) > 1
     return losses
 
 
@@ -146,15 +152,24 @@ def _loss_of(
 
 
 class _Attributes:
-    """The tensors in attributes of a model's modules. One that a forward keeps there for later would be
-    another micro-batch's by then."""
+    """The tensors, numbers and texts in attributes of a model's modules. One that a forward keeps there
+    for later would be another micro-batch's by then."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules = list(model.named_modules())
         self._before = [_kept_by(module) for _, module in self._modules]
+        self._plain = [_plain_in(module) for _, module in self._modules]
 
     def check(self) -> None:
-        """Errors: InvalidArgument for an attribute that has got a tensor since."""
+        """Errors: InvalidArgument for an attribute that has got a tensor, or another value, since."""
+        for (name, module), plain in zip(self._modules, self._plain, strict=True):
+            for attribute, value in _plain_in(module).items():
+                if attribute not in plain or plain[attribute] != value:
+                    raise InvalidArgument(
+                        f"module '{name or 'the model'}' sets its attribute '{attribute}' to {value!r} in "
+                        "forward, where other micro-batches set it too before it is used: pass it on "
+                        "instead, or use the ordinary loop"
+                    )
         for (name, module), before in zip(self._modules, self._before, strict=True):
             for attribute, tensors in _kept_by(module).items():
                 known = before.get(attribute, [])
@@ -167,6 +182,16 @@ class _Attributes:
 
 
 _OF_ALL = frozenset((*vars(torch.nn.Module()), "_offloaded"))  # attributes of PyTorch's, and ours
+
+
+def _plain_in(module: torch.nn.Module) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        # Flags are set once, to what they stay.
+        if name not in _OF_ALL and isinstance(value, (int, float, str, tuple)) and value is not True
+        and value is not False and not tensors_in(value)
+    }
 
 
 def _kept_by(module: torch.nn.Module) -> dict[str, list[torch.Tensor]]:

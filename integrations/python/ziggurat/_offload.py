@@ -74,7 +74,7 @@ def offload(
     found = find_head(model, chunked_loss)
     streaming = Streaming(division, homes, memory_bytes)
     if found is not None:
-        compute_in_chunks(*found)
+        streaming.seams.append(compute_in_chunks(*found))
     pinned: dict[int, PinnedUnit] = {unit.index: unit for unit in streaming.units}
     names = {module: name for name, module in model.named_modules()}
     tokens = TokenCost()

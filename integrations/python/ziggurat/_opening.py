@@ -145,7 +145,7 @@ class Opening(AmongRanks, StateDicts):
         settings = self._settings | {"resume": resume}
         settings["placement"] = "optimizer=host" if path is None else "optimizer=nvme"
         streaming = self._streaming(new, path)
-        if streaming is not None:
+        if streaming is not None and streaming.gives_some:
             grads = streaming.place_gradients([param for _, param, _ in new], path)
             settings["placement"] += f",params={streaming.placement},grads={grads}"
             settings["device_memory"] = streaming.engine_bytes

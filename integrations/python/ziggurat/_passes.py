@@ -127,6 +127,8 @@ class _Around:
             for unit in self._units[:counted]:
                 unit.forwards -= 1
                 unit.trained_forwards -= trains
+            if torch.is_autocast_enabled("cpu"):
+                torch.clear_autocast_cache()  # which keeps copies of all that was used, until autocast ends
             self.streaming.unpin(pinned)
         return result
 
@@ -154,7 +156,8 @@ class _Around:
         return use
 
     def _trained(self) -> set[torch.Tensor]:
-        return {held.param for unit in self._units for held in unit.held if held.param.requires_grad}
+        all_held = (held for unit in self._units for held in unit.all_held)
+        return {held.param for held in all_held if held.param.requires_grad}
 
     def _warn_of_casts(self, module: torch.nn.Module) -> None:
         """Warns of casts that casting_again() does not see: in compiled code, and of parameters that
@@ -164,7 +167,8 @@ class _Around:
         # Vectors are added and multiplied in fp32.
         wide = (one for one in all_held if one.param.dtype == torch.float32 and one.param.dim() > 1)
         kept = next((one for one in wide if compiled or not one.param.requires_grad), None)
-        if kept is not None:
+        if kept is not None and not self.streaming.warned_of_casts:
+            self.streaming.warned_of_casts = True
             warnings.warn(
                 f"parameter '{kept.name}' is fp32 and {'in compiled code' if compiled else 'frozen'}, "
                 "and autocast keeps a 16-bit copy of all such parameters until backward, beyond the "

@@ -66,6 +66,8 @@ def plan(
     rate = _rate_of(drive)
     streaming = next(filter(None, map(_streaming_of, model.parameters())), None)
     if streaming is not None:
+        if streaming.opened is None:
+            streaming.division.leave_in_files({one for one in model.parameters() if one.requires_grad})
         asked = asked_of(streaming, accumulation, clips)
     else:
         check_model(model)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ziggurat._memory import size_text
@@ -100,7 +101,8 @@ class Plan:
         if self.compute_s is not None:
             lines.append(f"compute takes {self.compute_s:.3g} s")
         if self.bound is not None:
-            rate = f"{self.tokens / self.bound.seconds:,.0f} tokens a second"
+            most = self.tokens / self.bound.seconds if self.bound.seconds else math.inf
+            rate = f"{most:,.0f} tokens a second"
             lines.append(
                 f"a step takes at least {self.bound.seconds:.3g} s, at most {rate}: the limit is "
                 f"{self.bound.limit}"

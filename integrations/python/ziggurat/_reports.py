@@ -82,7 +82,10 @@ class Reports(Opening):
         made."""
         found = next(filter(None, map(streaming_of, self._order)), None)
         if found is None:
-            raise Unimplemented("why_slow() only knows models that were given to offload(): see figures()")
+            raise Unimplemented(
+                "why_slow() only knows models that were given to offload() with what this optimizer trains, "
+                "not adapters that were added later: see figures()"
+            )
         with contextlib.ExitStack() as waiting:
             for opened in self._opened:
                 waiting.enter_context(opened.waited.step)

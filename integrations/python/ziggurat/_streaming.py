@@ -22,6 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ziggurat import _storage
 from ziggurat._dtypes import DTYPES
+from ziggurat._frozen_files import FileRange, SameStays
 from ziggurat._file_memory import empty_in_file, let_pages_go
 from ziggurat._memory import free_bytes, return_freed, size_text
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
@@ -55,6 +56,9 @@ class Streaming(Pins):
         self._copies: dict[Held, torch.Tensor] | None = None  # while state_dict() runs
         self._copies_folder: str | None = None  # for copies that memory has no room for
         self._loading = False  # whether load_state_dict() runs
+        self.warned_of_casts = False  #: that autocast keeps
+        self.seams: list[Any] = []  #: whose `made` belongs to the pass that runs
+        self.may_take_turns = False  #: whether micro_batches() has looked at the model's attributes
         #: whether close() puts values that memory has no room for into files of the state's directory
         self.returns_to_files = False
         #: what opens the engine: the optimizer that trains the model, if there is one
@@ -121,10 +125,8 @@ class Streaming(Pins):
         owner = None if self._owner is None else self._owner()
         return owner is None or self._opened not in owner.engines()
 
-    def _leave_in_files(self, trained: set[torch.Tensor]) -> None:
-        """Leaves the large parameters that are not `trained` in the files that their memory is a
-        mapping of, if it is."""
-        places = self.division.leave_in_files(trained)
+    def _leave_in_files(self, places: dict[torch.Tensor, FileRange]) -> None:
+        """Leaves parameters in the files that their memory is a mapping of, at `places`."""
         for unit in self.units:
             unit.held = [held for held in unit.all_held if held.param not in places]
             unit.number = unit.unit.number
@@ -134,6 +136,11 @@ class Streaming(Pins):
             if unit.unit.in_files
         }
         self.files.set(files, keeps_all=self.fits)
+
+    @property
+    def gives_some(self) -> bool:
+        """Returns whether an engine gets parameters of the model; the others stay in files."""
+        return any(unit.held for unit in self.units)
 
     @property
     def engine_bytes(self) -> int:
@@ -167,8 +174,9 @@ class Streaming(Pins):
         of the state is known and the model is what it is going to be. Errors: InvalidArgument if it
         is too little."""
         check_params({held.param: held.name for unit in self.units for held in unit.all_held})
-        self._leave_in_files(set(trained))
+        places = self.division.leave_in_files(set(trained))
         self.division.require(self.memory_bytes, own_blocks=state_format == "8bit")
+        self._leave_in_files(places)
 
     @property
     def needs_directory(self) -> bool:
@@ -406,8 +414,12 @@ class Streaming(Pins):
     def loading(self) -> Iterator[None]:
         """Lets copy_() write what is away."""
         before, self._loading = self._loading, True
+        in_files = {held.param for unit in self.units for held in unit.all_held} - {
+            held.param for held in self._all()
+        }
         try:
-            yield
+            with SameStays(in_files):
+                yield
         finally:
             self._loading = before
 

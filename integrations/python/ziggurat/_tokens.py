@@ -45,6 +45,8 @@ def _say(streaming: Streaming, store: str | None, read_bytes: int) -> None:
         cost = f"copies up to {size_text(streaming.size_bytes)} of parameters from host memory"
     else:
         cost = f"reads {size_text(read_bytes)} of parameters from {store}"
+    if in_files := streaming.files.size_bytes:
+        cost += f", and {size_text(in_files)} from the files that they stay in"
     room = size_text(streaming.memory_bytes)
     print(
         f"ziggurat: generate(): each token {cost}, because memory={room} has no room for "

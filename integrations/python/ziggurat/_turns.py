@@ -32,11 +32,13 @@ from ziggurat._streaming import Streaming
 class Turns:
     """The passes of `count` micro-batches, of which at least one, through a model."""
 
-    def __init__(self, streaming: Streaming, count: int) -> None:
-        self._streaming, self._sums = streaming, streaming.sums
+    def __init__(self, streaming: Streaming, count: int, looks: Callable[[], None]) -> None:
+        """`looks` is called as the first micro-batch comes to each stage in forward."""
+        self._streaming, self._sums, self._looks = streaming, streaming.sums, looks
         self._lanes = [_Lane(index, draws) for index, draws in enumerate(_draws(count))]
         self._running = self._lanes[0]
         self._surroundings = _Surroundings()
+        self._contexts = [contextvars.copy_context() for _ in self._lanes]
         # The stages in the order in which the first micro-batch came to them, which is the first at
         # each: the module's name, and whether it was in backward.
         self._order: list[tuple[str, bool]] = []
@@ -98,6 +100,8 @@ class Turns:
             return
         if not backward:
             lane.newest = stage
+            if lane.index == 0:
+                self._looks()
         self._hand_on(lane)
         lane.turn.acquire()
         self._check()
@@ -124,7 +128,7 @@ class Turns:
         )
 
     def _thread(self, lane: _Lane) -> threading.Thread:
-        run = contextvars.copy_context().run
+        run = self._contexts[lane.index].run
         name = f"ziggurat micro-batch {lane.index}"
         return threading.Thread(target=run, args=(self._pass, lane), name=name, daemon=True)
 
@@ -191,6 +195,8 @@ class Turns:
         drawn = any(one.has_drawn for one in self._lanes)
         torch.set_rng_state(self._lanes[-1 if drawn else 0].draws)
         self._streaming.set_forwards([(0, 0)] * len(self._streaming.units))
+        for seam in self._streaming.seams:
+            seam.made = None
         self._streaming.turns = None
         self._ended.set()
 
@@ -226,6 +232,7 @@ class _Lane:
         self.ended = False
         self.draws = self._first_draws = draws  #: the generator's state while another has its turn
         self.forwards: list[tuple[int, int]] = []  # the same of the units' counts
+        self.made: list[Any] = []  # and of the seams
 
     @property
     def has_drawn(self) -> bool:
@@ -233,10 +240,13 @@ class _Lane:
 
     def leave(self, streaming: Streaming) -> None:
         self.draws, self.forwards = torch.get_rng_state(), streaming.forwards()
+        self.made = [seam.made for seam in streaming.seams]
 
     def enter(self, streaming: Streaming) -> None:
         torch.set_rng_state(self.draws)
         streaming.set_forwards(self.forwards or [(0, 0)] * len(streaming.units))
+        for seam, made in zip(streaming.seams, self.made or [None] * len(streaming.seams), strict=True):
+            seam.made = made
 
 
 class _Surroundings:

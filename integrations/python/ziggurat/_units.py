@@ -149,19 +149,21 @@ class Division:
     def smallest(self) -> tuple[int, str]:
         """Returns the least memory with which every entry runs while the next one is brought, and
         words that say for what."""
-        needs = [(_sum(one | other), one, other - one, 0) for one, other in self._following()]
+        return self._smallest(lambda unit: unit.size_bytes)
+
+    def _smallest(self, size_of: Callable[[Unit], int]) -> tuple[int, str]:
+        needs = [
+            (sum(map(size_of, one | other)), one, other - one, 0) for one, other in self._following()
+        ]
         # What is there already may lie anywhere, so that of each hole a part is of no use.
         apart = [(entry.pinned(), entry.between()) for entry in self.entries]
-        needs += [(_sum(one) + between, one, set(), between) for one, between in apart]
+        needs += [(sum(map(size_of, one)) + between, one, set(), between) for one, between in apart]
         most, units, following_units, between = max(needs, key=lambda need: need[0])
-        in_files = self._most_in_files()
         words = [_told(unit) for unit in sorted(units, key=lambda unit: unit.name != ROOT)]
         words += [f"the next, {_told(unit)}" for unit in following_units]
         if between:
             words.append(f"and {between} bytes between what lies apart")
-        if in_files:
-            words.append(f"and {in_files} bytes of frozen parameters that stay in their files")
-        return most + in_files, ", ".join(words)
+        return most, ", ".join(words)
 
     def share_of_engine(self, memory_bytes: int) -> int:
         """Returns how much of the memory, which is enough, the engine gets: what it needs for all that
@@ -170,7 +172,8 @@ class Division:
             return memory_bytes
         # Pieces differ in their low bits of the address, and the last ends with a page.
         all_bytes = sum(sum(unit.pieces()) for unit in self.units) + _SPARE_BYTES
-        return min(memory_bytes - self._most_in_files(), all_bytes)
+        least, _ = self._smallest(lambda unit: sum(unit.pieces()))
+        return max(least, min(memory_bytes - self._most_in_files(), all_bytes))
 
     def _following(self) -> list[tuple[set[Unit], set[Unit]]]:
         """Returns what is pinned together, and what is brought meanwhile."""
@@ -179,10 +182,6 @@ class Division:
 
     def _most_in_files(self) -> int:
         return max(sum(unit.bytes_in_files for unit in one | other) for one, other in self._following())
-
-
-def _sum(units: Iterable[Unit]) -> int:
-    return sum(sum(unit.pieces()) for unit in units)
 
 
 def divide(model: torch.nn.Module, choice: Choice, *, also_meta: bool = False) -> Division:

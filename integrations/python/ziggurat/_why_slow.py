@@ -24,7 +24,7 @@ _WORTH = 0.05  # of a step, what a change must save to be named
 _IN_WORDS = {
     COMPUTE: "compute",
     UNITS: "memory=, because units come and go",
-    UPDATE: "the update, for which units wait until its records are read and written",
+    UPDATE: "the update, for which units wait until its records are computed, and on NVMe read and written",
     GRADIENTS: "gradients in files",
 }
 _READ_ANEW = "reading parameters, which all stay in memory= until a step changes them"

@@ -45,7 +45,7 @@ from ziggurat._optimizer import EngineOptimizer
 from ziggurat._placement import has_store
 from ziggurat._resume import accelerators, random_states
 from ziggurat._state import Groups
-from ziggurat._streaming import streaming_of
+from ziggurat._streaming import streaming_around, streaming_of
 
 __all__ = ["EveryStep", "newest_step", "optimizer", "train"]
 
@@ -178,7 +178,8 @@ class _InTrainer(EngineOptimizer):
     def close_for_another(self) -> None:
         """Closes this, so that another optimizer goes on. The values of an offloaded model stay within
         reach, in files if memory has no room for them."""
-        kept = [found[0] for found in map(streaming_of, self._order) if found is not None]
+        around = streaming_around(self._order)
+        kept = [] if around is None else [around]
         for streaming in kept:
             streaming.returns_to_files = True
         try:

@@ -60,23 +60,28 @@ def loaded(file: Path) -> torch.nn.Sequential:
     return model
 
 
-def train(model, folder=None, home="host", steps=2, looked=lambda: None):
+def train(model, folder=None, home="host", looked=lambda: None, where=None):
     """Returns the losses, and the optimizer. With a folder the model is offloaded, in the least memory that works."""
     if folder is not None:
         offload(model, memory=memory_of(model), placement=home)
     for block in model:
         block.register_forward_hook(lambda *_: looked())
     trained = [param for param in model.parameters() if param.requires_grad]
-    where = "host" if folder is None else f"nvme:{folder}/store"
+    where = folder or where
+    where = "host" if where is None else f"nvme:{where}/store"
     optimizer = ziggurat.torch.AdamW(trained, lr=1e-2, placement=where)
+    return steps_of(model, optimizer), optimizer
+
+
+def steps_of(model, optimizer):
     losses = []
-    for step in range(steps):
+    for step in range(2):
         loss = model(torch.full((2, WIDTH), 0.1 * (step + 1))).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return losses, optimizer
+    return losses
 
 
 def resident(file: Path) -> int:
@@ -139,12 +144,12 @@ def test_a_value_that_is_written_stays_and_that_is_said(saved, tmp_path, capfd):
         with torch.no_grad(), gathered(model[2].base.weight):
             model[2].base.weight[5, 7] += 1.0  # one page of many
 
-    plain = loaded(saved)
-    changed(plain)
-    expected, _ = train(plain, steps=3)
-    model = loaded(saved)
-    changed(model)
-    ours, optimizer = train(model, tmp_path, steps=3)
+    plain, model = loaded(saved), loaded(saved)
+    expected, plain_optimizer = train(plain)
+    ours, optimizer = train(model, tmp_path)
+    for one, its in ((plain, plain_optimizer), (model, optimizer)):
+        changed(one)
+        (expected if one is plain else ours).extend(steps_of(one, its))
     assert ours == expected
     told = [line for line in capfd.readouterr().err.splitlines() if "was written" in line]
     assert len(told) == 1 and "'2.base.weight'" in told[0]
@@ -154,6 +159,39 @@ def test_a_value_that_is_written_stays_and_that_is_said(saved, tmp_path, capfd):
         model(torch.ones(1, WIDTH))
     assert torch.equal(model[4].base.weight, 2 * built()[4].base.weight)
     optimizer.close()
+
+
+def test_what_was_written_before_goes_to_the_engine(saved, tmp_path):
+    model = loaded(saved)
+    with torch.no_grad():
+        model[2].base.weight.mul_(2)
+    _, optimizer = train(model, tmp_path)
+    assert in_files(model) == (DEPTH - 1) * BLOCK_BYTES
+    with gathered(model[2].base.weight):
+        assert torch.equal(model[2].base.weight, 2 * built()[2].base.weight)
+    optimizer.close()
+
+
+def own_bytes(file: Path) -> int:
+    """Returns how much of the mappings of `file` is no longer the file's."""
+    entries = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
+    own = [entry for entry in entries if str(file) in entry.partition("\n")[0]]
+    return sum(int(size) << 10 for entry in own for size in re.findall(r"^Anonymous: +(\d+)", entry, re.M))
+
+
+def test_loading_the_same_values_needs_no_memory(saved, tmp_path):
+    model = loaded(saved)
+    _, optimizer = train(model, tmp_path)
+    before = own_bytes(saved)
+    model.load_state_dict(load_file(saved))
+    assert own_bytes(saved) == before
+    checkpoint = ziggurat.torch.save_checkpoint(tmp_path / "saved", optimizer, model)
+    optimizer.close()
+    again = loaded(saved)
+    optimizer = ziggurat.torch.AdamW([p for p in again.parameters() if p.requires_grad], placement="host")
+    before = own_bytes(saved)
+    ziggurat.torch.load_checkpoint(checkpoint, optimizer, again)
+    assert own_bytes(saved) - before < BLOCK_BYTES / 2  # of what is trained
 
 
 def test_a_parameter_that_is_given_other_memory_is_used_there(saved, tmp_path):
@@ -182,6 +220,40 @@ def test_units_may_have_nothing_but_what_is_in_files(saved, tmp_path):
     ours, optimizer = train(model, tmp_path)
     assert ours == expected
     optimizer.close()
+
+
+class Based(torch.nn.Module):
+    """A matrix, and perhaps what is added to it later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = torch.nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
+        self.added: torch.nn.Module | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.base(x) if self.added is None else self.base(x) + self.added(x))
+
+
+def test_an_engine_may_have_nothing_of_the_model(tmp_path):
+    """All of it stays in files, and what is trained came after offload()."""
+
+    def run(folder):
+        model = torch.nn.Sequential(*(Based() for _ in range(DEPTH)))
+        model.load_state_dict(load_file(tmp_path / "base.safetensors"), assign=True)
+        model.requires_grad_(False)
+        if folder is not None:
+            offload(model, memory=2 * BLOCK_BYTES + (1 << 20), placement="nvme")
+        torch.manual_seed(2)
+        for block in model:
+            block.added = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        losses, optimizer = train(model, where=folder)
+        optimizer.close()
+        return losses
+
+    torch.manual_seed(1)
+    values = torch.nn.Sequential(*(Based() for _ in range(DEPTH))).state_dict()
+    save_file(values, tmp_path / "base.safetensors")
+    assert run(tmp_path) == run(None)
 
 
 def test_what_torch_load_has_mapped_stays_too(tmp_path):

@@ -17,6 +17,7 @@ try:
     import transformers
     from forked_runs import forked_runs
     from language_models import assert_same_bits, batches, gpt2, llama, loss_of
+    from long_cases import long
     from small_models import one_thread  # noqa: F401, a fixture
     from streamed_models import memory_of
 except ImportError as missing:
@@ -190,6 +191,7 @@ def test_settings(home, more, tmp_path):
     same_with_and_without(tmp_path, long_gpt2, home, **more)
 
 
+@long
 def test_a_model_that_trainer_compiles(tmp_path):
     more = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 2}
     same_with_and_without(tmp_path, long_gpt2, **more)
@@ -219,8 +221,15 @@ def test_a_saved_model_is_a_model_of_transformers(home, tmp_path):
     assert_same_bits(*same)
 
 
-@pytest.mark.parametrize("home", HOMES)
-@pytest.mark.parametrize("build", [long_llama, long_gpt2])
+@pytest.mark.parametrize(
+    ("home", "build"),
+    [
+        ("host", long_llama),
+        ("nvme", long_gpt2),
+        pytest.param("host", long_gpt2, marks=long),
+        pytest.param("nvme", long_llama, marks=long),
+    ],
+)
 def test_a_run_goes_on_from_a_checkpoint_of_another_step(home, build, tmp_path):
     """On NVMe the store is at a later step, and goes back."""
     saved = {"save_strategy": "steps", "save_steps": 3}
@@ -300,7 +309,7 @@ def run_every_step(folder, home, path, room=True, stop=None):
     torch.save([steps, *ended(trainer)], path)
 
 
-@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize("room", [pytest.param(True, marks=long), False])
 def test_a_run_that_is_killed_goes_on_with_the_same_bits(room, tmp_path):
     plain, ours = tmp_path / "plain.pt", tmp_path / "ours.pt"
     with forked_runs() as runs:

@@ -10,7 +10,7 @@ import sys
 try:
     import pytest
     import torch
-    from language_models import batches, gpt2
+    from language_models import batches, gpt2, llama
     from offload_models_test import MODELS
     from small_models import one_thread  # noqa: F401, a fixture
 except ImportError as missing:
@@ -111,6 +111,26 @@ def test_outputs_of_all_blocks_are_each_micro_batchs_own():
         ]
         found.append([*run(model, given, loss), *(param.grad for param in model.parameters())])
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_loss_in_chunks_has_the_bits_of_the_loop(tied, tmp_path):
+    """The head's stand-in for logits belongs to a micro-batch."""
+
+    def run(how):
+        model = llama(vocab_size=300, num_hidden_layers=2, tie_word_embeddings=tied)
+        memory = divide(model, "auto").smallest()[0]
+        offload(model, memory=memory, placement="nvme", chunked_loss=True)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement=f"nvme:{tmp_path}/{how.__name__}")
+        losses = []
+        for _ in range(2):
+            losses += [loss.item() for loss in how(model, [{"input_ids": one, "labels": one} for one in batches(3)])]
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
+        return losses
+
+    assert run(micro_batches) == run(in_a_loop)
 
 
 if __name__ == "__main__":

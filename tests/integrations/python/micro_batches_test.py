@@ -13,6 +13,7 @@ import threading
 try:
     import pytest
     import torch
+    from long_cases import long
     from small_models import one_thread  # noqa: F401, a fixture
     from streamed_models import DEPTH, Block, gpt, memory_of, pinned, tokens_of, train
 except ImportError as missing:
@@ -91,7 +92,7 @@ def assert_same(tmp_path, make, placement="host", loss=loss_of, **arguments) -> 
     assert all(map(torch.equal, plain, ours))
 
 
-@pytest.mark.parametrize("placement", ["host", "nvme", IN_FILES])
+@pytest.mark.parametrize("placement", [pytest.param("host", marks=long), "nvme", IN_FILES])
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "not reentrant"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_steps_have_the_bits_of_the_loop(tmp_path, dtype, checkpointing, placement):
@@ -300,7 +301,6 @@ def test_autocast_and_hooks_are_those_of_the_caller():
         with (
             torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t.dtype), t)[1], lambda t: t),
             torch.autocast("cpu", torch.bfloat16, cache_enabled=False),
-            pytest.warns(UserWarning, match="is fp32, and autocast keeps"),
         ):
             losses = how(model, batches_of(0, 3), loss_of)
         return losses + [param.grad for param in model.parameters()], len(saved), set(saved)
@@ -445,6 +445,27 @@ def test_a_model_that_keeps_tensors_in_attributes_is_refused(how):
     assert pinned(model) == []
 
 
+@pytest.mark.parametrize("restores", [False, True])
+def test_a_model_that_keeps_a_number_in_an_attribute_is_refused(restores):
+    class Scaling(type(gpt())):
+        scale = 1.0
+
+        def forward(self, tokens):
+            before, self.scale = self.scale, float(len(tokens))
+            try:
+                return super().forward(tokens) * self.scale
+            finally:
+                if restores:
+                    self.scale = before
+
+    model = gpt()
+    model.__class__ = Scaling
+    model.scale = 1.0
+    offloaded(model)
+    refused(model, "module 'the model' sets its attribute 'scale' to")
+    assert pinned(model) == []
+
+
 def test_another_thread_may_not_use_the_model_meanwhile():
     model = offloaded(gpt())
     errors = []
@@ -518,7 +539,7 @@ def interrupt(model, monkeypatch):
     return interrupting
 
 
-@pytest.mark.parametrize("placement", ["host", IN_FILES])
+@pytest.mark.parametrize("placement", [pytest.param("host", marks=long), IN_FILES])
 @pytest.mark.parametrize("fail", [fail_in_forward, fail_in_backward, fail_in_loss, interrupt])
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "not reentrant"])
 def test_an_error_ends_all_and_leaves_nothing_pinned(

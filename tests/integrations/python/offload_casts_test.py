@@ -110,6 +110,27 @@ def test_hooks_around_the_model_pack_all_else_and_get_it_back():
     same_with_and_without(run)
 
 
+def test_a_script_may_cast_for_itself_and_change_that():
+    class Signs(torch.nn.Linear):
+        def forward(self, x):
+            cast = self.weight.to(torch.bfloat16)
+            with torch.no_grad():
+                cast.copy_(cast.sign() * 0.01)
+            return torch.nn.functional.linear(x, cast)
+
+    def run(offload):
+        model = gpt()
+        for block in model.blocks:
+            block.mlp[0].__class__ = Signs
+        model = offload(model)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        losses = train(model, optimizer, range(3), loss_of=loss_in_16_bits())
+        optimizer.close()
+        return losses
+
+    same_with_and_without(run)
+
+
 def test_a_parameter_that_was_written_before_backward_is_an_error():
     model = gpt()
     optimizer = offloaded(model)

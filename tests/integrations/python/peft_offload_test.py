@@ -25,7 +25,7 @@ import ziggurat
 import ziggurat.hf
 import ziggurat.torch
 from ziggurat._memory import size_of
-from ziggurat._streaming import streaming_around
+from ziggurat._streaming import streaming_around, streaming_of
 from ziggurat.torch import gathered
 
 torch.set_num_threads(1)
@@ -93,9 +93,10 @@ def values(model):
 
 
 def is_away(model):
-    """Whether the engine has the base."""
+    """Whether the engine has the base, or as much of it as stays in no file."""
     inner = model.get_base_model() if isinstance(model, peft.PeftModel) else model
-    return "away" in repr(inner.model.layers[0].mlp.up_proj.weight)
+    block = inner.model.layers[0]
+    return "away" in repr(block.mlp.up_proj.weight) or "away" in repr(block.input_layernorm.weight)
 
 
 def same_with_and_without(tmp_path, run, homes=("nvme",)):
@@ -130,6 +131,36 @@ def test_an_adapter_trains(order, changes, tmp_path):
         return found
 
     same_with_and_without(tmp_path, run, HOMES)
+
+
+@ORDERS
+@pytest.mark.parametrize("safe", [False, True])
+def test_a_base_that_stays_in_its_file_is_merged_and_unmerged(order, safe, tmp_path):
+    sizes = {"num_hidden_layers": 8, "hidden_size": 128, "intermediate_size": 256}
+    llama(**sizes).save_pretrained(tmp_path / "base")
+
+    def run(name):
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype="auto")
+        offloads = name == "ours"
+        if order == "after" and offloads:
+            on_nvme(model)
+        torch.manual_seed(3)
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "v_proj"]))
+        if order == "before" and offloads:
+            on_nvme(model)
+        optimizer = optimizer_of(model, tmp_path / name, "nvme")
+        losses = train(model, optimizer, 2)
+        model.merge_adapter(safe_merge=safe)
+        losses.append(evaluated(model))
+        model.unmerge_adapter()
+        losses += [*train(model, optimizer, 1), evaluated(model)]
+        if offloads:
+            streaming = next(streaming_of(one)[0] for one in model.parameters() if streaming_of(one))
+            assert streaming.files.size_bytes > streaming.size_bytes
+        optimizer.close()
+        return losses
+
+    assert run("ours") == run("plain")
 
 
 @ORDERS
