@@ -37,6 +37,7 @@ CAMPAIGNS = [
     ("python-kills", "resume_test.py", "killed runs of a script", {"ZIGGURAT_KILLS": "200"}),
     ("python-saves", "background_save_test.py", "runs killed in a background save", {"ZIGGURAT_KILLS": "100"}),
     ("python-trainer", "hf_offload_test.py", "offloaded models in Trainer", {"ZIGGURAT_CASES": "all"}),
+    ("python-adapters", "peft_offload_test.py", "adapters of offloaded models", {"ZIGGURAT_CASES": "all"}),
     ("python-turns", "micro_batches_test.py", "micro-batches that take turns", {"ZIGGURAT_CASES": "all"}),
     ("python-ranks", "torch_ranks_kill_test.py", "killed runs of two ranks", {"ZIGGURAT_KILLS": "40"}),
     ("patches", "patches/run.py", "kept changes: files that they touch", {"ZIGGURAT_PATCHES": "all"}),

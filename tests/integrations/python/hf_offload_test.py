@@ -17,7 +17,7 @@ try:
     import transformers
     from forked_runs import forked_runs
     from language_models import assert_same_bits, batches, gpt2, llama, loss_of
-    from long_cases import long
+    from long_cases import long, long_case
     from small_models import one_thread  # noqa: F401, a fixture
     from streamed_models import memory_of
 except ImportError as missing:
@@ -34,6 +34,7 @@ transformers.logging.set_verbosity_error()
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 HOMES = {"host": "host", "nvme": "params=nvme,grads=nvme"}
+homes = pytest.mark.parametrize("home", [long_case("host"), "nvme"])
 
 
 def long_llama(seed=1, **changes):
@@ -175,14 +176,14 @@ REENTRANT, PLAIN = ({"use_reentrant": reentrant} for reentrant in (True, False))
     [
         ("host", {}),
         ("nvme", {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": REENTRANT}),
-        ("nvme", {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": PLAIN}),
-        ("nvme", {"max_grad_norm": 0}),
+        long_case("nvme", {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": PLAIN}),
+        long_case("nvme", {"max_grad_norm": 0}),
         ("nvme", {"max_grad_norm": 1.0, "gradient_accumulation_steps": 3}),
-        ("host", {"max_grad_norm": 1.0, "gradient_accumulation_steps": 3, "bf16": True}),
+        long_case("host", {"max_grad_norm": 1.0, "gradient_accumulation_steps": 3, "bf16": True}),
         ("nvme", {"train_sampling_strategy": "group_by_length", "lengths": (32, 8, 20)}),
         ("nvme", {"dataloader_num_workers": 1}),
-        ("nvme", {"label_smoothing_factor": 0.1, "neftune_noise_alpha": 5}),
-        ("nvme", {"optim": "lion_32bit"}),
+        long_case("nvme", {"label_smoothing_factor": 0.1, "neftune_noise_alpha": 5}),
+        long_case("nvme", {"optim": "lion_32bit"}),
         ("nvme", {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2}),
     ],
     ids=lambda one: one if isinstance(one, str) else "-".join(one) or "default",
@@ -197,7 +198,7 @@ def test_a_model_that_trainer_compiles(tmp_path):
     same_with_and_without(tmp_path, long_gpt2, **more)
 
 
-@pytest.mark.parametrize("home", HOMES)
+@homes
 def test_the_best_of_the_checkpoints_that_are_kept(home, tmp_path):
     saved = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 2}
     evaluated = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
@@ -207,7 +208,7 @@ def test_the_best_of_the_checkpoints_that_are_kept(home, tmp_path):
     assert trainer.state.best_model_checkpoint
 
 
-@pytest.mark.parametrize("home", HOMES)
+@homes
 def test_a_saved_model_is_a_model_of_transformers(home, tmp_path):
     same = []
     for name, where in (("plain", None), ("ours", home)):
@@ -226,8 +227,8 @@ def test_a_saved_model_is_a_model_of_transformers(home, tmp_path):
     [
         ("host", long_llama),
         ("nvme", long_gpt2),
-        pytest.param("host", long_gpt2, marks=long),
-        pytest.param("nvme", long_llama, marks=long),
+        long_case("host", long_gpt2),
+        long_case("nvme", long_llama),
     ],
 )
 def test_a_run_goes_on_from_a_checkpoint_of_another_step(home, build, tmp_path):
@@ -309,7 +310,7 @@ def run_every_step(folder, home, path, room=True, stop=None):
     torch.save([steps, *ended(trainer)], path)
 
 
-@pytest.mark.parametrize("room", [pytest.param(True, marks=long), False])
+@pytest.mark.parametrize("room", [long_case(True), False])
 def test_a_run_that_is_killed_goes_on_with_the_same_bits(room, tmp_path):
     plain, ours = tmp_path / "plain.pt", tmp_path / "ours.pt"
     with forked_runs() as runs:
@@ -346,7 +347,7 @@ def test_a_run_that_is_killed_as_it_goes_back_leaves_the_store_of_before(tmp_pat
 
 
 @pytest.mark.parametrize("mixed_precision", ["no", "bf16"])
-@pytest.mark.parametrize("home", HOMES)
+@homes
 def test_a_loop_under_accelerate(mixed_precision, home, tmp_path):
     def run(name, home):
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)

@@ -2,7 +2,13 @@
 """Marks the cases of a test that the suite leaves to `scripts/test --long`, which sets ZIGGURAT_CASES=all."""
 
 import os
+from typing import Any
 
 import pytest
 
 long = pytest.mark.skipif(os.environ.get("ZIGGURAT_CASES") != "all", reason="one of scripts/test --long")
+
+
+def long_case(*values: Any) -> Any:
+    """Returns one of a test's parameters that is left so."""
+    return pytest.param(*values, marks=long)

@@ -13,7 +13,7 @@ import threading
 try:
     import pytest
     import torch
-    from long_cases import long
+    from long_cases import long_case
     from small_models import one_thread  # noqa: F401, a fixture
     from streamed_models import DEPTH, Block, gpt, memory_of, pinned, tokens_of, train
 except ImportError as missing:
@@ -92,7 +92,7 @@ def assert_same(tmp_path, make, placement="host", loss=loss_of, **arguments) -> 
     assert all(map(torch.equal, plain, ours))
 
 
-@pytest.mark.parametrize("placement", [pytest.param("host", marks=long), "nvme", IN_FILES])
+@pytest.mark.parametrize("placement", [long_case("host"), "nvme", IN_FILES])
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "not reentrant"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_steps_have_the_bits_of_the_loop(tmp_path, dtype, checkpointing, placement):
@@ -539,7 +539,7 @@ def interrupt(model, monkeypatch):
     return interrupting
 
 
-@pytest.mark.parametrize("placement", [pytest.param("host", marks=long), IN_FILES])
+@pytest.mark.parametrize("placement", [long_case("host"), IN_FILES])
 @pytest.mark.parametrize("fail", [fail_in_forward, fail_in_backward, fail_in_loss, interrupt])
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "not reentrant"])
 def test_an_error_ends_all_and_leaves_nothing_pinned(

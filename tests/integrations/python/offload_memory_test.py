@@ -94,7 +94,10 @@ def train(depth: int, folder: Path, how: How) -> float:
     if how.autocast:
         _memory.return_freed()
         forget_the_most()
-        loss = loss_of(model, how)  # whose graph is there
+        with torch.autocast("cpu", torch.bfloat16):  # which keeps copies as long as it lasts
+            with torch.no_grad():
+                loss_of(model, how)
+            loss = loss_of(model, how)  # whose graph is there
     return loss.item()
 
 

@@ -15,6 +15,7 @@ try:
     import torch
     import transformers
     from language_models import assert_same_bits, batches, llama, loss_of
+    from long_cases import long_case
     from small_models import one_thread  # noqa: F401, a fixture
     from streamed_models import memory_of
 except ImportError as missing:
@@ -183,7 +184,7 @@ def test_the_base_is_never_written(order, tmp_path):
 
 
 @ORDERS
-@pytest.mark.parametrize("home", HOMES)
+@pytest.mark.parametrize("home", [long_case("host"), "nvme"])
 @pytest.mark.parametrize("safe", [False, True])
 def test_an_adapter_is_merged_and_unmerged(order, safe, home, tmp_path):
     def run(offload, home, folder):
