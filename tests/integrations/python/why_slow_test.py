@@ -205,7 +205,7 @@ def test_a_run_of_the_engine_is_judged_by_what_it_counts(tmp_path, accumulate, o
     figures = optimizer.figures()
     assert found.read_bytes > 0
     assert found.written_bytes > 0
-    assert figures["waited_units_s"] >= figures["wait_sweep_s"] >= 0
+    assert figures["waited_units_s"] > 0
     assert str(found).startswith("the limit is ")
     with pytest.raises(InvalidArgument, match="no step was made"):
         optimizer.why_slow()
