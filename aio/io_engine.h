@@ -62,7 +62,8 @@ struct OpenOptions {
   bool direct = true;    ///< O_DIRECT; if refused, the page cache is used, and this is
                          ///< logged once
   bool unnamed = false;  ///< `path` is a directory: O_TMPFILE in it (or created and unlinked)
-  bool lock = false;     ///< flock(LOCK_EX) on the data file, waiting at most lock_wait
+  bool lock = false;     ///< flock(LOCK_EX) on the data file, waiting at most lock_wait, or a
+                         ///< minute for the last writes of a process that has ended
   std::chrono::milliseconds lock_wait{10'000};
 };
 

@@ -16,6 +16,7 @@ import torch
 
 from ziggurat._gathered import gathered
 from ziggurat._streaming import Held, streaming_of
+from ziggurat._subclass import subclass
 
 _LAYERS, _MODELS = "BaseTunerLayer", "BaseTuner"  # of peft.tuners.tuners_utils
 
@@ -43,15 +44,7 @@ def _layer(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     def unmerge(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _merged(self, original.unmerge, args, kwargs)  # type: ignore[attr-defined]
 
-    members = {
-        "merge": merge,
-        "unmerge": unmerge,
-        "_merges": True,
-        "__module__": original.__module__,
-        "__qualname__": original.__qualname__,
-        "__doc__": original.__doc__,
-    }
-    return type(original.__name__, (original,), members)
+    return subclass(original, {"merge": merge, "unmerge": unmerge, "_merges": True})
 
 
 def _merged(layer: torch.nn.Module, call: Any, args: Any, kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ from ziggurat._placement import Homes, chosen, fits_half, room_beside_nvme, sums
 from ziggurat._plan_page import Plan
 from ziggurat._step_bound import step_bound
 from ziggurat._streaming import Streaming
-from ziggurat._traffic import Settings, State, fits, step_bytes
+from ziggurat._traffic import Settings, State, step_bytes
 from ziggurat._units import Division, UnitPart
 
 _SOMEWHERE = 64  #: stands for an address, which nobody follows
@@ -88,7 +88,7 @@ class Asked:
             accumulation=self.accumulation,
             memory_bytes=self.memory_bytes,
             smallest_memory_bytes=self.division.smallest()[0],
-            all_fits=fits(self.division, self.memory_bytes),
+            all_fits=self.division.fits(self.memory_bytes),
             in_host_memory=in_memory,
             on_drive=on_drive,
             step=step,

@@ -21,6 +21,7 @@ from ziggurat._chunked_loss import chunked_cross_entropy, default_chunk
 from ziggurat._forward_source import head_of_forward
 from ziggurat._memory import size_text
 from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._subclass import subclass
 
 VOCABULARY_MIN = 16 << 10  #: the smallest vocabulary whose logits are not built unless asked
 
@@ -281,7 +282,7 @@ def _made_model(original: Any) -> type[Any]:
         original.loss_function.fset(self, loss)
 
     members = {"forward": forward, "loss_function": property(loss_function, set_loss_function)}
-    made = _subclass(original, members)
+    made = subclass(original, members)
     return made
 
 
@@ -293,12 +294,7 @@ def _made_head(original: Any) -> type[Any]:
         seam = self.__dict__["_chunked_loss"]
         return original.forward(self, input) if seam.made is None else seam.stand_in(self, input)
 
-    return _subclass(original, {"forward": forward})
-
-
-def _subclass(original: type[Any], members: dict[str, Any]) -> type[Any]:
-    named = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(original.__name__, (original,), {**named, **members})
+    return subclass(original, {"forward": forward})
 
 
 def _causal_lm_loss() -> Any:

@@ -21,7 +21,7 @@ from ziggurat._dtensor import is_dtensor, local_box, local_of
 from ziggurat._foreign import Rename, rename_content, without_wrappers
 from ziggurat._foreign._content import Content, Saved, of_number
 from ziggurat._foreign._plan import Places, Plan
-from ziggurat._frozen_files import has_bits_of
+from ziggurat._frozen_files import copy_if_differs
 from ziggurat._names import listed, names_alone
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Checkpoint
@@ -272,9 +272,7 @@ class _Loading:
             if target.numel() == 0:
                 continue
             if index is None:
-                values = saved.read()
-                if not (target.device.type == "cpu" and has_bits_of(target, values)):
-                    target.copy_(values)
+                copy_if_differs(target, saved.read())
                 continue
             here = local_of(target) if is_dtensor(target) else target
             first = _first_of(target)
@@ -291,10 +289,7 @@ class _Loading:
         for begin in range(0, flat.numel(), AT_ONCE):
             some = flat[begin : begin + AT_ONCE]
             values = read_values(self._checkpoint, index, first + begin, some.numel())
-            values = rounded(values, here.dtype)
-            # A frozen base may be a mapping of its file: what is not written needs no memory.
-            if not has_bits_of(some, values):
-                some.copy_(values)
+            copy_if_differs(some, rounded(values, here.dtype))
         if not whole:
             here.copy_(flat.view(here.shape))
 

@@ -8,7 +8,6 @@ has touched leaves the process's memory when the operation has ended.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import tempfile
@@ -21,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ziggurat import _storage
-from ziggurat._memory import count_freed, size_text
+from ziggurat._memory import advise, count_freed, size_text
 from ziggurat._native import InvalidArgument, ResourceExhausted
 
 __all__ = ["empty_in_file", "let_pages_go", "streamed_init"]
@@ -79,9 +78,7 @@ def let_pages_go(tensor: torch.Tensor) -> None:
         return
     storage = tensor.untyped_storage()
     # If it fails, the pages stay a little longer.
-    ctypes.CDLL(None).madvise(
-        ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), mmap.MADV_DONTNEED
-    )
+    advise(storage.data_ptr(), storage.nbytes(), mmap.MADV_DONTNEED)
 
 
 def empty_in_file(folder: str, like: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ are read meanwhile, and what nobody needs leaves this process's memory.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import sys
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ziggurat._memory import size_text
+from ziggurat._memory import advise, size_text
 
 LEAST_BYTES = 1 << 16  #: what is smaller is no use on its own
 _PAGE = mmap.PAGESIZE
@@ -79,8 +78,8 @@ class FileRange:
         """Reads all of it and maps it. It is no error if that fails: it is read where it is used."""
         if self.is_in_place():
             begin = self._address // _PAGE * _PAGE
-            self._advise(begin, self._address + self.size_bytes - begin, mmap.MADV_WILLNEED)
-            self._advise(begin, self._address + self.size_bytes - begin, _POPULATE_READ)
+            for advice in (mmap.MADV_WILLNEED, _POPULATE_READ):
+                advise(begin, self._address + self.size_bytes - begin, advice)
 
     def was_written(self) -> bool:
         """Returns whether it has values that are in no file, or nobody knows: what was written into a
@@ -91,16 +90,12 @@ class FileRange:
         """Lets its pages leave this process's memory, and returns whether they may."""
         if not self.is_in_place() or self.was_written():
             return False
-        self._advise(*self._whole_pages(), mmap.MADV_DONTNEED)
+        advise(*self._whole_pages(), mmap.MADV_DONTNEED)
         return True
 
     def _whole_pages(self) -> tuple[int, int]:
         begin = -(-self._address // _PAGE) * _PAGE
         return begin, (self._address + self.size_bytes) // _PAGE * _PAGE - begin
-
-    @staticmethod
-    def _advise(begin: int, size: int, advice: int) -> None:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), advice)
 
 
 def _has_own_pages(begin: int, size: int) -> bool:
@@ -129,16 +124,24 @@ class SameStays(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.Tensor.copy_ and args[0] in self._params and has_bits_of(*args[:2]):
+        if func is torch.Tensor.copy_ and args[0] in self._params and _has_bits_of(*args[:2]):
             return args[0]
         return func(*args, **(kwargs or {}))
 
 
-def has_bits_of(one: torch.Tensor, other: Any) -> bool:
-    """Returns whether a copy of `other` to `one`, which is on the CPU, would change nothing."""
+def copy_if_differs(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Copies `other` to `one`, which may be a mapping of a file: what is not written needs no memory."""
+    if not _has_bits_of(one, other):
+        one.copy_(other)
+
+
+def _has_bits_of(one: torch.Tensor, other: Any) -> bool:
+    """Returns whether both are on the CPU, and a copy of `other` to `one` would change nothing."""
     if not isinstance(other, torch.Tensor) or one.dtype != other.dtype or one.shape != other.shape:
         return False
-    ours, theirs = (some.detach().cpu().reshape(-1).view(torch.uint8) for some in (one, other))
+    if one.device.type != "cpu" or other.device.type != "cpu":
+        return False
+    ours, theirs = (some.detach().reshape(-1).view(torch.uint8) for some in (one, other))
     return torch.equal(ours, theirs)
 
 

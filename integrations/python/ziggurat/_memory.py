@@ -25,6 +25,11 @@ def return_freed() -> None:
         trim(0)
 
 
+def advise(address: int, size_bytes: int, advice: int) -> None:
+    """Tells the kernel how pages of this process are used (madvise). It is no error if it refuses."""
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), advice)
+
+
 _RETURNED_BYTES = 64 << 20
 _freed_bytes = 0
 

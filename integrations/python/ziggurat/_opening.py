@@ -187,7 +187,7 @@ class Opening(AmongRanks, StateDicts):
 
     def _part(self, param: torch.Tensor) -> Part:
         found = streaming_of(param)
-        return self._sharing.part(param) if found is None else Kept(param, found[1].unit.number)
+        return self._sharing.part(param) if found is None else Kept(param, found[1].unit.unit.number)
 
     def _streaming(
         self, new: list[tuple[str, torch.Tensor, int]], path: str | None

@@ -25,6 +25,7 @@ from ziggurat._casts import casting_again
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._pins import PinnedUnit
 from ziggurat._streaming import Streaming
+from ziggurat._subclass import subclass
 from ziggurat._tokens import TokenCost
 
 
@@ -76,11 +77,8 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
         "__reduce_ex__": __reduce_ex__,
         "state_dict": state_dict,
         "load_state_dict": load_state_dict,
-        "__module__": original.__module__,
-        "__qualname__": original.__qualname__,
-        "__doc__": original.__doc__,
     }
-    return type(original.__name__, (original,), members)
+    return subclass(original, members)
 
 
 class _Around:

@@ -121,7 +121,6 @@ class PinnedUnit:
         self.unit, self.name, self.index = unit, unit.name, unit.index
         self.all_held = [Held(name, param, self) for name, param in unit.params]
         self.held = self.all_held  #: once an engine is opened: those that do not stay in files
-        self.number = self.index  #: in the engine
         self.places = Places([])  #: of `held`, in the engine
         self.pins = 0
         # How many forwards of the unit are under way, and how many of them with gradients. What
@@ -235,7 +234,7 @@ class Pins:
 
     def _acquire(self, unit: PinnedUnit, engine: Engine) -> None:
         try:
-            engine.acquire(unit.number)
+            engine.acquire(unit.unit.number)
         except ResourceExhausted as error:
             in_use = ", ".join(f"'{one.name}'" for one in self.units if one.pins)
             raise ResourceExhausted(
@@ -247,7 +246,7 @@ class Pins:
             raise
         except BaseException:  # a signal's, most likely when the unit was acquired
             with contextlib.suppress(InvalidArgument):
-                engine.release(unit.number)
+                engine.release(unit.unit.number)
             raise
 
     def _let_go(self, unit: PinnedUnit, opened: Opened) -> None:
@@ -260,7 +259,7 @@ class Pins:
                     opened.kept_was_written(held.index)
                 held.take_out()
             if unit.held:
-                opened.engine.release(unit.number)
+                opened.engine.release(unit.unit.number)
             if unit.index in self.files:
                 self.files.let_go(unit.index)
         except BaseException:
@@ -279,4 +278,4 @@ class Pins:
             if held.is_in():
                 held.take_out()
         if unit.held:
-            engine.release(unit.number)
+            engine.release(unit.unit.number)

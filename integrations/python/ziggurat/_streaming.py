@@ -29,7 +29,6 @@ from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, 
 from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._placement import Homes, fits_half, sums_bytes
 from ziggurat._released import CONVERSIONS, NoAddress, Released, changes_nothing
-from ziggurat._traffic import fits
 from ziggurat._units import Division, check_params
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class Streaming(Pins):
     @property
     def fits(self) -> bool:
         """Returns whether there is room for all units."""
-        return fits(self.division, self.memory_bytes)
+        return self.division.fits(self.memory_bytes)
 
     @property
     def opened(self) -> Opened | None:
@@ -129,7 +128,6 @@ class Streaming(Pins):
         """Leaves parameters in the files that their memory is a mapping of, at `places`."""
         for unit in self.units:
             unit.held = [held for held in unit.all_held if held.param not in places]
-            unit.number = unit.unit.number
         files = {
             unit.index: [(held.name, places[held.param]) for held in unit.all_held if held.param in places]
             for unit in self.units
@@ -209,7 +207,7 @@ class Streaming(Pins):
                 tuple(held.param.shape),
                 DTYPES[held.param.dtype],
                 None,
-                unit=held.unit.number,
+                unit=held.unit.unit.number,
                 frozen=True,
             )
             for held in self._all()
@@ -414,9 +412,7 @@ class Streaming(Pins):
     def loading(self) -> Iterator[None]:
         """Lets copy_() write what is away."""
         before, self._loading = self._loading, True
-        in_files = {held.param for unit in self.units for held in unit.all_held} - {
-            held.param for held in self._all()
-        }
+        in_files = {param for unit in self.units for param in unit.unit.in_files}
         try:
             with SameStays(in_files):
                 yield

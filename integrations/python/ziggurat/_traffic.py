@@ -112,11 +112,6 @@ def step_bytes(division: Division, settings: Settings, state: State | None) -> S
     )
 
 
-def fits(division: Division, memory_bytes: int) -> bool:
-    """Returns whether `memory` has room for all units at once."""
-    return sum(unit.size_bytes for unit in division.units) <= memory_bytes
-
-
 def _home(parts: Iterable[UnitPart]) -> int:
     return sum(part.home_bytes for part in parts)
 
@@ -127,7 +122,7 @@ def _brought(
     """Returns what all forwards bring, and all backwards. `uses` are a forward's, in their order: of a
     unit that several modules share there are several, between which it may have gone."""
     parts = list(dict.fromkeys(uses))
-    if fits(division, settings.memory_bytes):
+    if division.fits(settings.memory_bytes):
         return _home(part for part in parts if part.trained), 0
     room = _room(division, settings.memory_bytes)
     front = _left(parts, room)  # what a forward finds when a backward has ended

@@ -133,6 +133,10 @@ class Division:
                 f"is {smallest}, for {of_what}; give so much, or smaller units"
             )
 
+    def fits(self, memory_bytes: int) -> bool:
+        """Returns whether there is room for all units at once."""
+        return sum(unit.size_bytes for unit in self.units) <= memory_bytes
+
     def leave_in_files(self, trained: Container[torch.Tensor]) -> dict[torch.Tensor, FileRange]:
         """Takes the large parameters that are not `trained` from the engine if their memory is a mapping
         of a file. Returns where they are."""

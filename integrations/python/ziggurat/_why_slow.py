@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ziggurat._asked import Asked
 from ziggurat._memory import size_text
-from ziggurat._traffic import StepBytes, fits
+from ziggurat._traffic import StepBytes
 
 COMPUTE, UNITS, UPDATE, GRADIENTS = "compute", "units", "update", "gradients"
 
@@ -100,7 +100,7 @@ def judged(asked: Asked, seen: Seen) -> Slow:
     needed = figures["prefetch_hits"] + figures["prefetch_misses"]
     return Slow(
         limit=limit,
-        all_fits=fits(asked.division, asked.memory_bytes),
+        all_fits=asked.division.fits(asked.memory_bytes),
         steps=seen.steps,
         step_s=step_s,
         seconds=seconds,
@@ -184,7 +184,7 @@ def _changes(
         if step_s < (1 - _WORTH) * model.step_s:
             yield Change(what, step_s)
 
-    if limit == UNITS and not fits(asked.division, asked.memory_bytes):
+    if limit == UNITS and not asked.division.fits(asked.memory_bytes):
         yield from _with_memory(asked, model)
     if limit == UPDATE and asked.state_on_drive:
         yield from worth(*_all_records(asked, model))

@@ -174,19 +174,18 @@ class _InTrainer(EngineOptimizer):
             for opened in self._opened:
                 self._give(opened, entries)
 
-
     def close_for_another(self) -> None:
         """Closes this, so that another optimizer goes on. The values of an offloaded model stay within
         reach, in files if memory has no room for them."""
-        around = streaming_around(self._order)
-        kept = [] if around is None else [around]
-        for streaming in kept:
-            streaming.returns_to_files = True
+        streaming = streaming_around(self._order)
+        if streaming is None:
+            self.close()
+            return
+        streaming.returns_to_files = True
         try:
             self.close()
         finally:
-            for streaming in kept:
-                streaming.returns_to_files = False
+            streaming.returns_to_files = False
 
 
 def _in_trainer(kind: type[EngineOptimizer]) -> type[EngineOptimizer]:
