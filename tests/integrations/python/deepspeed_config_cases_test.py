@@ -28,8 +28,9 @@ try:
     if importlib.util.find_spec("deepspeed") is None:
         raise ImportError("no deepspeed")
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat.deepspeed as deepspeed
 from ziggurat._native import InvalidArgument

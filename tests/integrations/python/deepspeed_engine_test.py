@@ -11,8 +11,9 @@ try:
     import torch
     from small_models import small_model
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat
 import ziggurat.deepspeed as deepspeed

@@ -18,8 +18,9 @@ try:
     import torch  # noqa: F401
     from small_models import one_thread  # noqa: F401
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 if importlib.util.find_spec("deepspeed") is None:
     print("skipped: DeepSpeed is not installed")

@@ -31,8 +31,9 @@ try:
     from rank_runs import on_ranks
     from small_models import one_thread, small_model  # noqa: F401
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat
 import ziggurat.deepspeed as deepspeed

@@ -21,8 +21,9 @@ try:
     import pytest
     import torch  # noqa: F401
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 from script_runs import (
     DEEPSPEED,

@@ -13,8 +13,9 @@ try:
     from device_double import Double
     from small_models import one_thread, small_model  # noqa: F401: pytest uses the first
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat
 import ziggurat.torch

@@ -14,8 +14,9 @@ import sys
 try:
     import pytest
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat
 from ziggurat import _header

@@ -17,8 +17,9 @@ try:
     from language_models import assert_same_bits, batches, bits, gpt2, loss_of
     from rank_runs import on_ranks
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat
 import ziggurat.hf

@@ -18,8 +18,9 @@ try:
     import pytest
     import torch
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 for module in ("transformers", "accelerate"):
     if importlib.util.find_spec(module) is None:
         print(f"skipped: no {module} here")

@@ -25,8 +25,9 @@ try:
     from language_models import assert_same_bits, batches, bits, gpt2, llama, loss_of
     from transformers import trainer_callback, trainer_optimizer
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat
 import ziggurat.hf

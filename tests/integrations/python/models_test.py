@@ -22,8 +22,9 @@ try:
         trained_by_torch,
     )
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat.torch
 

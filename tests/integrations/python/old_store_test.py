@@ -23,8 +23,9 @@ try:
     import pytest
     import torch
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat.torch
 

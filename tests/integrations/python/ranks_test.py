@@ -18,8 +18,9 @@ import time
 try:
     import pytest
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat
 

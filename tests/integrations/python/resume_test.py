@@ -17,8 +17,9 @@ try:
     import torch
     from forked_runs import forked_runs
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat
 import ziggurat.torch

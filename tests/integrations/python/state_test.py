@@ -19,8 +19,9 @@ try:
     import pytest
     import torch
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,

@@ -11,8 +11,9 @@ try:
     import torch
     from torch.testing._internal.common_optimizers import optim_db
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat.torch
 

@@ -16,8 +16,9 @@ try:
     import torch  # noqa: F401
     from rank_runs import free_port
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 sys.path.append(str(Path(__file__).parents[1]))
 import launchers

@@ -19,8 +19,9 @@ try:
     from rank_runs import RankProcesses
     from small_models import small_model
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel

@@ -14,8 +14,9 @@ try:
     from rank_runs import on_ranks
     from small_models import small_model
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor

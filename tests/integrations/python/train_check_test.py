@@ -14,8 +14,9 @@ try:
     from device_double import Double
     from small_models import one_thread  # noqa: F401: pytest uses it
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat.torch
 from ziggurat import _train_check

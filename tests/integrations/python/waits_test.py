@@ -14,8 +14,9 @@ try:
     import torch
     from small_models import one_thread  # noqa: F401: pytest uses it
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat
 import ziggurat.torch

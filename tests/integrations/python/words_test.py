@@ -12,8 +12,9 @@ from pathlib import Path
 try:
     import pytest
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 from ziggurat._words import ARGUMENTS, in_arguments, in_settings
 
