@@ -100,6 +100,8 @@ Task<> StoreSuccession::recover() {
     co_await move(std::move(*names));
     co_return;
   }
+  // A rank of the run that was to divide the store may still live, and build.
+  const std::vector<std::unique_ptr<DirectFile>> built = locked(/*built=*/true);
   lock_old();
   remove_rest();
   old_.clear();
@@ -121,16 +123,21 @@ std::vector<std::size_t> StoreSuccession::order() const {
   return order;
 }
 
-void StoreSuccession::lock_old() {
-  std::vector<std::unique_ptr<DirectFile>> locked;  // all, or none
+void StoreSuccession::lock_old() { old_ = locked(/*built=*/false); }
+
+/// Locks the old store's files, or all that were built to take their place, finished or not.
+/// Errors: kUnavailable if another process has one.
+std::vector<std::unique_ptr<DirectFile>> StoreSuccession::locked(bool built) const {
+  std::vector<std::unique_ptr<DirectFile>> files;  // all, or none
   for (const StripePlace& place : places_) {
-    for (const std::string& name : names_in(place, place.directory)) {
-      if (!is_store_file(name)) continue;
-      locked.push_back(DirectFile::open(reactor_, place.io, place.directory + "/" + name,
-                                        {.writable = true, .lock = true}, place.observers));
+    const std::string in = built ? folder_in(place.directory) : place.directory;
+    for (const std::string& name : names_in(place, in)) {
+      if (built ? name == kNote : !is_store_file(name)) continue;
+      files.push_back(DirectFile::open(reactor_, place.io, in + "/" + name,
+                                       {.writable = true, .lock = true}, place.observers));
     }
   }
-  old_ = std::move(locked);
+  return files;
 }
 
 /// Returns the names of the new store's files, in all folders together.

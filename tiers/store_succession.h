@@ -61,6 +61,7 @@ class StoreSuccession {
 
  private:
   bool left_behind() const;
+  std::vector<std::unique_ptr<DirectFile>> locked(bool built) const;
   std::vector<std::string> names_in(const StripePlace& place, const std::string& directory) const;
   Names new_names() const;
   Task<> move(Names names);

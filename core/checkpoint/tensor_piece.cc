@@ -3,6 +3,10 @@
 #include "core/checkpoint/tensor_piece.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <span>
+
+#include "base/checksum.h"
 
 namespace ziggurat {
 
@@ -35,18 +39,13 @@ std::optional<std::uint64_t> run_begin(const TensorPiece& part) {
   return runs.front().first;
 }
 
-std::uint64_t sum_of_places(const TensorPiece& part) {
-  const auto below = [](std::uint64_t n) { return n % 2 == 0 ? n / 2 * (n - 1) : (n - 1) / 2 * n; };
+std::uint64_t cover_number(const TensorPiece& part) {
+  const auto number_of = [](std::uint64_t place) {
+    return hash64(std::as_bytes(std::span(&place, 1)), 0);
+  };
   std::uint64_t sum = 0;
-  for (const TensorBox& box : part.boxes) {
-    std::uint64_t stride = 1;
-    for (std::size_t d = part.shape.size(); d-- > 0;) {
-      const auto size = static_cast<std::uint64_t>(box.shape[d]);
-      const auto offset = static_cast<std::uint64_t>(box.offsets[d]);
-      sum += box.count() / size * stride * (size * offset + below(size));
-      stride *= static_cast<std::uint64_t>(part.shape[d]);
-    }
-  }
+  for (const TensorRun& run : whole_runs(part, {.first = 0, .count = part.count(), .at = 0}))
+    sum += number_of(run.first) - number_of(run.first + run.count);
   return sum;
 }
 

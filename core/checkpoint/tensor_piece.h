@@ -30,8 +30,10 @@ TensorPiece piece_at(const WholePlace& place, std::uint64_t count);
 /// another there.
 std::optional<std::uint64_t> run_begin(const TensorPiece& part);
 
-/// Returns the sum of the numbers that the part's elements have in the whole tensor, modulo 2^64.
-std::uint64_t sum_of_places(const TensorPiece& part);
+/// Returns a number for where the part's runs begin and end in the whole tensor. Parts together
+/// have each element equally often, n times, if their numbers add up to n times the whole's, modulo
+/// 2^64; chance makes others do so with 2^-64.
+std::uint64_t cover_number(const TensorPiece& part);
 
 /// Returns elements of a part as runs of the whole tensor, in order. `run` counts in the part,
 /// which has all of its elements.

@@ -153,8 +153,8 @@ class LentEngine : public StateEngine {
   virtual void wait_updated(ParamId param) = 0;
   virtual void wait_all_updated() = 0;
 
-  /// Whether the engine has ended: then calls keep throwing, and lent memory is the trainer's
-  /// again.
+  /// Whether the engine has ended: then calls keep throwing. Lent memory is the trainer's again
+  /// when a call has thrown.
   virtual bool has_ended() const noexcept = 0;
   /// Throws the error with which the engine has ended, if it has, as every other call does.
   virtual void check() = 0;

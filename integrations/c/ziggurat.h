@@ -25,7 +25,8 @@
 // Every call returns a status; ziggurat_last_error() says in words why the last call that failed on
 // this thread has failed. A handle that does not exist, a parameter that the model does not have or
 // a size that does not fit is an error, and changes nothing. Calls may come from any thread; calls
-// of one engine are made one after the other, but for those that acquire units. C99 or later.
+// of one engine are made one after the other, but for those that acquire units. A process that was
+// forked makes no calls with its parent's handles: they would wait forever. C99 or later.
 // Structs begin with the size that they had when the caller was compiled: set it with
 // ZIGGURAT_INIT, which also clears the rest.
 //
@@ -221,8 +222,8 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///                      already, the state is on nvme, whatever was chosen when it was made.
 ///                      ziggurat_describe() says what was chosen and why
 ///   "run"              a text that names the model as a whole, its data and the like: all ranks
-///   and
-///                      a store that is resumed must have the same
+///                      must have the same, and so must a store that is resumed; "reshard" gives
+///                      the store this run's
 ///   "first_elements"   if the parameters are slices of those that have their names: a list with
 ///                      the number of each slice's first element in the whole, which keys
 ///                      stochastic rounding
@@ -243,7 +244,8 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///   "progress"         true: an opening of over two seconds says on standard error how far it is
 ///
 /// Without "host_memory" the engine takes as much as a run uses well. If a store is resumed, the
-/// parameters are written.
+/// parameters are written, also if the call then fails: before another try that makes a new store
+/// from them, give them their first values again.
 ZIGGURAT_API ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime,
                                                   const ziggurat_param* params, uint64_t count,
                                                   const char* settings, ziggurat_engine* engine);

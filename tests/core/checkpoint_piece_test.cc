@@ -3,6 +3,7 @@
 // cut.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -86,14 +87,42 @@ TEST(TensorPiece, RunsHaveTheElementsOfThePieceInItsOrder) {
   }
 }
 
-TEST(TensorPiece, TheSumOfPlacesIsThatOfItsElements) {
+/// The slice of 8 elements in a row that begins at `first`.
+TensorPiece slice(std::uint64_t first, std::uint64_t count) {
+  const Shape row{8};
+  return {.name = "weight", .shape = row, .boxes = boxes_of(row, first, count)};
+}
+
+TEST(TensorPiece, CoverNumbersAddUpToTheWholesWhereNothingIsMissing) {
   std::mt19937 draws(2);
   for (int i = 0; i < 2'000; ++i) {
     const TensorPiece piece = drawn(draws);
-    const std::vector<std::uint64_t> places = places_of(piece);
-    ASSERT_EQ(sum_of_places(piece), std::accumulate(places.begin(), places.end(), std::uint64_t{0}))
-        << "piece " << i;
+    TensorPiece whole = piece;
+    whole.boxes = {whole_box(piece.shape)};
+    // The elements that the piece leaves out, one by one.
+    std::vector<bool> has(whole.count());
+    for (const std::uint64_t place : places_of(piece)) has[place] = true;
+    std::uint64_t sum = cover_number(piece);
+    const bool lacks = std::ranges::count(has, false) > 0;
+    ASSERT_EQ(sum == cover_number(whole), !lacks) << "piece " << i;
+    for (std::uint64_t place = 0; place < has.size(); ++place) {
+      if (has[place]) continue;
+      sum += cover_number(
+          {.name = "weight", .shape = piece.shape, .boxes = boxes_of(piece.shape, place, 1)});
+    }
+    ASSERT_EQ(sum, cover_number(whole)) << "piece " << i;
   }
+}
+
+TEST(TensorPiece, CoverNumbersOfPiecesThatOverlapAreNotTheWholes) {
+  const std::uint64_t whole = cover_number(slice(0, 8));
+  EXPECT_EQ(cover_number(slice(0, 3)) + cover_number(slice(3, 5)), whole);
+  EXPECT_EQ(2 * cover_number(slice(0, 8)), 2 * whole);
+  // As many elements as the whole has, and their numbers add up to the same.
+  EXPECT_NE(2 * cover_number(slice(2, 4)), whole);
+  std::uint64_t twice = 0;  // and their squares too
+  for (const std::uint64_t place : {0, 3, 5, 6}) twice += 2 * cover_number(slice(place, 1));
+  EXPECT_NE(twice, whole);
 }
 
 TEST(TensorPiece, ASliceOfAMatrixIsPlannedOnceAFile) {

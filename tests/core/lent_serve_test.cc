@@ -7,6 +7,8 @@
 
 #include <barrier>
 #include <cerrno>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <thread>
 
@@ -14,6 +16,8 @@
 #include "aio/probe.h"
 #include "base/memory_exhausted.h"
 #include "tests/core/lent_world.h"
+#include "tiers/store_layout.h"
+#include "tiers/superblock.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -36,6 +40,24 @@ State state_of(LentEngine& reader, int rank) {
     }
   }
   return all;
+}
+
+/// Damages all superblocks of the store in a directory.
+void damage_superblocks(const std::string& directory) {
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    if (entry.path().extension() != ".ziggurat") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const std::string zeros(kSuperblockBytes, '\0');
+    const auto size_bytes = std::filesystem::file_size(entry.path());
+    for (const unsigned parity : {0U, 1U}) {
+      for (int copy = 0; copy < kSuperblockCopies; ++copy) {
+        const std::uint64_t at = StoreLayout::superblock_offset(parity, copy, size_bytes);
+        file.seekp(static_cast<std::streamoff>(at));
+        file.write(zeros.data(), static_cast<std::streamsize>(zeros.size()));
+      }
+    }
+    ASSERT_TRUE(file.good());
+  }
 }
 
 class LentServe : public ::testing::TestWithParam<Where> {};
@@ -206,11 +228,15 @@ TEST(LentServeRanks, RefuseWhatIsNotThere) {
 /// Two ranks whose engines are closed when the test says so.
 class LentServeEnd : public ::testing::Test {
  protected:
+  explicit LentServeEnd(Where where = Where::kNvme) : world_(kTwo, where) {}
+
   void open(int rank) {
     const auto index = static_cast<std::size_t>(rank);
     LentTrainer& trainer = world_.trainers[index];
-    engines_[index] = LentEngine::open(trainer.own_model(), world_.config(rank), *runtimes_[index],
-                                       trainer.lent());
+    EngineConfig config = world_.config(rank);
+    config.durable_every_s = durable_every_s_;
+    engines_[index] =
+        LentEngine::open(trainer.own_model(), config, *runtimes_[index], trainer.lent());
     trainer.step(*engines_[index]);
     engines_[index]->make_durable();
   }
@@ -219,7 +245,8 @@ class LentServeEnd : public ::testing::Test {
     engine.read_state_of(rank, piece, "master", values);
   }
 
-  World world_{kTwo, Where::kNvme};
+  World world_;
+  double durable_every_s_ = 0;
   std::vector<std::unique_ptr<Runtime>> runtimes_ = connected_runtimes(2, 1);
   std::vector<std::unique_ptr<LentEngine>> engines_{2};
 };
@@ -258,6 +285,92 @@ TEST_F(LentServeEnd, OfARanksEngineEndsTheStepThatWaitsForIt) {
   }));
 }
 
+class LentServeEndInMemory : public LentServeEnd {
+ protected:
+  LentServeEndInMemory() : LentServeEnd(Where::kHost) {}
+};
+
+TEST_F(LentServeEndInMemory, OfARanksEngineEndsTheCallThatMakesAStepDurable) {
+  std::barrier<> both(2);
+  expect_none(run_ranks(2, [&](int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    open(rank);
+    world_.trainers[index].step(*engines_[index]);
+    engines_[index]->wait_all_updated();
+    both.arrive_and_wait();
+    if (rank == 1) {
+      std::this_thread::sleep_for(30ms);
+      engines_[1].reset();
+      return;
+    }
+    const Error undone = thrown_by([&] { engines_[0]->make_durable(); });
+    EXPECT_EQ(undone.code(), ErrorCode::kUnavailable);
+    EXPECT_THAT(undone.what(), HasSubstr("rank 1 has closed its engine"));
+  }));
+}
+
+// Each rank begins to store its part when it has the blob. Rank 1 closes without it, before rank 0
+// begins or after.
+TEST_F(LentServeEndInMemory, OfARanksEngineEndsACheckpointThatItHasNoPartIn) {
+  durable_every_s_ = 1e-9;
+  for (const bool before : {false, true}) {
+    runtimes_ = connected_runtimes(2, 1);
+    world_.trainers = {trainer_of(kTwo[0]), trainer_of(kTwo[1])};
+    std::barrier<> both(2);
+    expect_none(run_ranks(2, [&](int rank) {
+      const auto index = static_cast<std::size_t>(rank);
+      open(rank);
+      LentTrainer& trainer = world_.trainers[index];
+      trainer.make_gradients(2, {});
+      const std::vector<GroupStep> groups = trainer.groups_of({});
+      StepOptions options{.blob = {}, .blob_follows = true};
+      options.groups = groups;
+      engines_[index]->step(trainer.lent_gradients(), options);
+      engines_[index]->wait_all_updated();
+      both.arrive_and_wait();
+      if (rank == 1) {
+        if (!before) std::this_thread::sleep_for(30ms);
+        engines_[1].reset();
+        both.arrive_and_wait();
+        return;
+      }
+      if (before) both.arrive_and_wait();
+      const Error undone = thrown_by([&] {
+        engines_[0]->give_blob({});
+        engines_[0]->make_durable();
+      });
+      EXPECT_EQ(undone.code(), ErrorCode::kUnavailable);
+      EXPECT_THAT(undone.what(), HasSubstr("rank 1 has closed its engine"));
+      if (!before) both.arrive_and_wait();
+      engines_[0].reset();
+    }));
+    for (int rank = 0; rank < 2; ++rank) std::filesystem::remove_all(world_.directory(rank));
+  }
+}
+
+// The ranks that find their store lost all close what they had opened, and may open another.
+TEST_F(LentServeEnd, OfAnOpeningThatFindsAStoreLostHoldsNobodyUp) {
+  std::barrier<> both(2);
+  expect_none(run_ranks(2, [&](int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    open(rank);
+    both.arrive_and_wait();
+    engines_[index].reset();
+    both.arrive_and_wait();
+    if (rank == 0) damage_superblocks(world_.directory(0));
+    both.arrive_and_wait();
+    LentTrainer& trainer = world_.trainers[index];
+    EngineConfig config = world_.config(rank);
+    const auto reopen = [&] {
+      return LentEngine::open(trainer.own_model(), config, *runtimes_[index], trainer.lent());
+    };
+    EXPECT_EQ(thrown_by([&] { reopen(); }).code(), ErrorCode::kDataLoss);
+    config.resume = EngineConfig::Resume::kNever;
+    engines_[index] = reopen();
+    both.arrive_and_wait();
+  }));
+}
+
 // The engines of a runtime end one by one, in whatever order, and others go on.
 TEST_F(LentServeEnd, OfOneEngineLeavesTheOthersOfItsRuntime) {
   std::barrier<> both(2);
@@ -268,7 +381,11 @@ TEST_F(LentServeEnd, OfOneEngineLeavesTheOthersOfItsRuntime) {
     LentTrainer& trainer = second.trainers[index];
     auto other = LentEngine::open(trainer.own_model(), second.config(rank), *runtimes_[index],
                                   trainer.lent());
-    if (rank == 0) engines_[0].reset();
+    if (rank == 0) {
+      engines_[0]->expect_gradients();  // reads records ahead, for which no other rank waits
+      engines_[0]->make_durable();
+      engines_[0].reset();
+    }
     trainer.step(*other);
     trainer.step(*other);
     if (rank == 1) engines_[1].reset();

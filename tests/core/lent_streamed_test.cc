@@ -375,6 +375,18 @@ TEST_F(OneAtATime, AWaiterIsToldThatTheEngineEnds) {
   engine_->release(0, host_);
 }
 
+// Such as a write to a server that does not answer.
+TEST_F(OneAtATime, AWaiterIsToldThatTheEngineEndsWhileOtherWorkHangs) {
+  Reactor& reactor = runtime_->reactor;
+  reactor.post([&] { reactor.external_begin(); });
+  engine_->acquire(0, host_);
+  Waiter waiter(*engine_);
+  engine_->end_waits();
+  EXPECT_EQ(waiter.ended(), ErrorCode::kCancelled);
+  reactor.post([&] { reactor.external_end(); });
+  engine_->release(0, host_);
+}
+
 // Both wait for the update, and one of them loads the unit.
 TEST_F(OneAtATime, ThreadsAcquireTheSameUnitRightAfterAStep) {
   for (int i = 0; i < 20; ++i) {

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <functional>
+#include <utility>
 
 #include "aio/faulty_engine.h"
 #include "aio/probe.h"
@@ -60,48 +62,94 @@ TEST_P(LentSums, HaveTheBitsOfPlainArraysInAnyMemory) {
   }
 }
 
-/// Backward has gone on when the write fails.
-TEST(LentSumsOnAFailingDrive, RefuseTheStepUntilTheyAreDiscarded) {
-  const ScratchDirectory directory;
-  const LentKind kind{kSplit, DType::kBFloat16};
-  EngineConfig config = config_of(kind, Where::kNvme, directory);
-  config.placement.grads = Tier::kNvme;
-  const ModelSpec model = lent_model(kCounts, kind.dtype);
-  LentTrainer trainer(model, config.optimizer.state, kind.rounding);
-  config.param_steps = [&](std::span<const std::byte>) { return trainer.steps(); };
-  const auto runtime = runtime_of(2);
-  FaultyEngine* drive = nullptr;
-  runtime->io_engine = [&](Reactor& reactor, const std::string& path) {
-    auto faulty = std::make_unique<FaultyEngine>(reactor, choose_io_engine(reactor, path));
-    drive = faulty.get();
-    return faulty;
-  };
-  const auto engine = LentEngine::open(model, config, *runtime, trainer.lent());
-  const auto fail_writes = [&](bool fail) {
-    runtime->reactor.block_on([](FaultyEngine* its, bool fails) -> Task<> {
-      its->set_gate(
-          [fails](FaultPoint point) { return fails && point == FaultPoint::kWrite ? EIO : 0; });
-      co_return;
-    }(drive, fail));
-  };
-  trainer.step(*engine, {.summed = {2, 4}});
-  engine->make_durable();
-  fail_writes(true);
-  for (int i = 0; i < 2; ++i) {
+/// Sums on a drive whose calls fail when the test says so.
+class LentSumsOnAFailingDrive : public ::testing::Test {
+ protected:
+  LentSumsOnAFailingDrive() {
+    EngineConfig config = config_of(kind_, Where::kNvme, directory_);
+    config.placement.grads = Tier::kNvme;
+    config.param_steps = [this](std::span<const std::byte>) { return trainer_.steps(); };
+    runtime_->io_engine = [this](Reactor& reactor, const std::string& path) {
+      auto faulty = std::make_unique<FaultyEngine>(reactor, choose_io_engine(reactor, path));
+      drive_ = faulty.get();
+      return faulty;
+    };
+    engine_ = LentEngine::open(model_, config, *runtime_, trainer_.lent());
+  }
+
+  /// Lets every `point` but the first so many fail.
+  void fail(FaultPoint point, int after) {
+    set_gate([point, left = after](FaultPoint at) mutable {
+      return at == point && left-- <= 0 ? EIO : 0;
+    });
+  }
+  void fail_no_more() {
+    set_gate([](FaultPoint) { return 0; });
+  }
+  template <class Call>
+  void expect_eio(const Call& call) {
     try {
-      trainer.step(*engine, {.summed = {2, 4}});
-      ADD_FAILURE() << "the step was made";
+      call();
+      ADD_FAILURE() << "there was no error";
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr("EIO"));
     }
-    EXPECT_EQ(engine->generation(), 1U);
-    if (i == 0) fail_writes(false);
   }
-  engine->discard_sum(2);
-  engine->discard_sum(4);
-  trainer.step(*engine, {.summed = {2, 4}});
-  engine->make_durable();
-  EXPECT_TRUE(trainer.same());
+
+  ScratchDirectory directory_;
+  LentKind kind_{kSplit, DType::kBFloat16};
+  ModelSpec model_ = lent_model(kCounts, kind_.dtype);
+  LentTrainer trainer_{model_, {.format = kSplit}, kind_.rounding};
+  std::unique_ptr<Runtime> runtime_ = runtime_of(2);
+  std::unique_ptr<LentEngine> engine_;
+
+ private:
+  void set_gate(std::function<int(FaultPoint)> gate) {
+    runtime_->reactor.block_on(
+        [](FaultyEngine* drive, std::function<int(FaultPoint)> its) -> Task<> {
+          drive->set_gate(std::move(its));
+          co_return;
+        }(drive_, std::move(gate)));
+  }
+  FaultyEngine* drive_ = nullptr;
+};
+
+/// Backward has gone on when the write fails.
+TEST_F(LentSumsOnAFailingDrive, RefuseTheStepUntilTheyAreDiscarded) {
+  trainer_.step(*engine_, {.summed = {2, 4}});
+  engine_->make_durable();
+  fail(FaultPoint::kWrite, 0);
+  for (int i = 0; i < 2; ++i) {
+    expect_eio([&] { trainer_.step(*engine_, {.summed = {2, 4}}); });
+    EXPECT_EQ(engine_->generation(), 1U);
+    if (i == 0) fail_no_more();
+  }
+  engine_->discard_sum(2);
+  engine_->discard_sum(4);
+  trainer_.step(*engine_, {.summed = {2, 4}});
+  engine_->make_durable();
+  EXPECT_TRUE(trainer_.same());
+}
+
+// Some of the parameter's chunks have the second summand then, and others have not.
+TEST_F(LentSumsOnAFailingDrive, RefuseTheStepWhereASummandWasAddedInPart) {
+  trainer_.make_gradients(1, {});
+  const TypedSpan<const std::byte> gradient = trainer_.lent_gradients()[4];
+  for (const int reads : {0, 1}) {
+    engine_->add_gradient(4, gradient, 1);
+    fail(FaultPoint::kRead, reads);
+    expect_eio([&] { engine_->add_gradient(4, gradient, 1); });
+    fail_no_more();
+    std::vector<float> values(gradient.count());
+    expect_eio([&] { engine_->add_gradient(4, gradient, 1); });
+    expect_eio([&] { engine_->read_sum(4, 0, values); });
+    expect_eio([&] { trainer_.step(*engine_, {.left_out = {4}}); });
+    EXPECT_EQ(engine_->generation(), 0U);
+    engine_->discard_sum(4);
+  }
+  trainer_.step(*engine_, {.summed = {2, 4}});
+  engine_->make_durable();
+  EXPECT_TRUE(trainer_.same());
 }
 
 TEST(LentSumsCalls, SayWhatIsWrong) {
@@ -138,8 +186,12 @@ TEST(LentSumsCalls, SayWhatIsWrong) {
   read(*engine);
   EXPECT_EQ(std::memcmp(values.data(), gradient.bytes.data(), 105 * sizeof(float)), 0);
   std::vector<float> more(106);
-  EXPECT_THAT(refused(*engine, [&](LentEngine& its) { its.read_sum(1, 0, more); }),
-              HasSubstr("there is no sum of these elements"));
+  for (const std::uint64_t first : {std::uint64_t{0}, UINT64_MAX - 50}) {
+    EXPECT_THAT(refused(*engine, [&](LentEngine& its) { its.read_sum(1, first, more); }),
+                HasSubstr("there is no sum of these elements"));
+  }
+  EXPECT_THAT(refused(*engine, [&](LentEngine& its) { its.step(trainer.lent_gradients(), {}); }),
+              HasSubstr("the parameter has a gradient and a sum of gradients"));
   engine->discard_sum(1);
   EXPECT_THAT(refused(*engine, read), HasSubstr("there is no sum"));
   config = config_of(kind, Where::kMemory, directory);

@@ -194,6 +194,25 @@ TEST_F(StoreSuccessionTest, DoesNotTouchAStoreThatIsInUse) {
   EXPECT_TRUE(folders_are_gone());
 }
 
+// Rank 0 of a division was killed, and another one still builds.
+TEST_F(StoreSuccessionTest, DoesNotTouchWhatAProcessStillBuilds) {
+  make_old();
+  make_new(2);
+  write(1, "resharded/rank00002-stripe01.ziggurat.new", "half of it");
+  for (const char* const name :
+       {"rank00001-stripe01.ziggurat", "rank00002-stripe01.ziggurat.new"}) {
+    const FileHandle held = places_[1].io.open(std::string("/drive1/resharded/") + name,
+                                               {.writable = true, .lock = true});
+    EXPECT_THROW(recover(), Error);
+    places_[1].io.close(held);
+    EXPECT_TRUE(places_[0].io.exists("/drive0/resharded/rank00000.ziggurat"));
+    EXPECT_TRUE(places_[1].io.exists(std::string("/drive1/resharded/") + name));
+  }
+  recover();
+  EXPECT_EQ(found(), old_files());
+  EXPECT_TRUE(folders_are_gone());
+}
+
 TEST_F(StoreSuccessionTest, RefusesANoteThatMakesNoSenseAndFilesThatAreNowhere) {
   const auto refusal = [&] {
     try {

@@ -297,7 +297,6 @@ void LentEngineImpl::expect_gradients() {
   const Turn turn(turn_);
   run([](TrainingState& state) -> Task<> {
     state.check();
-    state.begin_call();
     state.sweep().gradient_started(0, state.generation() + 1, nullptr);
     co_return;
   }(state_));
@@ -348,6 +347,11 @@ std::optional<Error> LentEngineImpl::refusal_of(
       if (gradients[p].bytes.empty()) continue;
       require_trained("step", p);
       require_count("step", p, gradients[p].count());
+      if (!sums_ || !sums_->has(p)) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("step(parameter {} '{}'): the parameter has a gradient and a sum of "
+                              "gradients: give one of them",
+                              p, state_.lent_param(p).name));
     }
   } catch (const Error& error) {
     return error;

@@ -114,20 +114,19 @@ void LentReshard::require(StoredState& stored) {
   const PieceSource cut(*whole_, parts(), {}, {});
 }
 
-/// Throws on every rank if the ranks together leave out a part of a tensor. Every rank has read the
-/// same tensors, in the same order. Pieces that overlap leave out others, and the sum of their
-/// elements' numbers is not that of whole copies.
+/// Throws on every rank if the ranks together do not have whole copies of each tensor. Every rank
+/// has read the same tensors, in the same order.
 Task<> LentReshard::require_together(Communicator& ranks) const {
   const ModelSpec whole = whole_->model();
   std::map<std::string, std::size_t> index;
   for (const UnitSpec& unit : whole.units) index.emplace(unit.name, index.size());
   const std::size_t tensors = whole.units.size();
-  std::vector<std::uint64_t> taken(2 * tensors);  // elements, then sums of places
+  std::vector<std::uint64_t> taken(2 * tensors);  // elements, then cover numbers
   for (const UnitSpec& unit : model_.units) {
     const WholePlace& place = *unit.params.front().whole;
     if (place.name.empty()) continue;
     taken[index.at(place.name)] += unit.count();
-    taken[tensors + index.at(place.name)] += sum_of_places(piece_at(place, unit.count()));
+    taken[tensors + index.at(place.name)] += cover_number(piece_at(place, unit.count()));
   }
   co_await ranks.all_reduce(std::span(taken), Communicator::Op::kSum);
   std::vector<std::string> lacking;
@@ -138,7 +137,7 @@ Task<> LentReshard::require_together(Communicator& ranks) const {
     all.shape = unit.params[0].shape;
     const std::uint64_t copies = taken[at] / unit.count();
     const bool covers = copies > 0 && taken[at] % unit.count() == 0 &&
-                        taken[tensors + at] == copies * sum_of_places(piece_at(all, unit.count()));
+                        taken[tensors + at] == copies * cover_number(piece_at(all, unit.count()));
     if (!covers) lacking.push_back(unit.name);
   }
   if (lacking.empty()) co_return;

@@ -57,12 +57,13 @@ void LentEngineImpl::read_sum(ParamId param, std::uint64_t first, std::span<floa
   run([](LentEngineImpl& self, GradSums& all, ParamId of, const std::string& whose,
          std::uint64_t begin, std::span<float> to) -> Task<> {
     self.state_.check();
-    if (!all.has(of) || begin + to.size() > self.state_.lent_place(of).count) {
+    const std::uint64_t count = self.state_.lent_place(of).count;
+    if (!all.has(of) || begin > count || to.size() > count - begin) {
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("read_sum('{}'): there is no sum of these elements", whose));
     }
     const std::vector<ChunkRun> runs = self.state_.lent_runs(of);
-    co_await all.read(runs, begin, to);
+    co_await all.read(of, runs, begin, to);
   }(*this, its, param, name, first, values));
 }
 

@@ -142,7 +142,16 @@ void StreamedParams::end_waits() {
     const std::lock_guard lock(mutex_);
     ending_ = true;
   }
-  state_.runtime().reactor.post([] {});  // it asks may_be_released() once more, if somebody waits
+  const std::weak_ptr<bool> alive = alive_;
+  state_.runtime().reactor.post([this, alive] {
+    if (!alive.expired()) residency_->look_again();
+  });
+}
+
+/// Throws once waits are to end.
+void StreamedParams::require_going_on() const {
+  const std::lock_guard lock(mutex_);
+  if (ending_) throw Error(ErrorCode::kCancelled, "the engine is being closed");
 }
 
 bool StreamedParams::is_held(StreamedUnit unit) const {
@@ -223,6 +232,7 @@ Task<> StreamedParams::bring(StreamedUnit unit, std::vector<Event>& landed) {
   std::exception_ptr error;
   try {
     for (bool there = false; !there;) {
+      require_going_on();
       const std::uint64_t before = releases_;
       co_await residency_->clear();
       if (device_bytes(units_[unit]) > free_device_bytes()) {
@@ -232,7 +242,10 @@ Task<> StreamedParams::bring(StreamedUnit unit, std::vector<Event>& landed) {
       there = co_await try_bring(units_[unit], landed, /*again=*/true);
       // There is enough, but not in a row. What was taken for some parts comes back too, and helps
       // nobody.
-      while (!there && releases_ == before) co_await residency_->room_returned();
+      while (!there && releases_ == before) {
+        co_await residency_->room_returned();
+        require_going_on();
+      }
     }
   } catch (const MemoryExhausted&) {
     error = std::make_exception_ptr(no_room(unit));

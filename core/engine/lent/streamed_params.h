@@ -33,7 +33,10 @@ class StreamedParams {
   std::unique_ptr<ParamHome> make_home(Context& context, const std::vector<StripePlace>& places);
   /// Makes what brings them.
   void build(Context& context);
-  void close() { residency_.reset(); }
+  void close() {
+    alive_.reset();
+    residency_.reset();
+  }
   /// Waits until nothing is being brought.
   Task<> quiesce() {
     if (residency_) co_await residency_->quiesce();
@@ -82,6 +85,7 @@ class StreamedParams {
   void describe() const;
   bool may_be_released() const;
   bool is_held(StreamedUnit unit) const;
+  void require_going_on() const;
   Task<> bring(StreamedUnit unit, std::vector<Event>& landed);
   Task<bool> try_bring(Unit& unit, std::vector<Event>& landed, bool again);
   Error no_room(StreamedUnit unit) const;
@@ -102,6 +106,7 @@ class StreamedParams {
   std::uint64_t releases_ = 0;         // calls of release(); reactor's thread only
   UnitParamHome* home_ = nullptr;      // the state's
   std::unique_ptr<Residency> residency_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // until close()
 };
 
 }  // namespace ziggurat

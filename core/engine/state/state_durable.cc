@@ -34,10 +34,19 @@ Task<> TrainingState::make_durable() {
   co_await checkpoint_ended();
   if (durable_generation() != generation_) {
     require_all_open("make_durable()");
-    co_await sweep_->checkpoint(generation_, last_blob_);
+    agreeing(true);
+    std::exception_ptr failure;
+    try {
+      co_await sweep_->checkpoint(generation_, last_blob_);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    agreeing(false);
+    if (failure) std::rethrow_exception(failure);
     stored_at_ = runtime_.reactor.clock().now();
   }
-  at_rest_ = !sweep_->step_open();
+  // Where ranks have pieces, an open step has only read records ahead: no rank waits for that.
+  at_rest_ = of_pieces() || !sweep_->step_open();
 }
 
 void TrainingState::require_durable() const {
@@ -60,7 +69,9 @@ bool TrainingState::checkpoint_due() const {
 
 /// Begins to write the step that was just made.
 void TrainingState::begin_checkpoint() {
+  require_all_open("a checkpoint");
   storing_ = true;
+  storing_since_ = ++agreements_;
   stored_.reset();
   Task<> storing = store_checkpoint(generation_, last_blob_);
   context_->spawn(std::move(storing));

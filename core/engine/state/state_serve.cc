@@ -65,14 +65,17 @@ Task<> TrainingState::serve_state(std::uint64_t piece, std::uint64_t state,
   }
 }
 
-/// Ends the run if this rank waits for a step that the closed rank has not come to, and so will
-/// never make.
-void TrainingState::rank_closed(int rank, std::uint64_t steps) {
-  if (!agreeing_ || agreements_ <= steps) return;
-  fail(std::make_exception_ptr(Error(
-      ErrorCode::kUnavailable, fmt::format("rank {} has closed its engine, but rank {} waits for "
-                                           "it in step {}: make the same steps on every rank",
-                                           rank, runtime_.ranks->rank(), generation_ + 1))));
+/// Ends the run if this rank waits for a step or a checkpoint that the closed rank has not come to,
+/// and so will never make. `agreements` is how many that rank has begun.
+void TrainingState::rank_closed(int rank, std::uint64_t agreements) {
+  const bool waits = agreeing_ && agreements_ > agreements;
+  const bool stores = storing_ && storing_since_ > agreements;
+  if (!waits && !stores) return;
+  fail(std::make_exception_ptr(
+      Error(ErrorCode::kUnavailable,
+            fmt::format("rank {} has closed its engine, but rank {} waits for it after step {}: "
+                        "make the same calls on every rank",
+                        rank, runtime_.ranks->rank(), generation_))));
 }
 
 void TrainingState::require_all_open(const char* call) {

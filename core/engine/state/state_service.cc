@@ -79,12 +79,13 @@ StateService::StateService(CancelScope& cancel, Reactor& reactor, Communicator& 
       made_(cancel) {
   for (int rank = 0; rank < ranks.world_size(); ++rank)
     peers_.push_back(std::make_unique<Peer>(reactor));
+  // From here on, since ranks whose opening fails tell each other that they close.
+  requests_->on_send([this](int from) { hear(from); });
 }
 
 /// Exchanges the pieces. Their texts have different lengths, so all are sent with the length of the
 /// longest.
 Task<> StateService::open() {
-  requests_->on_send([this](int from) { hear(from); });
   std::vector<std::byte> own = packed(served_.pieces);
   const std::array<std::uint64_t, 1> size{own.size()};
   std::vector<std::uint64_t> sizes(peers_.size());

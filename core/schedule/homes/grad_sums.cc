@@ -66,13 +66,27 @@ Task<Lease> GradSums::lease(ChunkId id) {
 
 Task<> GradSums::add(ParamId param, std::span<const ChunkRun> runs,
                      TypedSpan<const std::byte> values, float scale, bool instead_of_zeros) {
+  if (has(param)) require_complete(param);
   const std::function<Task<>(std::size_t)> add = [&](std::size_t i) {
     const auto& [chunk, run] = runs[i];
     return add_run(param, chunk, run, values.subspan(run.first, run.count), scale,
                    instead_of_zeros);
   };
-  co_await for_each_index(context_.reactor, runs.size(), kChunksAtOnce, add);
+  std::exception_ptr failure;
+  try {
+    co_await for_each_index(context_.reactor, runs.size(), kChunksAtOnce, add);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  // Some chunks may have the summand and others not. A first one is made from nothing once more.
+  if (failure && has(param)) incomplete_[param] = failure;
+  if (failure) std::rethrow_exception(failure);
   coming_[param] = true;
+}
+
+void GradSums::require_complete(ParamId param) const {
+  if (const auto found = incomplete_.find(param); found != incomplete_.end())
+    std::rethrow_exception(found->second);
 }
 
 Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<const std::byte> values,
@@ -149,6 +163,7 @@ Task<> GradSums::written(ChunkId id) {
 }
 
 Task<> GradSums::settle() {
+  if (!incomplete_.empty()) require_complete(incomplete_.begin()->first);
   const std::map<ChunkId, std::shared_ptr<Signal>> all = writes_;
   for (const auto& [id, done] : all) {
     std::exception_ptr failure;
@@ -187,8 +202,9 @@ Task<> GradSums::fetch_wide(ChunkId id, std::span<float> sums) {
   co_await context_.run_near(id, "widen gradient", job);
 }
 
-Task<> GradSums::read(std::span<const ChunkRun> runs, std::uint64_t first,
+Task<> GradSums::read(ParamId param, std::span<const ChunkRun> runs, std::uint64_t first,
                       std::span<float> values) {
+  require_complete(param);
   for (const auto& [id, run] : runs) {
     const std::uint64_t begin = std::max(first, run.first);
     const std::uint64_t end = std::min(first + values.size(), run.first + run.count);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <span>
@@ -30,16 +31,21 @@ class GradSums {
 
   /// Adds `scale` times `values` to the sum of a parameter for the step to come, in fp32. Its first
   /// summand is added to zeros, or with `instead_of_zeros` takes their place. The sweep must not
-  /// be using the parameter's last sum. When this returns, `values` were read.
+  /// be using the parameter's last sum. When this returns, `values` were read. After an error in a
+  /// further summand the sum is of no use: calls throw until it is discarded.
   Task<> add(ParamId param, std::span<const ChunkRun> runs, TypedSpan<const std::byte> values,
              float scale, bool instead_of_zeros);
   /// Reads elements from `first` on of a sum for the step to come.
-  Task<> read(std::span<const ChunkRun> runs, std::uint64_t first, std::span<float> values);
+  Task<> read(ParamId param, std::span<const ChunkRun> runs, std::uint64_t first,
+              std::span<float> values);
   bool has(ParamId param) const noexcept { return coming_[param]; }
-  void discard(ParamId param) noexcept { coming_[param] = false; }
+  void discard(ParamId param) noexcept {
+    coming_[param] = false;
+    incomplete_.erase(param);
+  }
 
-  /// Returns when all sums are written. Errors: of a write of sums for the step to come, until they
-  /// are discarded.
+  /// Returns when all sums are written. Errors: of a write of sums for the step to come, or of a
+  /// summand that was not added whole, until they are discarded.
   Task<> settle();
   /// Makes the sums for the step to come those of the step that is being made.
   void take();
@@ -57,10 +63,12 @@ class GradSums {
                  float scale, bool instead_of_zeros);
   Task<> write(ChunkId chunk, Lease sums, std::uint64_t hash, std::shared_ptr<Signal> written);
   Task<> written(ChunkId chunk);
+  void require_complete(ParamId param) const;
 
   Context& context_;
   std::unique_ptr<SwapFile> file_;  // an item for each chunk
   std::vector<bool> coming_, taken_;
+  std::map<ParamId, std::exception_ptr> incomplete_;   // sums that lack a part of a summand
   std::vector<DType> types_;                           // of each chunk's item
   std::map<ChunkId, std::shared_ptr<Signal>> writes_;  // under way, or failed
 };

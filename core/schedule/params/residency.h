@@ -59,6 +59,8 @@ class Residency {
   virtual void used(UnitId) {}
   /// Waits until memory of the device may have come back. Errors: MemoryExhausted if none can.
   Task<> room_returned() { return room_.wait(); }
+  /// Lets those who wait for memory look again.
+  void look_again() { room_.returned(); }
   /// Unpins the unit; its reader has finished when `read` happens.
   virtual void release(UnitId unit, const Event& read) = 0;
   /// Waits until nobody reads `unit`'s parameters at home any more, so that they may be
