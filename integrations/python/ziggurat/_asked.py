@@ -47,6 +47,7 @@ class Asked:
     accumulation: int
     clips: bool
     free: int  #: bytes of memory that the run may take
+    recomputes: bool = False
 
     def plan(
         self,
@@ -82,6 +83,7 @@ class Asked:
             params=sum(param.numel() for param in params),
             trained=sum(param.numel() for param in params if param.requires_grad),
             units=len(self.division.units),
+            experts=sum(unit.is_expert for unit in self.division.units),
             optimizer=self.optimizer,
             state_format=self.state_format,
             tokens=tokens * self.accumulation,
@@ -106,6 +108,7 @@ class Asked:
             grads_on_drive=grads_on_drive,
             accumulation=self.accumulation,
             clips=self.clips,
+            recomputes=self.recomputes,
         )
 
     def _require_directory(self) -> None:
@@ -266,7 +269,9 @@ def _tile_bytes(optimizer: str, state_format: str, shared: bool, itemsize: int) 
     return chosen(params, settings, ".", _PLENTY).state_bytes
 
 
-def asked_of(streaming: Streaming, accumulation: int, clips: bool) -> Asked:
+def asked_of(
+    streaming: Streaming, accumulation: int, clips: bool, recomputes: bool = False
+) -> Asked:
     """Returns the run of an offloaded model, with what its optimizer was given. Errors: InvalidArgument
     where no optimizer trains it yet."""
     optimizer = None if streaming.optimizer is None else streaming.optimizer()
@@ -291,5 +296,6 @@ def asked_of(streaming: Streaming, accumulation: int, clips: bool) -> Asked:
         host_memory=None if host_memory is None else bytes_of("host_memory", host_memory),
         accumulation=accumulation,
         clips=clips,
+        recomputes=recomputes or streaming.recomputes,
         free=free_bytes(),
     )

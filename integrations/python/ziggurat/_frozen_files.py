@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,6 +150,7 @@ class FrozenFiles:
 
     def __init__(self) -> None:
         self._units: dict[int, list[tuple[str, FileRange]]] = {}
+        self._in_no_order: Container[int] = ()
         self._keeps_all = False
         self._reader: ThreadPoolExecutor | None = None
         self._reading: tuple[int, Future[None]] | None = None
@@ -165,15 +166,23 @@ class FrozenFiles:
     def size_bytes(self) -> int:
         return sum(one.size_bytes for unit in self._units.values() for _, one in unit)
 
-    def set(self, units: dict[int, list[tuple[str, FileRange]]], keeps_all: bool) -> None:
-        """Begins with `units`: the parameters' names, and where they are. `keeps_all`: there is room
-        for all of them."""
+    def set(
+        self,
+        units: dict[int, list[tuple[str, FileRange]]],
+        in_no_order: Container[int],
+        keeps_all: bool,
+    ) -> None:
+        """Begins with `units`: the parameters' names, and where they are. Those `in_no_order` are not read
+        ahead, and come while others are. `keeps_all`: there is room for all of them."""
         self._settle(-1)
-        self._units, self._keeps_all = units, keeps_all
+        self._units, self._in_no_order, self._keeps_all = units, in_no_order, keeps_all
         self._after.clear()
 
     def bring(self, unit: int) -> None:
         """Reads what is not there. The next unit, if it was seen before, is read meanwhile."""
+        if unit in self._in_no_order:
+            _read(self._units[unit])
+            return
         self._after[self._last] = unit
         self._last = (self._last[1], unit)
         self._settle(unit)

@@ -46,7 +46,8 @@ def offload(
         The hard limit of what is brought: bytes, or a text like "4GiB".
     ``units``
         ``"auto"``: the repeated blocks, embeddings and large linear layers outside them; what
-        remains is there as long as the model runs. Or a list of names of modules, or a function of
+        remains is there as long as the model runs. Experts that are modules of their own are units
+        within their block, which a batch brings that calls them. Or a list of names of modules, or a function of
         a module's name and the module that tells whether it is a unit.
     ``chunked_loss``
         Whether a causal language model of transformers computes its loss by
@@ -82,7 +83,8 @@ def offload(
     for entry in division.entries:
         own = [pinned[unit.index] for unit in entry.units]
         is_root = entry.module is root
-        stage = None if is_root else names[entry.module]
+        # Micro-batches call other experts, each in its turn at the block.
+        stage = None if is_root or entry.is_expert else names[entry.module]
         whole = tokens if is_root else None
         enter_at_call(entry.module, streaming, own, opens=True, stage=stage, tokens=whole)
     for module in division.outer:

@@ -140,6 +140,8 @@ class _Around:
     def _enter(self, module: Any, given: Any, pinned: list[PinnedUnit]) -> _Use | None:
         use = None
         self.streaming.wait_for_turn(self._stage, self._units)
+        if torch._C._current_graph_task_id() != -1:
+            self.streaming.recomputes = True
         if torch.is_grad_enabled():
             if torch.is_autocast_enabled("cpu"):
                 self._warn_of_casts(module)

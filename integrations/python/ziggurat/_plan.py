@@ -57,7 +57,8 @@ def plan(
     ``compute_s``, ``flops``, ``recomputes``
         Seconds that the forwards and backwards of a step compute. Or operations a second, of which each
         weight takes 2 a token in forward, 2 in backward for its input's gradient and 2 for its own
-        (Kaplan et al. 2020, section 2.1), and with gradient checkpointing another 2.
+        (Kaplan et al. 2020, section 2.1), and with gradient checkpointing, which ``recomputes`` tells,
+        another 2; it also brings experts that are units once more.
 
     Errors: InvalidArgument for a `memory` or `host_memory` that is too small, which says how much works;
     ResourceExhausted for what the machine or the drive has no room for.
@@ -68,7 +69,7 @@ def plan(
     if streaming is not None:
         if streaming.opened is None:
             streaming.division.leave_in_files({one for one in model.parameters() if one.requires_grad})
-        asked = asked_of(streaming, accumulation, clips)
+        asked = asked_of(streaming, accumulation, clips, recomputes)
     else:
         check_model(model)
         if memory is None:
@@ -89,6 +90,7 @@ def plan(
             host_memory=None if host_memory is None else bytes_of("host_memory", host_memory),
             accumulation=accumulation,
             clips=clips,
+            recomputes=recomputes,
             free=_free(model) if free_memory is None else bytes_of("free_memory", free_memory),
         )
     work = _work(model, recomputes)

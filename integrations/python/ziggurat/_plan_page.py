@@ -18,6 +18,7 @@ class Plan:
     params: int
     trained: int
     units: int
+    experts: int  #: the units that a batch may not call
     optimizer: str
     state_format: str
     tokens: int  #: of a step
@@ -48,6 +49,7 @@ class Plan:
         )
         return [
             f"{self.params:,} parameters in {self.units} units"
+            + (f", {self.experts:,} of them experts" if self.experts else "")
             + (f", {frozen:,} of them frozen" if frozen else "")
             + f"; {self.optimizer} in {self.state_format}",
             f"{self.tokens:,} tokens in {backwards} make a step",
@@ -64,8 +66,9 @@ class Plan:
 
     def _moved(self) -> list[str]:
         step = self.step
+        called = "with all experts called, " if self.experts else ""
         brings = (
-            f"forward brings {size_text(step.brought_forward)} of parameters, backward "
+            f"{called}forward brings {size_text(step.brought_forward)} of parameters, backward "
             f"{size_text(step.brought_backward)}"
         )
         if not self.on_drive:

@@ -56,6 +56,7 @@ class Streaming(Pins):
         self._copies_folder: str | None = None  # for copies that memory has no room for
         self._loading = False  # whether load_state_dict() runs
         self.warned_of_casts = False  #: that autocast keeps
+        self.recomputes = False  #: whether a backward has called a module again, as checkpointing does
         self.seams: list[Any] = []  #: whose `made` belongs to the pass that runs
         self.may_take_turns = False  #: whether micro_batches() has looked at the model's attributes
         #: whether close() puts values that memory has no room for into files of the state's directory
@@ -133,7 +134,8 @@ class Streaming(Pins):
             for unit in self.units
             if unit.unit.in_files
         }
-        self.files.set(files, keeps_all=self.fits)
+        experts = {unit.index for unit in self.units if unit.unit.is_expert}
+        self.files.set(files, experts, keeps_all=self.fits)
 
     @property
     def gives_some(self) -> bool:
@@ -238,10 +240,11 @@ class Streaming(Pins):
         in_files = self.files.size_bytes
         stay = f" ({size_text(in_files)} that are frozen stay in their own files)" if in_files else ""
         brought = size_text(self.size_bytes + in_files)
+        called = ", of experts those that it calls" if any(one.is_expert for one in self.division.units) else ""
         brings = (
             "there is room for all of them"
             if self.fits
-            else f"a forward brings {brought}, and so does a backward, less what stays"
+            else f"a forward brings {brought}{called}, and so does a backward, less what stays"
         )
         print(
             f"ziggurat: offload(): {len(self.units)} units with {brought} of parameters are in {where}"

@@ -29,6 +29,7 @@ class Settings:
     grads_on_drive: bool
     accumulation: int  #: backwards in a step
     clips: bool  #: whether the norm of all gradients is asked for
+    recomputes: bool  #: whether a backward computes forwards again, as gradient checkpointing does
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class StepBytes:
 def step_bytes(division: Division, settings: Settings, state: State | None) -> StepBytes:
     """Returns the most that a step moves once the first three have been made; `state` is None for
     a state in memory. What a run moves is less by
-    some pieces of parameters, as they happen to fit into `memory`."""
+    some pieces of parameters, as they happen to fit into `memory`, and by experts that no batch calls."""
     uses = [part for entry in division.entries for unit in entry.units for part in unit.parts()]
     trained = [part for part in dict.fromkeys(uses) if part.trained]
     forward, backward = _brought(division, uses, settings)
@@ -127,17 +128,24 @@ def _brought(
     room = _room(division, settings.memory_bytes)
     front = _left(parts, room)  # what a forward finds when a backward has ended
     back = _left(list(dict.fromkeys(reversed(uses))), room)
-    missed = _home(uses) - _home(front)
+    experts = _home(part for unit in division.units if unit.is_expert for part in unit.parts())
+    guessed = experts // 2  # brought ahead because an earlier batch has called them, and not called
+    missed = _home(uses) - _home(front) + guessed
+    backward = _home(uses) - _home(back) + guessed
+    if settings.recomputes:  # which finds a block there, but calls its experts before their backward
+        backward += experts + guessed
     # The step has dropped all that it has changed.
-    first = _home(uses) - _home(part for part in front if not part.trained)
+    first = _home(uses) - _home(part for part in front if not part.trained) + guessed
     again = settings.accumulation - 1
-    return first + again * missed, (again + 1) * (_home(uses) - _home(back))
+    return first + again * missed, (again + 1) * backward
 
 
 def _room(division: Division, memory_bytes: int) -> int:
     """Returns how much of the memory is sure to hold what was used last when the next pass begins. One
     piece may find no place between others. Beside less than three units what is brought ahead may take
-    all places, and then everything is dropped."""
+    all places, and then everything is dropped. What stays of experts, nobody knows."""
+    if any(unit.is_expert for unit in division.units):
+        return 0
     root = sum(unit.size_bytes for unit in division.units if unit.name == ROOT)
     largest = max((unit.size_bytes for unit in division.units if unit.name != ROOT), default=0)
     if memory_bytes < root + 3 * largest:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -41,9 +41,10 @@ class UnitPart(NamedTuple):
 class Unit:
     """Parameters that are brought together. Which module has them, an Entry says."""
 
-    def __init__(self, index: int, name: str) -> None:
+    def __init__(self, index: int, name: str, is_expert: bool = False) -> None:
         self.index = index
         self.name = name
+        self.is_expert = is_expert  #: whether a forward calls it for some batches only
         self.params: list[tuple[str, torch.nn.Parameter]] = []
         #: whether those that are trained have gaps between them, for blocks of 8-bit codes
         self.own_blocks = False
@@ -89,22 +90,25 @@ class Unit:
 class Entry:
     """A module at whose call units are pinned: its own, and those of parameters that it shares."""
 
-    def __init__(self, module: torch.nn.Module, units: list[Unit], around: list[Unit]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, units: list[Unit], around: list[Unit], is_expert: bool
+    ) -> None:
         self.module = module
         self.units = units
         self.around = around  #: the units of the entries that this one lies in
+        self.is_expert = is_expert
 
     def pinned(self) -> set[Unit]:
         """Returns all units that are pinned while the module runs."""
         return {*self.units, *self.around}
 
-    def between(self) -> int:
+    def between(self, pieces_of: Mapping[Unit, list[int]]) -> int:
         """Returns the most bytes that are of no use to the unit that comes last: beside the pieces
         of others there is one hole more than pieces, each smaller than the unit's largest piece."""
-        pieces = {unit: unit.pieces() for unit in self.pinned()}
-        count = sum(map(len, pieces.values()))
+        pinned = self.pinned()
+        count = sum(len(pieces_of[unit]) for unit in pinned)
         # Those around are there first. What is there alone lies in a row.
-        last = [pieces[unit] for unit in self.units if len(pieces) > 1 and pieces[unit]]
+        last = [pieces_of[unit] for unit in self.units if len(pinned) > 1 and pieces_of[unit]]
         return max(((count - len(own) + 1) * max(own) for own in last), default=0)
 
 
@@ -153,15 +157,22 @@ class Division:
     def smallest(self) -> tuple[int, str]:
         """Returns the least memory with which every entry runs while the next one is brought, and
         words that say for what."""
-        return self._smallest(lambda unit: unit.size_bytes)
+        return self._smallest(lambda unit: unit.bytes_in_files)
 
-    def _smallest(self, size_of: Callable[[Unit], int]) -> tuple[int, str]:
+    def _smallest(self, beside: Callable[[Unit], int]) -> tuple[int, str]:
+        """Does what smallest() does, of what the engine has and what is `beside` it."""
+        pieces = {unit: unit.pieces() for unit in self.units}
+        sizes = {unit: sum(own) + beside(unit) for unit, own in pieces.items()}
         needs = [
-            (sum(map(size_of, one | other)), one, other - one, 0) for one, other in self._following()
+            (sum(sizes[unit] for unit in one | other), one, other - one, 0)
+            for one, other in self._following()
         ]
         # What is there already may lie anywhere, so that of each hole a part is of no use.
-        apart = [(entry.pinned(), entry.between()) for entry in self.entries]
-        needs += [(sum(map(size_of, one)) + between, one, set(), between) for one, between in apart]
+        apart = [(entry.pinned(), entry.between(pieces)) for entry in self.entries]
+        needs += [
+            (sum(sizes[unit] for unit in one) + between, one, set(), between)
+            for one, between in apart
+        ]
         most, units, following_units, between = max(needs, key=lambda need: need[0])
         words = [_told(unit) for unit in sorted(units, key=lambda unit: unit.name != ROOT)]
         words += [f"the next, {_told(unit)}" for unit in following_units]
@@ -176,7 +187,7 @@ class Division:
             return memory_bytes
         # Pieces differ in their low bits of the address, and the last ends with a page.
         all_bytes = sum(sum(unit.pieces()) for unit in self.units) + _SPARE_BYTES
-        least, _ = self._smallest(lambda unit: sum(unit.pieces()))
+        least, _ = self._smallest(lambda unit: 0)
         return max(least, min(memory_bytes - self._most_in_files(), all_bytes))
 
     def _following(self) -> list[tuple[set[Unit], set[Unit]]]:
@@ -185,7 +196,8 @@ class Division:
         return [*pairwise(pinned[1:]), *((one, set()) for one in pinned)]  # after the root's
 
     def _most_in_files(self) -> int:
-        return max(sum(unit.bytes_in_files for unit in one | other) for one, other in self._following())
+        sizes = {unit: unit.bytes_in_files for unit in self.units}
+        return max(sum(sizes[unit] for unit in one | other) for one, other in self._following())
 
 
 def divide(model: torch.nn.Module, choice: Choice, *, also_meta: bool = False) -> Division:
@@ -196,13 +208,15 @@ def divide(model: torch.nn.Module, choice: Choice, *, also_meta: bool = False) -
     named = _named_once(model)
     check_params(named, also_meta)
     homes: dict[torch.nn.Parameter, list[torch.nn.Module]] = {}
-    for module, innermost in _innermost(model, chosen):
+    found = list(_innermost(model, chosen))
+    for module, innermost in found:
         for param in module.parameters(recurse=False):
             if param in named and innermost not in homes.setdefault(param, []):
                 homes[param].append(innermost)
+    experts = _experts(model)
     units = {model: Unit(0, ROOT)}
     for module, name in chosen.items():
-        units[module] = Unit(0, name)
+        units[module] = Unit(0, name, module in experts)
     for param, name in named.items():
         # What the rest of the model uses as well is there as long as the model runs.
         owner = model if model in homes[param] else homes[param][0]
@@ -210,8 +224,41 @@ def divide(model: torch.nn.Module, choice: Choice, *, also_meta: bool = False) -
     kept = [unit for unit in units.values() if unit.params]
     for index, unit in enumerate(kept):
         unit.index = unit.number = index
-    outer = [one for one in model.modules() if one not in units and set(one.modules()) & set(units)]
+    outer = _outer((module for module, innermost in found if innermost is model), units)
     return Division(kept, _entries(model, units, homes), outer)
+
+
+def _outer(
+    modules: Iterable[torch.nn.Module], units: Container[torch.nn.Module]
+) -> list[torch.nn.Module]:
+    """Returns those of `modules` that are no units, and around some."""
+    known: dict[torch.nn.Module, bool] = {}
+
+    def has_units(module: torch.nn.Module) -> bool:
+        if module not in known:
+            known[module] = any(one in units or has_units(one) for one in module.children())
+        return known[module]
+
+    return [one for one in modules if one not in units and has_units(one)]
+
+
+def _nesting(
+    model: torch.nn.Module, units: Container[torch.nn.Module]
+) -> dict[torch.nn.Module, list[torch.nn.Module]]:
+    """Returns for each unit's module those of the units in which it lies."""
+    within: dict[torch.nn.Module, dict[torch.nn.Module, None]] = {}
+    stack: list[tuple[torch.nn.Module, tuple[torch.nn.Module, ...]]] = [(model, ())]
+    seen = set()
+    while stack:
+        module, around = one = stack.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if module in units:
+            within.setdefault(module, {}).update(dict.fromkeys(around))
+            around = (*around, module)
+        stack.extend((child, around) for child in module.children())
+    return {module: list(others) for module, others in within.items()}
 
 
 def _entries(
@@ -225,13 +272,14 @@ def _entries(
             for module in homes[param]:
                 if unit not in used[module]:
                     used[module].append(unit)
+    within = _nesting(model, units)
     entries = []
-    for module in units:
-        outer = [other for other in units if other is not module and module in other.modules()]
-        around = [unit for other in outer for unit in used[other]]
+    for module, unit in units.items():
+        around = [own for other in within[module] for own in used[other]]
         # The root has an entry without parameters too: it opens the engine.
         if used[module] or module is model:
-            entries.append(Entry(module, used[module], list(dict.fromkeys(around))))
+            around = list(dict.fromkeys(around))
+            entries.append(Entry(module, used[module], around, unit.is_expert))
     return entries
 
 
@@ -265,7 +313,8 @@ _NEVER_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterLis
 
 
 def _automatic(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
-    """Takes the repeated blocks, and of what is outside them embeddings and large linear layers."""
+    """Takes the repeated blocks and their experts, and of what is outside them embeddings and large
+    linear layers."""
     listed = {
         name
         for module in model.modules()
@@ -286,10 +335,34 @@ def _automatic(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
             continue
         if sum(param.numel() for param in module.parameters()) >= TILE:
             chosen[module] = ""
+    chosen |= dict.fromkeys(_experts(model) - _in_compiled(model), "")
     return {module: name for name, module in model.named_modules() if module in chosen}
 
 
 _LAYERS = (torch.nn.Embedding, torch.nn.Linear)
+
+
+def _experts(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """Returns the experts that are modules of their own: what a list or a dict has several of, if the name
+    or a class says that it is of experts. Which of them a forward calls, the batch decides."""
+    found: set[torch.nn.Module] = set()
+    for name, module in model.named_modules():
+        if not isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+            continue
+        elements = [one for one in module.children() if not isinstance(one, _NEVER_CALLED)]
+        count = Counter(map(type, elements))
+        for one in elements:
+            told = f"{name.rpartition('.')[2]} {type(module).__name__} {type(one).__name__}"
+            size = sum(param.numel() for param in one.parameters())
+            if "expert" in told.lower() and count[type(one)] > 1 and size >= TILE:
+                found.add(one)
+    return found
+
+
+def _in_compiled(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """Returns what is compiled as a part of another module, in which a unit would break the graph."""
+    compiled = [one for one in model.modules() if one._compiled_call_impl is not None]
+    return {inner for one in compiled for inner in one.modules() if inner is not one}
 
 
 def _repeated(module: torch.nn.Module) -> list[torch.nn.Module]:
