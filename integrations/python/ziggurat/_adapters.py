@@ -52,7 +52,7 @@ def _merged(layer: torch.nn.Module, call: Any, args: Any, kwargs: Any) -> Any:
     with gathered([held.param for held in kept]):
         result = call(layer, *args, **kwargs)
         frozen = (held for held in kept if not held.param.requires_grad)
-        _note_writes(held for held in frozen if held.param not in held.unit.unit.in_files)
+        _note_writes(held for held in frozen if held.unit.unit.keeps(held.param))
     return result
 
 

@@ -84,6 +84,7 @@ class Asked:
             trained=sum(param.numel() for param in params if param.requires_grad),
             units=len(self.division.units),
             experts=sum(unit.is_expert for unit in self.division.units),
+            by_rows=tuple(unit.name for unit in self.division.units if unit.by_rows),
             optimizer=self.optimizer,
             state_format=self.state_format,
             tokens=tokens * self.accumulation,
@@ -181,7 +182,7 @@ class Asked:
             _host_budget.Stored(
                 part.tiles,
                 self._tile_bytes(part) if part.trained else 0,
-                part.home_bytes // part.tiles,
+                0 if part.by_rows else part.home_bytes // part.tiles,
                 part.members,
                 self.state_format in _HELD[part.itemsize],
             )

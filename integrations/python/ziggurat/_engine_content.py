@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ziggurat._dtypes import DTYPES
+from ziggurat._file_memory import let_pages_go
 from ziggurat._gradient_content import Content, Slot, Taken
 from ziggurat._memory import count_freed, free_bytes
 from ziggurat._native import Engine, InvalidArgument, ZigguratError
@@ -144,6 +145,7 @@ class EngineContent(Content):
             self.sums.engine.add_gradient(
                 self.index, DTYPES[values.dtype], values.data_ptr(), values.numel()
             )
+        let_pages_go(values)
         count_freed(values.nbytes)  # soon, when backward has no use for it any more
 
     def _read(self) -> torch.Tensor:

@@ -23,7 +23,7 @@ from ziggurat import _storage
 from ziggurat._memory import advise, count_freed, size_text
 from ziggurat._native import InvalidArgument, ResourceExhausted
 
-__all__ = ["empty_in_file", "let_pages_go", "streamed_init"]
+__all__ = ["empty_in_file", "is_in_file", "let_pages_go", "move_to_file", "streamed_init"]
 
 _LARGE_BYTES = 1 << 20  # what is smaller stays in PyTorch's memory
 _NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"  # transformers' name for it
@@ -74,7 +74,7 @@ def streamed_init(folder: str | os.PathLike[str]) -> Iterator[None]:
 def let_pages_go(tensor: torch.Tensor) -> None:
     """Lets the pages of a tensor in a file leave this process's memory. They stay in the file. Does
     nothing for other tensors."""
-    if not _is_in_file(tensor):
+    if not is_in_file(tensor):
         return
     storage = tensor.untyped_storage()
     # If it fails, the pages stay a little longer.
@@ -105,6 +105,18 @@ def empty_in_file(folder: str, like: torch.Tensor) -> torch.Tensor:
     made: Any = torch.empty(0, dtype=like.dtype, device="cpu")
     tensor: torch.Tensor = made.set_(storage, 0, shape, strides)
     return tensor
+
+
+def move_to_file(tensor: torch.Tensor, folder: str) -> None:
+    """Moves the values of a tensor, with all its aliases, to a file without a name in `folder`, unless
+    they are in one or few. Errors: ResourceExhausted."""
+    if is_in_file(tensor) or not _is_large(tensor):
+        return
+    values = empty_in_file(folder, tensor)
+    values.copy_(tensor.detach())
+    let_pages_go(values)
+    _storage.swap(tensor.untyped_storage(), values.untyped_storage())
+    count_freed(tensor.nbytes)
 
 
 class _InFiles(TorchDispatchMode):
@@ -144,7 +156,7 @@ class _InFiles(TorchDispatchMode):
         """Returns a copy in a file of what an operation has made, if it is large."""
         if not _is_plain(made) or not _is_large(made) or _storage.identity(made) in known:
             return made
-        if _is_in_file(made) or _storage.shares_memory(made):
+        if is_in_file(made) or _storage.shares_memory(made):
             return made
         copy = empty_in_file(self._folder, made)
         copy.copy_(made)
@@ -167,7 +179,8 @@ def _is_large(tensor: torch.Tensor) -> bool:
     return not tensor.is_quantized and tensor.numel() * tensor.element_size() >= _LARGE_BYTES
 
 
-def _is_in_file(tensor: torch.Tensor) -> bool:
+def is_in_file(tensor: torch.Tensor) -> bool:
+    """Returns whether the tensor's memory is a file without a name of this package's."""
     if not _is_plain(tensor):
         return False
     name = tensor.untyped_storage().filename

@@ -81,6 +81,22 @@ class FileRange:
             for advice in (mmap.MADV_WILLNEED, _POPULATE_READ):
                 advise(begin, self._address + self.size_bytes - begin, advice)
 
+    def read_rows(self, rows: torch.Tensor, row_bytes: int) -> None:
+        """Begins to read these rows of a table, so that they do not come one after the other where they
+        are used. It is no error if that fails."""
+        if not self.is_in_place():
+            return
+        begins = rows.unique() * row_bytes + self._address
+        ends = (begins + row_bytes + _PAGE - 1) // _PAGE
+        begins //= _PAGE
+        # Neighbours are read together.
+        first = torch.ones_like(begins, dtype=torch.bool)
+        first[1:] = begins[1:] > ends[:-1]
+        last = torch.ones_like(first)
+        last[:-1] = first[1:]
+        for begin, end in zip(begins[first].tolist(), ends[last].tolist(), strict=True):
+            advise(begin * _PAGE, (end - begin) * _PAGE, mmap.MADV_WILLNEED)
+
     def was_written(self) -> bool:
         """Returns whether it has values that are in no file, or nobody knows: what was written into a
         private mapping is memory's own."""

@@ -5,6 +5,7 @@ freed."""
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import re
 
@@ -20,14 +21,19 @@ def free_bytes() -> int:
 def return_freed() -> None:
     """Gives freed memory back to the system, where the C library has a call for it. Pieces of some MiB
     otherwise stay with the process."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def advise(address: int, size_bytes: int, advice: int) -> None:
     """Tells the kernel how pages of this process are used (madvise). It is no error if it refuses."""
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), advice)
+    _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), advice)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 _RETURNED_BYTES = 64 << 20

@@ -18,8 +18,10 @@ from ziggurat._pins import PinnedUnit
 from ziggurat._placement import Homes
 from ziggurat._sharing import several_ranks
 from ziggurat._streaming import Streaming, streaming_of
+from ziggurat._table_rows import grad_in_file
 from ziggurat._tokens import TokenCost
-from ziggurat._units import Choice, Division, divide
+from ziggurat._unit_choice import Choice
+from ziggurat._units import Division, divide
 
 __all__ = ["offload"]
 
@@ -43,7 +45,8 @@ def offload(
         PyTorch's memory until the step; where they would take more than half of what is free, or
         with ``"params=nvme,grads=nvme"``, each goes to that directory as backward makes it.
     ``memory``
-        The hard limit of what is brought: bytes, or a text like "4GiB".
+        The hard limit of what is brought: bytes, or a text like "4GiB". Of an embedding that is too
+        large for it each batch's rows are read where they lie, unless another module uses the table.
     ``units``
         ``"auto"``: the repeated blocks, embeddings and large linear layers outside them; what
         remains is there as long as the model runs. Experts that are modules of their own are units
@@ -86,6 +89,8 @@ def offload(
         # Micro-batches call other experts, each in its turn at the block.
         stage = None if is_root or entry.is_expert else names[entry.module]
         whole = tokens if is_root else None
+        if any(unit.is_table for unit in entry.units):
+            grad_in_file(entry.module, streaming, own[0])
         enter_at_call(entry.module, streaming, own, opens=True, stage=stage, tokens=whole)
     for module in division.outer:
         of_root = [pinned[unit.index] for unit in division.entries[0].units]

@@ -40,7 +40,7 @@ from ziggurat._placement import (
 from ziggurat._rounding import draws_noise, require_runs
 from ziggurat._sharing import several_ranks
 from ziggurat._state import StateDicts
-from ziggurat._streaming import Streaming, streaming_around, streaming_of
+from ziggurat._streaming import Streaming, kept_by_engine, streaming_around, streaming_of
 
 
 # What open(resume=...) means to the engine.
@@ -145,6 +145,8 @@ class Opening(AmongRanks, StateDicts):
         settings = self._settings | {"resume": resume}
         settings["placement"] = "optimizer=host" if path is None else "optimizer=nvme"
         streaming = self._streaming(new, path)
+        if streaming is not None:
+            streaming.place_tables(path)
         if streaming is not None and streaming.gives_some:
             grads = streaming.place_gradients([param for _, param, _ in new], path)
             settings["placement"] += f",params={streaming.placement},grads={grads}"
@@ -186,7 +188,7 @@ class Opening(AmongRanks, StateDicts):
         )
 
     def _part(self, param: torch.Tensor) -> Part:
-        found = streaming_of(param)
+        found = kept_by_engine(param)
         return self._sharing.part(param) if found is None else Kept(param, found[1].unit.unit.number)
 
     def _streaming(

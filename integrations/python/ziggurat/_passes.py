@@ -153,6 +153,8 @@ class _Around:
         elif self._tokens is not None:
             self._tokens.forward_begins(given[1], self.streaming)
         self.streaming.pin(self._units, pinned)
+        if self.streaming.tables:
+            self.streaming.expect_rows(self._units, tensors_in(given))
         return use
 
     def _trained(self) -> set[torch.Tensor]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ziggurat import _storage
-from ziggurat._frozen_files import FrozenFiles
+from ziggurat._frozen_files import FileRange, FrozenFiles
 from ziggurat._native import InvalidArgument, Places, ResourceExhausted, ZigguratError
 from ziggurat._released import Released
 from ziggurat._units import Unit
@@ -136,6 +136,8 @@ class Pins:
         self.units = units
         self.memory_bytes = memory_bytes
         self.files = FrozenFiles()
+        #: where the tables are that are read by rows and lie in files, by the unit's index
+        self.tables: dict[int, FileRange] = {}
         self._opened: Opened | None = None
         self._lost = False  # whether the engine was closed, and nothing here has the values
         self._until_step: list[PinnedUnit] = []
@@ -232,6 +234,14 @@ class Pins:
             self._take_out(unit, opened.engine)
             raise
 
+    def expect_rows(self, units: Iterable[PinnedUnit], tensors: Iterable[torch.Tensor]) -> None:
+        """Begins to read what a forward with the arguments `tensors` reads of tables in files."""
+        for unit in units:
+            if unit.index in self.tables:
+                table = unit.all_held[0].param
+                for rows in tensors:
+                    self.tables[unit.index].read_rows(rows, table.nbytes // table.shape[0])
+
     def _acquire(self, unit: PinnedUnit, engine: Engine) -> None:
         try:
             engine.acquire(unit.unit.number)
@@ -262,6 +272,8 @@ class Pins:
                 opened.engine.release(unit.unit.number)
             if unit.index in self.files:
                 self.files.let_go(unit.index)
+            if unit.index in self.tables:
+                self.tables[unit.index].let_go()
         except BaseException:
             with contextlib.suppress(InvalidArgument):  # a signal's may come behind the release
                 self._take_out(unit, opened.engine)

@@ -13,7 +13,8 @@ from ziggurat._offload import check_model
 from ziggurat._placement import Homes, parsed
 from ziggurat._plan_page import Plan
 from ziggurat._streaming import Streaming, streaming_of
-from ziggurat._units import Choice, divide
+from ziggurat._unit_choice import Choice
+from ziggurat._units import divide
 
 __all__ = ["plan"]
 

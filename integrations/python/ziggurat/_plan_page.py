@@ -19,6 +19,7 @@ class Plan:
     trained: int
     units: int
     experts: int  #: the units that a batch may not call
+    by_rows: tuple[str, ...]  #: the embeddings of which a forward reads a batch's rows where they lie
     optimizer: str
     state_format: str
     tokens: int  #: of a step
@@ -52,6 +53,7 @@ class Plan:
             + (f", {self.experts:,} of them experts" if self.experts else "")
             + (f", {frozen:,} of them frozen" if frozen else "")
             + f"; {self.optimizer} in {self.state_format}",
+            *(f"of {name} each batch's rows are read" for name in self.by_rows),
             f"{self.tokens:,} tokens in {backwards} make a step",
             f"memory={self.memory_bytes} {stays}; it must be at least {self.smallest_memory_bytes}",
         ]

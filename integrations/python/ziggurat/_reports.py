@@ -105,7 +105,7 @@ class Reports(Opening):
     @staticmethod
     def _passes(streaming: Streaming, before: _Now, now: _Now) -> int:
         """Returns how many backwards a step had: each, and each forward, needs each piece once."""
-        pieces = sum(len(unit.parts()) for unit in streaming.division.units)
+        pieces = sum(len(unit.pieces()) for unit in streaming.division.units)
         needed = sum(now[0][name] - before[0][name] for name in ("prefetch_hits", "prefetch_misses"))
         return max(1, round(needed / pieces / (now[1] - before[1]) / 2))
 

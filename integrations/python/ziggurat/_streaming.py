@@ -29,6 +29,7 @@ from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, 
 from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._placement import Homes, fits_half, sums_bytes
 from ziggurat._released import CONVERSIONS, NoAddress, Released, changes_nothing
+from ziggurat._table_rows import placed_table
 from ziggurat._units import Division, check_params
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Streaming(Pins):
         self._copies: dict[Held, torch.Tensor] | None = None  # while state_dict() runs
         self._copies_folder: str | None = None  # for copies that memory has no room for
         self._loading = False  # whether load_state_dict() runs
+        self._own_files: dict[torch.Tensor, FileRange] = {}  # of what stays in files
         self.warned_of_casts = False  #: that autocast keeps
         self.recomputes = False  #: whether a backward has called a module again, as checkpointing does
         self.seams: list[Any] = []  #: whose `made` belongs to the pass that runs
@@ -128,14 +130,28 @@ class Streaming(Pins):
     def _leave_in_files(self, places: dict[torch.Tensor, FileRange]) -> None:
         """Leaves parameters in the files that their memory is a mapping of, at `places`."""
         for unit in self.units:
-            unit.held = [held for held in unit.all_held if held.param not in places]
+            unit.held = [held for held in unit.all_held if unit.unit.keeps(held.param)]
         files = {
             unit.index: [(held.name, places[held.param]) for held in unit.all_held if held.param in places]
             for unit in self.units
-            if unit.unit.in_files
+            if unit.unit.in_files and not unit.unit.by_rows
         }
+        self._own_files = places
         experts = {unit.index for unit in self.units if unit.unit.is_expert}
         self.files.set(files, experts, keeps_all=self.fits)
+
+    def place_tables(self, path: str | None) -> None:
+        """Puts the tables that are read by rows where their home is: for "nvme" into the state's directory
+        `path`. Errors: ResourceExhausted."""
+        by_rows = {unit.index: unit.all_held[0].param for unit in self.units if unit.unit.by_rows}
+        folder = path if self.placement == "nvme" else None
+        placed = {index: placed_table(one, self._own_files, folder) for index, one in by_rows.items()}
+        left_bytes = self.memory_bytes - sum(unit.unit.size_bytes for unit in self.units)
+        self.tables = {
+            index: place
+            for index, place in placed.items()
+            if place is not None and place.size_bytes > left_bytes
+        }
 
     @property
     def gives_some(self) -> bool:
@@ -240,6 +256,8 @@ class Streaming(Pins):
         in_files = self.files.size_bytes
         stay = f" ({size_text(in_files)} that are frozen stay in their own files)" if in_files else ""
         brought = size_text(self.size_bytes + in_files)
+        rows = [unit.name for unit in self.units if unit.unit.by_rows]
+        by_rows = f"; of {', '.join(rows)} each batch's rows are read" if rows else ""
         called = ", of experts those that it calls" if any(one.is_expert for one in self.division.units) else ""
         brings = (
             "there is room for all of them"
@@ -249,7 +267,7 @@ class Streaming(Pins):
         print(
             f"ziggurat: offload(): {len(self.units)} units with {brought} of parameters are in {where}"
             f"{stay}, and are brought within memory={size_text(self.memory_bytes)}: {brings}; "
-            f"gradients are in {grads}",
+            f"gradients are in {grads}{by_rows}",
             file=sys.stderr,
         )
 
@@ -356,6 +374,7 @@ class Streaming(Pins):
                 raise
         self._lost = away
         self._opened = self.optimizer = None
+        self.tables = {}
 
     # -- uses of what is away
 
@@ -448,6 +467,12 @@ def streaming_of(param: torch.Tensor) -> tuple[Streaming, Held] | None:
     found = _kept.get(param)
     held = None if found is None else found()
     return None if held is None else (held.unit.streaming, held)
+
+
+def kept_by_engine(param: torch.Tensor) -> tuple[Streaming, Held] | None:
+    """Returns what streaming_of() does of a parameter that is not left where it lies."""
+    found = streaming_of(param)
+    return found if found is not None and found[1].unit.unit.keeps(param) else None
 
 
 def streaming_around(params: Sequence[torch.Tensor]) -> Streaming | None:

@@ -85,8 +85,9 @@ def step_bytes(division: Division, settings: Settings, state: State | None) -> S
     """Returns the most that a step moves once the first three have been made; `state` is None for
     a state in memory. What a run moves is less by
     some pieces of parameters, as they happen to fit into `memory`, and by experts that no batch calls."""
-    uses = [part for entry in division.entries for unit in entry.units for part in unit.parts()]
-    trained = [part for part in dict.fromkeys(uses) if part.trained]
+    entries = [part for entry in division.entries for unit in entry.units for part in unit.parts()]
+    uses = [part for part in entries if not part.by_rows]
+    trained = [part for part in dict.fromkeys(entries) if part.trained]
     forward, backward = _brought(division, uses, settings)
     if state is None:
         return StepBytes(forward, backward)
@@ -105,7 +106,8 @@ def step_bytes(division: Division, settings: Settings, state: State | None) -> S
         backward,
         params_read_forward=forward,
         params_read_backward=backward,
-        params_read_update=_home(part for part in trained if part.members > 1),
+        # The kernel reads a page of a table before a part of it is written.
+        params_read_update=_home(part for part in trained if part.members > 1 or part.by_rows),
         params_written=_home(trained),
         state_read=state.read_bytes,
         state_written=state.bytes + table + _SEAL_BYTES,

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,8 +13,7 @@ from ziggurat import _storage
 from ziggurat._frozen_files import LEAST_BYTES, FileMappings, FileRange
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._packing import TILE, in_records, staggered
-
-Choice = str | Sequence[str] | Callable[[str, torch.nn.Module], bool]
+from ziggurat._unit_choice import Choice, chosen_in, experts_in, is_table
 
 ROOT = "(root)"  #: the unit of all parameters that no other unit has
 
@@ -31,6 +29,7 @@ class UnitPart(NamedTuple):
     members: int
     itemsize: int
     trained: bool
+    by_rows: bool  #: whether the engine is lent it, and brings nothing of it
 
     @property
     def home_bytes(self) -> int:
@@ -50,6 +49,9 @@ class Unit:
         self.own_blocks = False
         #: those that the engine does not have
         self.in_files: frozenset[torch.nn.Parameter] = frozenset()
+        self.is_table = False  #: whether it is an embedding's weight, which nothing else uses
+        #: whether a forward reads the rows of a table where they lie, and nothing brings the whole
+        self.by_rows = False
         self.number = index  #: in the engine, which has only units of which it has something
 
     @property
@@ -59,14 +61,19 @@ class Unit:
 
     @property
     def bytes_in_files(self) -> int:
-        return sum(param.nbytes for param in self.in_files)
+        return 0 if self.by_rows else sum(param.nbytes for param in self.in_files)
 
     def pieces(self) -> list[int]:
         """Returns the bytes of each piece of the engine's memory that the unit takes."""
-        return [staggered(part.home_bytes) for part in self.parts()]
+        return [] if self.by_rows else [staggered(part.home_bytes) for part in self.parts()]
+
+    def keeps(self, param: torch.Tensor) -> bool:
+        """Returns whether the engine keeps the parameter, which is one of these."""
+        return not self.by_rows and param not in self.in_files
 
     def parts(self) -> list[UnitPart]:
-        """Returns what the engine brings and updates as one, of each type in the parameters' order."""
+        """Returns what the engine brings and updates as one, of each type in the parameters' order.
+        What is read by rows it only updates."""
         kinds: dict[tuple[torch.dtype, bool], list[tuple[str, int]]] = {}
         for name, param in self.params:
             if param in self.in_files:
@@ -81,6 +88,7 @@ class Unit:
                 record.members,
                 dtype.itemsize,
                 trained,
+                self.by_rows,
             )
             for (dtype, trained), members in kinds.items()
             for record in in_records((count for _, count in members), self.own_blocks and trained)
@@ -126,16 +134,27 @@ class Division:
         self.outer = outer
 
     def require(self, memory_bytes: float, own_blocks: bool = False) -> None:
-        """Checks the memory for units; `own_blocks` if the state is in 8 bits. Errors:
-        InvalidArgument if it is too little, which says what works."""
+        """Checks the memory for units; `own_blocks` if the state is in 8 bits. Tables that it has no room
+        for are read by rows, the largest first. Errors: InvalidArgument if it is too little, which says
+        what works."""
         for unit in self.units:
             unit.own_blocks = own_blocks
+        tables = (unit for unit in self.units if unit.is_table and not unit.by_rows)
         smallest, of_what = self.smallest()
+        for table in sorted(tables, key=lambda unit: unit.size_bytes, reverse=True):
+            if smallest <= memory_bytes:
+                break
+            table.by_rows = True
+            smallest, of_what = self.smallest()
         if memory_bytes < smallest:
             raise InvalidArgument(
                 f"memory={int(memory_bytes)} is too small for offload(): the smallest that works "
                 f"is {smallest}, for {of_what}; give so much, or smaller units"
             )
+        number = 0
+        for unit in self.units:
+            unit.number = number
+            number += not unit.by_rows and any(param not in unit.in_files for _, param in unit.params)
 
     def fits(self, memory_bytes: int) -> bool:
         """Returns whether there is room for all units at once."""
@@ -144,13 +163,12 @@ class Division:
     def leave_in_files(self, trained: Container[torch.Tensor]) -> dict[torch.Tensor, FileRange]:
         """Takes the large parameters that are not `trained` from the engine if their memory is a mapping
         of a file. Returns where they are."""
-        mappings, places, number = FileMappings(), {}, 0
+        mappings, places = FileMappings(), {}
         for unit in self.units:
             large = [param for _, param in unit.params if param.nbytes >= LEAST_BYTES]
             found = {param: mappings.of(param) for param in large if param not in trained}
             stay = {param: place for param, place in found.items() if place is not None}
-            unit.in_files, unit.number = frozenset(stay), number
-            number += len(stay) < len(unit.params)
+            unit.in_files, unit.by_rows = frozenset(stay), unit.is_table and bool(stay)
             places.update(stay)
         return places
 
@@ -204,7 +222,7 @@ def divide(model: torch.nn.Module, choice: Choice, *, also_meta: bool = False) -
     """Divides `model` as `choice` says: "auto", names of modules, or whether the module of a name is
     a unit. `also_meta`: parameters may have no values. Errors: InvalidArgument for a name that the
     model does not have, and parameters that cannot be in a unit."""
-    chosen = _chosen(model, choice)
+    chosen = chosen_in(model, choice)
     named = _named_once(model)
     check_params(named, also_meta)
     homes: dict[torch.nn.Parameter, list[torch.nn.Module]] = {}
@@ -213,7 +231,7 @@ def divide(model: torch.nn.Module, choice: Choice, *, also_meta: bool = False) -
         for param in module.parameters(recurse=False):
             if param in named and innermost not in homes.setdefault(param, []):
                 homes[param].append(innermost)
-    experts = _experts(model)
+    experts = experts_in(model)
     units = {model: Unit(0, ROOT)}
     for module, name in chosen.items():
         units[module] = Unit(0, name, module in experts)
@@ -221,6 +239,8 @@ def divide(model: torch.nn.Module, choice: Choice, *, also_meta: bool = False) -
         # What the rest of the model uses as well is there as long as the model runs.
         owner = model if model in homes[param] else homes[param][0]
         units[owner].params.append((name, param))
+    for module, unit in units.items():
+        unit.is_table = is_table(module) and all(homes[param] == [module] for _, param in unit.params)
     kept = [unit for unit in units.values() if unit.params]
     for index, unit in enumerate(kept):
         unit.index = unit.number = index
@@ -281,109 +301,6 @@ def _entries(
             around = list(dict.fromkeys(around))
             entries.append(Entry(module, used[module], around, unit.is_expert))
     return entries
-
-
-def _chosen(model: torch.nn.Module, choice: Choice) -> dict[torch.nn.Module, str]:
-    """Returns the modules that are units, and their names, in the model's order."""
-    if choice == "auto":
-        return _automatic(model)
-    modules = dict(model.named_modules())
-    if callable(choice):
-        choice = [name for name, module in modules.items() if name and choice(name, module)]
-    if isinstance(choice, str):
-        raise InvalidArgument(
-            f'units="{choice}": give "auto", a list with names of modules, or a function of a '
-            "module's name and the module"
-        )
-    for name in choice:
-        if name not in modules or not name:
-            raise InvalidArgument(
-                f"units: the model has no module '{name}': give names as model.named_modules() "
-                "has them"
-            )
-        if isinstance(modules[name], _NEVER_CALLED):
-            raise InvalidArgument(
-                f"units: '{name}' is a {type(modules[name]).__name__}, which is never called, so "
-                f"that nothing would bring its parameters: name its elements, such as '{name}.0'"
-            )
-    return {module: name for name, module in modules.items() if name in set(choice)}
-
-
-_NEVER_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
-
-
-def _automatic(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
-    """Takes the repeated blocks and their experts, and of what is outside them embeddings and large
-    linear layers."""
-    listed = {
-        name
-        for module in model.modules()
-        for name in getattr(module, "_no_split_modules", None) or ()
-    }
-    chosen: dict[torch.nn.Module, str] = {}
-    inside: set[torch.nn.Module] = set()
-    for name, module in model.named_modules():
-        if module in inside:
-            continue
-        blocks = [module] if name and type(module).__name__ in listed else _repeated(module)
-        for block in blocks:
-            inside.update(block.modules())
-            chosen[block] = ""
-    for module in model.modules():
-        # Exact types: others may be used without a call, as attention's output layer is.
-        if module in inside or module is model or type(module) not in _LAYERS:
-            continue
-        if sum(param.numel() for param in module.parameters()) >= TILE:
-            chosen[module] = ""
-    chosen |= dict.fromkeys(_experts(model) - _in_compiled(model), "")
-    return {module: name for name, module in model.named_modules() if module in chosen}
-
-
-_LAYERS = (torch.nn.Embedding, torch.nn.Linear)
-
-
-def _experts(model: torch.nn.Module) -> set[torch.nn.Module]:
-    """Returns the experts that are modules of their own: what a list or a dict has several of, if the name
-    or a class says that it is of experts. Which of them a forward calls, the batch decides."""
-    found: set[torch.nn.Module] = set()
-    for name, module in model.named_modules():
-        if not isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-            continue
-        elements = [one for one in module.children() if not isinstance(one, _NEVER_CALLED)]
-        count = Counter(map(type, elements))
-        for one in elements:
-            told = f"{name.rpartition('.')[2]} {type(module).__name__} {type(one).__name__}"
-            size = sum(param.numel() for param in one.parameters())
-            if "expert" in told.lower() and count[type(one)] > 1 and size >= TILE:
-                found.add(one)
-    return found
-
-
-def _in_compiled(model: torch.nn.Module) -> set[torch.nn.Module]:
-    """Returns what is compiled as a part of another module, in which a unit would break the graph."""
-    compiled = [one for one in model.modules() if one._compiled_call_impl is not None]
-    return {inner for one in compiled for inner in one.modules() if inner is not one}
-
-
-def _repeated(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Returns the repeated blocks of a list: all its elements if they are alike, else those that are
-    no single layer and of which there is another one, as between an embedding and a head."""
-    if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
-        return []
-    elements = [
-        one
-        for one in module
-        if not isinstance(one, _NEVER_CALLED) and any(True for _ in one.parameters())
-    ]
-    count = Counter(map(type, elements))
-    if len(count) > 1:
-        elements = [one for one in elements if not _is_layer(one)]
-    return [one for one in elements if count[type(one)] > 1 and type(one) not in _LAYERS]
-
-
-def _is_layer(module: torch.nn.Module) -> bool:
-    """Returns whether the module is one of PyTorch's that consists of no others."""
-    return type(module).__module__.startswith("torch.nn.") and not list(module.children())
 
 
 def _innermost(

@@ -39,13 +39,14 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 import ziggurat.torch
+from ziggurat._file_memory import empty_in_file, is_in_file
 from ziggurat._hf_deepspeed import config_of, names_optimizer, optimizer_of
 from ziggurat._native import DataLoss, InvalidArgument, Unimplemented
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._placement import has_store
 from ziggurat._resume import accelerators, random_states
 from ziggurat._state import Groups
-from ziggurat._streaming import streaming_around, streaming_of
+from ziggurat._streaming import kept_by_engine, streaming_around, streaming_of
 
 __all__ = ["EveryStep", "newest_step", "optimizer", "train"]
 
@@ -160,8 +161,8 @@ class _InTrainer(EngineOptimizer):
         store's state. Opening the store writes the parameters, so Trainer's loaded values are
         kept first; the engine takes those of an offloaded model, which may not fit twice."""
         entries, self._to_load = self._to_load, {}
-        params = [param for _, param, _ in self._named() if streaming_of(param) is None]
-        values = [(param, param.detach().clone()) for param in params]
+        params = [param for _, param, _ in self._named() if kept_by_engine(param) is None]
+        values = [(param, self._copy_of(param)) for param in params]
         self._model_has_values = True
         try:
             self.open(resume=True)
@@ -173,6 +174,14 @@ class _InTrainer(EngineOptimizer):
         if entries:
             for opened in self._opened:
                 self._give(opened, entries)
+
+    def _copy_of(self, param: torch.Tensor) -> torch.Tensor:
+        """Returns a copy, of what lies in a file in another one."""
+        if self._path is None or not is_in_file(param):
+            return param.detach().clone()
+        copy = empty_in_file(self._path, param)
+        copy.copy_(param.detach())
+        return copy
 
     def close_for_another(self) -> None:
         """Closes this, so that another optimizer goes on. The values of an offloaded model stay within

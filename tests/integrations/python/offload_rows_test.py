@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An embedding of an offloaded model that is too large for its memory, or stays in a file: a forward reads the rows
+that the batch has.
+
+Run by pytest; as a script it exits with 77 where PyTorch, safetensors or pytest is missing, or
+PyTorch is older than offload() takes.
+"""
+
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+try:
+    import pytest
+    import torch
+    from forked_runs import forked_runs
+    from long_cases import long_case
+    from safetensors.torch import load_file, save_file
+    from small_models import one_thread  # noqa: F401, a fixture
+    from streamed_models import pinned
+    from torch.utils.checkpoint import checkpoint
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+import ziggurat.torch
+from ziggurat import InvalidArgument
+from ziggurat._file_memory import is_in_file
+from ziggurat._streaming import streaming_of
+from ziggurat._units import divide
+from ziggurat.torch import gathered, micro_batches, offload, streamed_init
+
+WORDS, WIDTH, LENGTH, PADDING = 10_000, 64, 12, 3
+MEMORY = 300_000  # for the root, a block and the next one; the table takes 8 times as much
+IN_FILES = "params=nvme,grads=nvme"
+
+
+class Model(torch.nn.Module):
+    def __init__(self, words: int = WORDS, by_freq: bool = False) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(words, WIDTH, padding_idx=PADDING, scale_grad_by_freq=by_freq)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU()) for _ in range(4)
+        )
+        self.last = torch.nn.Linear(WIDTH, 5)
+        self.checkpointing = False
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.table(tokens)
+        for block in self.blocks:
+            x = x + (checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x))
+        return self.last(x)
+
+
+def made(dtype=torch.float32, seed=1, **arguments):
+    torch.manual_seed(seed)
+    return Model(**arguments).to(dtype)
+
+
+def tokens_of(number):
+    """Some words come twice, and padding too."""
+    tokens = torch.randint(WORDS, (3, LENGTH), generator=torch.Generator().manual_seed(number))
+    tokens[0, 0], tokens[1] = PADDING, tokens[2]
+    return tokens
+
+
+def loss_of(model, tokens):
+    return model(tokens).float().square().mean()
+
+
+def offloaded(model, **arguments):
+    memory = arguments.pop("memory", MEMORY)
+    assert memory < model.table.weight.nbytes / 3
+    return offload(model, memory=memory, **arguments)
+
+
+def steps_of(model, optimizer, steps, backwards=2):
+    found = []
+    for step in steps:
+        for part in range(backwards):
+            loss = loss_of(model, tokens_of(backwards * step + part))
+            loss.backward()
+            found.append(loss.item())
+        found.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            found.append(loss_of(model, tokens_of(1000 + step)).item())
+    return found
+
+
+def values_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_same(one, other):
+    assert one[0] == other[0]
+    assert one[1].keys() == other[1].keys()
+    assert all(torch.equal(value, other[1][name]) for name, value in one[1].items())
+
+
+def adamw(model, where):
+    trained = [param for param in model.parameters() if param.requires_grad]
+    return ziggurat.torch.AdamW(trained, lr=1e-2, weight_decay=0.1, placement=where)
+
+
+@pytest.mark.parametrize(
+    ("placement", "dtype", "backwards"),
+    [
+        ("host", torch.float32, 2),
+        ("nvme", torch.float32, 2),
+        ("nvme", torch.bfloat16, 1),
+        long_case("nvme", torch.bfloat16, 3),
+        (IN_FILES, torch.bfloat16, 2),
+        long_case(IN_FILES, torch.float32, 1),
+    ],
+)
+@pytest.mark.parametrize("by_freq", [False, long_case(True)])
+def test_a_trained_table_has_the_bits_of_one_without_offload(tmp_path, placement, dtype, backwards, by_freq):
+    results = []
+    for offloads in (False, True):
+        model = made(dtype, by_freq=by_freq)
+        if offloads:
+            offloaded(model, placement=placement)
+            model.checkpointing = True
+        optimizer = adamw(model, f"nvme:{tmp_path}/{offloads}")
+        losses = steps_of(model, optimizer, range(3), backwards)
+        if offloads:
+            assert pinned(model) == []
+            assert is_in_file(model.table.weight) == (placement != "host")
+        results.append((losses, values_of(model)))
+        optimizer.close()
+        assert torch.equal(model.table.weight, results[-1][1]["table.weight"])
+    assert_same(*results)
+
+
+def test_state_in_host_memory_leaves_the_table_where_it_is():
+    results = []
+    for offloads in (False, True):
+        model = made()
+        address = model.table.weight.data_ptr()
+        if offloads:
+            offloaded(model)
+        optimizer = adamw(model, "host")
+        results.append((steps_of(model, optimizer, range(2)), values_of(model)))
+        assert model.table.weight.data_ptr() == address
+        optimizer.close()
+    assert_same(*results)
+
+
+def test_the_gradient_is_in_a_file_until_the_step(tmp_path):
+    model = offloaded(made(torch.bfloat16), placement="nvme")
+    optimizer = adamw(model, f"nvme:{tmp_path}")
+    tokens = tokens_of(1)
+    loss_of(model, tokens).backward()
+    grad = model.table.weight.grad
+    assert is_in_file(grad.part)
+    used = tokens.unique()
+    values = grad.clone()
+    assert torch.equal(values.abs().sum(1).nonzero().flatten(), used[used != PADDING])
+    # A graph of the gradient itself is PyTorch's own.
+    found = torch.autograd.grad(loss_of(model, tokens), model.table.weight, create_graph=True)[0]
+    assert found.requires_grad and torch.equal(found.detach(), values)
+    del found
+    optimizer.step()
+    optimizer.close()
+
+
+def test_micro_batches_and_other_uses(tmp_path):
+    def loop(model, batches, loss):
+        return [(found := loss(model(*one), one), found.backward())[0].detach() for one in batches]
+
+    results = []
+    for run in (loop, micro_batches):
+        model = offloaded(made(), placement="nvme")
+        optimizer = adamw(model, f"nvme:{tmp_path}/{run.__name__}")
+        losses = []
+        for step in range(2):
+            batches = [(tokens_of(3 * step + part),) for part in range(3)]
+            losses += [one.item() for one in run(model, batches, lambda output, _: output.square().mean() / 3)]
+            optimizer.step()
+            optimizer.zero_grad()
+        before = values_of(model)
+        with torch.no_grad(), gathered(model.table.weight, write=True):
+            model.table.weight[5] += 1.0
+        losses += [one.item() for one in run(model, batches, lambda output, _: output.square().mean() / 3)]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss_of(model, tokens_of(0)).item())
+        model.load_state_dict(before)
+        results.append((losses, values_of(model)))
+        assert torch.equal(model.table.weight, before["table.weight"])
+        optimizer.close()
+    assert_same(*results)
+
+
+def run_until_killed(folder: str, ready: str) -> None:
+    model = offloaded(made(), placement="nvme")
+    optimizer = adamw(model, f"nvme:{folder}")
+    steps_of(model, optimizer, range(2))
+    optimizer.engine.make_durable()
+    Path(ready).touch()
+    steps_of(model, optimizer, range(2, 1000))
+
+
+def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
+    ready = tmp_path / "ready"
+    with forked_runs() as runs:
+        child = runs.started(run_until_killed, f"{tmp_path}/state", str(ready))
+        until = time.monotonic() + 60
+        while not ready.exists():
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        assert runs.status_after_kill(child) == -signal.SIGKILL
+    model = offloaded(made(seed=9), placement="nvme")
+    optimizer = adamw(model, f"nvme:{tmp_path}/state")
+    optimizer.open(resume=True)
+    step = optimizer.engine.generation
+    assert step >= 2
+    ours = steps_of(model, optimizer, range(step, step + 2))
+    optimizer.close()
+    model = made()
+    optimizer = adamw(model, "host")
+    assert ours == steps_of(model, optimizer, range(step + 2))[-len(ours) :]
+    optimizer.close()
+
+
+def test_checkpoints_go_on_with_the_whole_table(tmp_path):
+    """Saved by rows, loaded where there is room for all, and the other way round."""
+    results = []
+    for memory in (MEMORY, 2**24):
+        losses = []
+        model = offload(made(), memory=memory, placement="nvme")
+        optimizer = adamw(model, f"nvme:{tmp_path}/{memory}")
+        losses += steps_of(model, optimizer, range(2))
+        ziggurat.torch.save_checkpoint(tmp_path / f"saved-{memory}", optimizer, model)
+        optimizer.close()
+        model = offload(made(seed=2), memory=MEMORY + 2**24 - memory, placement="nvme")
+        optimizer = adamw(model, f"nvme:{tmp_path}/{memory}-again")
+        ziggurat.torch.load_checkpoint(tmp_path / f"saved-{memory}", optimizer, model)
+        losses += steps_of(model, optimizer, range(2, 4))
+        results.append((losses, values_of(model)))
+        optimizer.close()
+    assert_same(*results)
+
+
+def resident(file: Path) -> int:
+    """Returns how much of the mappings of `file` this process has."""
+    entries = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
+    own = [entry for entry in entries if str(file) in entry.partition("\n")[0]]
+    return sum(int(size) << 10 for entry in own for size in re.findall(r"^Rss: +(\d+)", entry, re.M))
+
+
+@pytest.mark.parametrize("memory", [MEMORY, "1GiB"])
+def test_a_frozen_table_stays_in_its_file_and_only_rows_of_it_come(tmp_path, memory):
+    """Where there is room for it they stay."""
+    file = tmp_path / "model.safetensors"
+    save_file(made(words=4 * WORDS).state_dict(), file)
+    results, seen = [], []
+    for offloads in (False, True):
+        model = made(seed=2, words=4 * WORDS)
+        model.load_state_dict(load_file(file), assign=True)
+        model.table.requires_grad_(False)
+        if offloads:
+            offload(model, memory=memory, placement="nvme")
+            model.table.register_forward_hook(lambda *_: seen.append(resident(file)))
+        optimizer = adamw(model, f"nvme:{tmp_path}/{offloads}")
+        losses = steps_of(model, optimizer, range(2))
+        if offloads:
+            unit = streaming_of(model.table.weight)[0].units[1]
+            assert unit.name == "table" and unit.unit.by_rows and not unit.held
+            assert memory != MEMORY or resident(file) < 2**18
+        results.append((losses, values_of(model)))
+        optimizer.close()
+    assert_same(*results)
+    # The kernel maps some pages around each that is used.
+    assert memory != MEMORY or 0 < min(seen) <= max(seen) < model.table.weight.nbytes * 0.7
+
+
+def test_a_table_built_in_a_file_stays_there(tmp_path):
+    results = []
+    for offloads in (False, True):
+        if offloads:
+            with streamed_init(tmp_path):
+                model = made()
+            name = model.table.weight.untyped_storage().filename
+            offloaded(model, placement="nvme")
+        else:
+            model = made()
+        optimizer = adamw(model, f"nvme:{tmp_path}/{offloads}")
+        results.append((steps_of(model, optimizer, range(2)), values_of(model)))
+        assert not offloads or model.table.weight.untyped_storage().filename == name
+        optimizer.close()
+    assert_same(*results)
+
+
+class Tied(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.nn.Linear(WIDTH, WORDS, bias=False)
+        self.last.weight = self.table.weight
+
+
+def test_what_is_no_table_alone_is_brought_whole():
+    limited, sparse = made(), made()
+    limited.table.max_norm, sparse.table.sparse = 1.0, True
+    for model in (limited, sparse, Tied()):
+        with pytest.raises(InvalidArgument, match="the smallest that works .* unit 'table' with"):
+            offload(model, memory=MEMORY)
+
+
+def test_a_plan_knows_it_and_no_step_moves_more(tmp_path):
+    model = made()
+    memory = MEMORY
+    asked = {"tokens": 36, "memory": memory, "placement": "nvme", "optimizer_placement": "nvme", "accumulation": 2}
+    plan = ziggurat.torch.plan(model, **asked)
+    whole = ziggurat.torch.plan(model, **asked | {"memory": divide(model, "auto").smallest()[0]})
+    assert plan.step.brought_forward + plan.step.brought_backward < model.table.weight.nbytes
+    assert whole.step.brought_forward > model.table.weight.nbytes
+    assert plan.smallest_memory_bytes <= memory < whole.smallest_memory_bytes
+    assert plan.by_rows == ("table",) and "of table each batch's rows are read" in str(plan)
+    offload(model, memory=memory, placement="nvme")
+    optimizer = adamw(model, f"nvme:{tmp_path}")
+    moved = []
+    for step in range(6):
+        for part in range(2):
+            loss_of(model, tokens_of(2 * step + part)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.synchronize()
+        optimizer.engine.make_durable()
+        figures = optimizer.figures()
+        moved.append((figures["nvme_read_bytes"], figures["nvme_write_bytes"]))
+    assert ziggurat.torch.plan(model, tokens=36, accumulation=2).step == plan.step
+    for read, written in moved[3:]:
+        assert read <= plan.step.read and written <= plan.step.written
+    assert plan.step.state_read == figures["state_read_bytes"]
+    optimizer.close()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__]))
