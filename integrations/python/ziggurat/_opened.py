@@ -275,10 +275,13 @@ class Opened:
 
     def figures(self) -> dict[str, int]:
         """Returns the engine's counters, and since this was opened the bytes copied from and to
-        accelerators and the time that the script has waited."""
+        accelerators, the time that the script has waited and how often units were brought."""
+        streaming = self._streaming
         moved = {
             "device_down_bytes": sum(place.down_bytes for place in self._staged),
             "device_up_bytes": sum(place.up_bytes for place in self._staged),
+            "brought_units": 0 if streaming is None else streaming.units_brought,
+            "brought_experts": 0 if streaming is None else streaming.experts_brought,
         }
         return self.engine.figures() | moved | self.waited.figures()
 

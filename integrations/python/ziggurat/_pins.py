@@ -143,6 +143,7 @@ class Pins:
         self._until_step: list[PinnedUnit] = []
         self._process = os.getpid()
         self.turns: Turns | None = None  #: while micro-batches take turns
+        self.units_brought = self.experts_brought = 0  #: from the engine, as often as it was
 
     def wait_for_turn(self, stage: str | None, units: Sequence[PinnedUnit]) -> None:
         """Lets other micro-batches come to the `stage` too before this one brings its units. Returns
@@ -219,6 +220,8 @@ class Pins:
         if unit.held:
             with opened.waited.units:
                 self._acquire(unit, opened.engine)
+            self.units_brought += not unit.unit.is_expert
+            self.experts_brought += unit.unit.is_expert
         try:
             if opened.pending:
                 with opened.waited.units:

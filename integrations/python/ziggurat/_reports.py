@@ -42,6 +42,8 @@ class Reports(Opening):
             What was copied from and to accelerators.
         ``prefetch_hits``, ``prefetch_misses``
             Pieces of an offloaded model's units that were there when they were needed, or were not.
+        ``brought_units``, ``brought_experts``
+            How often units of an offloaded model were brought: experts, and all others.
         ``waited_units_s``, ``waited_gradients_s``, ``waited_step_s``
             What the script waited for units (of it ``wait_sweep_s`` for their updates), for gradients in
             files, and in ``step()``. ``why_slow()`` says what to do about it.
@@ -52,7 +54,7 @@ class Reports(Opening):
             The engine's host memory, and what of it is in use now.
 
         Counters are the process's, and two optimizers share them. Only what was copied from and to
-        accelerators and ``waited_`` is this optimizer's own.
+        accelerators, ``brought_`` and ``waited_`` is this optimizer's own.
         """
         engine = self.engine
         if engine is None:
@@ -70,7 +72,7 @@ class Reports(Opening):
         now = self._opened[0].figures()
         for opened in self._opened[1:]:
             for name, value in opened.figures().items():
-                if name.startswith(("device_", "waited_")):  # all other counters are the process's
+                if name.startswith(("device_", "waited_", "brought_")):  # all other counters are the process's
                     now[name] += value
         return now
 
@@ -104,10 +106,11 @@ class Reports(Opening):
 
     @staticmethod
     def _passes(streaming: Streaming, before: _Now, now: _Now) -> int:
-        """Returns how many backwards a step had: each, and each forward, needs each piece once."""
-        pieces = sum(len(unit.pieces()) for unit in streaming.division.units)
-        needed = sum(now[0][name] - before[0][name] for name in ("prefetch_hits", "prefetch_misses"))
-        return max(1, round(needed / pieces / (now[1] - before[1]) / 2))
+        """Returns how many backwards a step had: each, and each forward, needs each unit once, but for
+        experts."""
+        units = sum(bool(unit.held) and not unit.unit.is_expert for unit in streaming.units)
+        brought = now[0]["brought_units"] - before[0]["brought_units"]
+        return max(1, round(brought / max(1, units) / (now[1] - before[1]) / 2))
 
 
 def _since(before: dict[str, int], now: dict[str, int]) -> dict[str, float]:

@@ -212,7 +212,10 @@ def test_only_what_is_called_is_brought(tmp_path, brought, checkpointing):
     # In its first step the engine brings what it is asked for, and nothing ahead.
     division = streaming_of(model.first.weight)[0].division
     sizes = {unit.name: sum(part.home_bytes for part in unit.parts()) for unit in division.units}
-    assert 0 < optimizer.figures()["nvme_read_bytes"] <= sum(sizes[name] for name in brought)
+    figures = optimizer.figures()
+    assert 0 < figures["nvme_read_bytes"] <= sum(sizes[name] for name in brought)
+    assert figures["brought_experts"] == len(called) + len(backward)
+    assert figures["brought_units"] == len(brought) - figures["brought_experts"]
     optimizer.close()
 
 
@@ -245,6 +248,12 @@ def test_no_step_moves_more_than_its_plan_says(tmp_path, checkpointing, tokens):
         figures = optimizer.figures()
         moved.append((figures["nvme_read_bytes"], figures["nvme_write_bytes"]))
     assert ziggurat.torch.plan(model, tokens=tokens, accumulation=2).step == plan.step
+    passes = optimizer._passes
+    optimizer._passes = lambda *given: found.append(passes(*given)) or found[-1]
+    found: list[int] = []
+    optimizer.why_slow()
+    # Reentrant checkpointing brings blocks once more, where they still are.
+    assert found == [3 if checkpointing == "reentrant" else 2]
     for read, written in moved[3:]:
         assert read <= plan.step.read and written <= plan.step.written
     optimizer.close()

@@ -16,7 +16,7 @@ try:
     import pytest
     import torch
     from forked_runs import forked_runs
-    from long_cases import long_case
+    from long_cases import long, long_case
     from safetensors.torch import load_file, save_file
     from small_models import one_thread  # noqa: F401, a fixture
     from streamed_models import pinned
@@ -205,7 +205,9 @@ def run_until_killed(folder: str, ready: str) -> None:
     steps_of(model, optimizer, range(2, 1000))
 
 
-def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
+@pytest.mark.parametrize("memory", [MEMORY, long_case(2**24)])
+def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, memory):
+    """By rows, or with room for the whole table."""
     ready = tmp_path / "ready"
     with forked_runs() as runs:
         child = runs.started(run_until_killed, f"{tmp_path}/state", str(ready))
@@ -214,7 +216,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
             assert time.monotonic() < until
             time.sleep(0.002)
         assert runs.status_after_kill(child) == -signal.SIGKILL
-    model = offloaded(made(seed=9), placement="nvme")
+    model = offload(made(seed=9), memory=memory, placement="nvme")
     optimizer = adamw(model, f"nvme:{tmp_path}/state")
     optimizer.open(resume=True)
     step = optimizer.engine.generation
@@ -294,6 +296,47 @@ def test_a_table_built_in_a_file_stays_there(tmp_path):
         assert not offloads or model.table.weight.untyped_storage().filename == name
         optimizer.close()
     assert_same(*results)
+
+
+@long
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compiles", [False, True])
+def test_in_trainer_a_run_goes_back_to_a_checkpoint(tmp_path, compiles):
+    transformers = pytest.importorskip("transformers")
+    import ziggurat.hf
+
+    data = [
+        {"input_ids": torch.randint(1, 20_000, (12,), generator=torch.Generator().manual_seed(i)), "labels": i % 3}
+        for i in range(12)
+    ]
+    config = transformers.LlamaConfig(
+        vocab_size=20_000, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=4, num_labels=3, pad_token_id=0,
+    )  # fmt: skip
+    results = []
+    for offloads in (False, True):
+        folder, found = tmp_path / str(offloads), []
+        for seed, resumed in ((1, None), (2, str(folder / "out/checkpoint-2"))):
+            torch.manual_seed(seed)
+            model = transformers.LlamaForSequenceClassification(config)
+            if offloads:
+                offload(model, memory=1_500_000, placement="nvme")
+            arguments = transformers.TrainingArguments(
+                output_dir=str(folder / "out"), max_steps=4, save_steps=2, eval_strategy="steps", eval_steps=2,
+                logging_steps=1, per_device_train_batch_size=2, report_to=[], use_cpu=True, disable_tqdm=True,
+                torch_compile=compiles, torch_compile_backend="aot_eager" if compiles else None,
+            )  # fmt: skip
+            trainer = transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data[:4])
+            trainer.optimizer_cls_and_kwargs = ziggurat.hf.optimizer(arguments, placement=f"nvme:{folder}/state")
+            trainer.train(resume_from_checkpoint=resumed)
+            names = ("loss", "eval_loss", "grad_norm")
+            found += [(name, line[name]) for line in trainer.state.log_history for name in names if name in line]
+            trainer.optimizer.optimizer.close()
+            table = model.model.embed_tokens.weight
+            assert is_in_file(table) == offloads
+            found.append(table.double().sum().item())
+        results.append(found)
+    assert results[0] == results[1]
 
 
 class Tied(Model):
