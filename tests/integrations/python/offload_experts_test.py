@@ -20,8 +20,9 @@ try:
     from streamed_models import memory_of, pinned
     from torch.utils.checkpoint import checkpoint
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat.torch
 from ziggurat import _frozen_files
