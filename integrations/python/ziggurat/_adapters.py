@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._gathered import gathered
+from ziggurat._gathered import brought
 from ziggurat._streaming import Held, streaming_of
 from ziggurat._subclass import subclass
 
@@ -49,7 +49,7 @@ def _layer(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
 def _merged(layer: torch.nn.Module, call: Any, args: Any, kwargs: Any) -> Any:
     kept = [held for held in map(_held_of, layer.parameters()) if held is not None]
-    with gathered([held.param for held in kept]):
+    with brought([held.param for held in kept]):
         result = call(layer, *args, **kwargs)
         frozen = (held for held in kept if not held.param.requires_grad)
         _note_writes(held for held in frozen if held.unit.unit.keeps(held.param))

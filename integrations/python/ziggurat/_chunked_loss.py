@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import linear
 
-from ziggurat._gathered import gathered
+from ziggurat._gathered import brought
 from ziggurat._native import InvalidArgument, Unimplemented
 
 CHUNK_BYTES = 256 << 20  #: what a chunk may take if no size is given
@@ -91,7 +91,7 @@ def chunked_cross_entropy(
         torch.is_grad_enabled(),
     )
     divisor = torch.as_tensor(divisor, dtype=how.wide, device=hidden.device)
-    with gathered([one for one in (weight, bias) if one is not None]):
+    with brought([one for one in (weight, bias) if one is not None]):
         loss: torch.Tensor = _ChunkedCrossEntropy.apply(flat, weight, bias, counted, targets, divisor, how)
     return loss
 

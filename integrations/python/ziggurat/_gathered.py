@@ -9,25 +9,39 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ziggurat._pins import PinnedUnit
+from ziggurat._prints import Prints
 from ziggurat._streaming import Streaming, streaming_of
 
 
 @contextlib.contextmanager
 def gathered(params: torch.Tensor | Iterable[torch.Tensor], *, write: bool = False) -> Iterator[None]:
     """Brings the units of offloaded parameters for the block, in which they are as ever. Others
-    may be among them. What the block writes stays, also without `write` if PyTorch counts it, as it
-    does not for ``p.data.mul_(2)``; the next step makes masters of it, as of any parameter that was
-    written. What NumPy or another library keeps of their memory must not be used after the block,
-    and so must no graph that was made in it."""
+    may be among them. What the block writes stays, and the next step makes masters of it, as of any
+    parameter that was written. Writes that PyTorch does not count, as ``p.data.mul_(2)``, are found by
+    reading the units before the block and after it; with `write` all of `params` count as written, and
+    nothing is read. What NumPy or another library keeps of their memory must not be used after the
+    block, and so must no graph that was made in it."""
     given = [params] if isinstance(params, torch.Tensor) else list(params)
+    with brought(given) as units:
+        compared = [] if write else [unit for unit in units if unit.streaming.opened is not None]
+        prints = Prints(held for unit in compared for held in unit.held)
+        try:
+            yield
+        finally:
+            written = given if write else [held.param for held in prints.written()]
+            torch.autograd.graph.increment_version(written)
+
+
+@contextlib.contextmanager
+def brought(params: Iterable[torch.Tensor]) -> Iterator[list[PinnedUnit]]:
+    """Is gathered() for a block that tells itself what it writes. Returns the units."""
     units: dict[PinnedUnit, Streaming] = {}
-    for found in map(streaming_of, given):
+    for found in map(streaming_of, params):
         if found is not None:
             units[found[1].unit] = found[0]
     with contextlib.ExitStack() as pins:
         for unit, streaming in units.items():
             streaming.pin([unit])
             pins.callback(streaming.unpin, [unit])
-        yield
-        if write:
-            torch.autograd.graph.increment_version(given)
+            unit.prints = None
+        yield list(units)

@@ -261,6 +261,7 @@ class Engine:
         `load` is the handle of a checkpoint from which a new store takes its state, and what to
         take (ziggurat_engine_load()). `words` turns an error's advice into the caller's words."""
         self._words = words
+        self._process = os.getpid()
         self._params = list(params)
         structs = _structs(self._params)
         text = json.dumps(dict(settings)).encode()
@@ -273,7 +274,7 @@ class Engine:
         # The finalizers of saves in the background, which end before the engine is closed.
         self._first: list[weakref.finalize[..., Any]] = []
         self._ended = weakref.finalize(
-            self, end_engine, self.handle, os.getpid(), self._first, runtime, kept
+            self, end_engine, self.handle, self._process, self._first, runtime, kept
         )
 
     def end_first(self, ended: weakref.finalize[..., Any]) -> None:
@@ -520,6 +521,11 @@ class Engine:
     def call(self, name: str, *arguments: Any) -> Any:
         """Calls ziggurat_NAME of ziggurat.h for this engine, and returns the value, struct or text
         that it gives."""
+        if os.getpid() != self._process:
+            raise InvalidArgument(
+                f"{name}() was called in a forked process, which has no engine: use the optimizer, and an "
+                "offloaded model, only in the process that opened the engine"
+            )
         return call(f"ziggurat_{name}", self.handle, *arguments, words=self._words)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ parameters. Pins are counted. One thread at a time may use the model.
 from __future__ import annotations
 
 import contextlib
-import os
+import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ import torch
 from ziggurat import _storage
 from ziggurat._frozen_files import FileRange, FrozenFiles
 from ziggurat._native import InvalidArgument, Places, ResourceExhausted, ZigguratError
+from ziggurat._prints import Prints
 from ziggurat._released import Released
 from ziggurat._units import Unit
 
@@ -56,7 +57,7 @@ class Held:
         if _storage.has_memory(self.storage):
             self._other = _storage.guard(self._size_bytes)
             _storage.swap(self.storage, self._other)
-        self.param.__class__ = Released
+        self._set_away(True)
 
     def forget(self) -> None:
         """Frees what is not in the parameter's storage."""
@@ -65,16 +66,16 @@ class Held:
     def return_to(self, values: Callable[[], torch.UntypedStorage]) -> None:
         """Undoes leave(), however far it came: with the memory that was there, or with `values()` if
         that was freed."""
-        storage = self.param.untyped_storage()
+        self.storage = self.param.untyped_storage()
         if self._address:
-            if _storage.has_memory(storage):
+            if self.is_in():
                 self.take_out()
             self._other, self._address = None, 0  # the engine's memory, which goes with the engine
-        if not _storage.has_memory(storage):
+        if not self.is_in():
             if self._other is None or not _storage.has_memory(self._other):
                 self._other = values()
-            _storage.swap(storage, self._other)
-        self.param.__class__ = torch.nn.Parameter
+            _storage.swap(self.storage, self._other)
+        self._set_away(False)
         self.forget()
 
     def put_in(self, address: int) -> None:
@@ -84,25 +85,39 @@ class Held:
             self._address = address
         assert self._other is not None
         _storage.swap(self.storage, self._other)
-        self.param.__class__ = torch.nn.Parameter
+        self._set_away(False)
         self._version = self.param._version
 
     def take_out(self) -> None:
         """Takes the engine's memory away."""
         assert self._other is not None
+        address = self.storage.data_ptr()
+        moved = address != self._address  # as share_memory_() does, and with it a queue of processes
+        if moved:
+            ctypes.memmove(self._address, address, self._size_bytes)
         _storage.swap(self.storage, self._other)
-        self.param.__class__ = Released
+        if moved:
+            self.forget()
+        self._set_away(True)
 
     def is_in(self) -> bool:
-        """Returns whether the engine's memory is behind the parameter."""
+        """Returns whether there is memory behind the parameter."""
         return _storage.has_memory(self.storage)
 
     def give_back(self, values: torch.UntypedStorage) -> None:
         """Puts memory of PyTorch's, which has the values, behind the parameter for good."""
         self._other = values
         _storage.swap(self.storage, self._other)
-        self.param.__class__ = torch.nn.Parameter
+        self._set_away(False)
         self.forget()
+
+    @property
+    def is_away(self) -> bool:
+        return isinstance(self.param, Released)
+
+    def _set_away(self, is_away: bool) -> None:
+        self.param.__class__ = Released if is_away else torch.nn.Parameter
+        self.storage.__class__ = _storage.Away if is_away else torch.UntypedStorage
 
     def was_written(self) -> bool:
         """Returns whether somebody has written the parameter since it was put in."""
@@ -122,7 +137,8 @@ class PinnedUnit:
         self.all_held = [Held(name, param, self) for name, param in unit.params]
         self.held = self.all_held  #: once an engine is opened: those that do not stay in files
         self.places = Places([])  #: of `held`, in the engine
-        self.pins = 0
+        self.pins = self.brings = 0
+        self.prints: Prints | None = None  #: of `held` when they were brought, if they are compared
         # How many forwards of the unit are under way, and how many of them with gradients. What
         # they call need not pin.
         self.forwards = self.trained_forwards = 0
@@ -139,9 +155,8 @@ class Pins:
         #: where the tables are that are read by rows and lie in files, by the unit's index
         self.tables: dict[int, FileRange] = {}
         self._opened: Opened | None = None
-        self._lost = False  # whether the engine was closed, and nothing here has the values
+        self._lost: str | None = None  # if nothing here has the values: why, and what to do
         self._until_step: list[PinnedUnit] = []
-        self._process = os.getpid()
         self.turns: Turns | None = None  #: while micro-batches take turns
         self.units_brought = self.experts_brought = 0  #: from the engine, as often as it was
 
@@ -166,7 +181,7 @@ class Pins:
         done = [] if done is None else done
         try:
             for unit in units:
-                if unit.pins == 0 and (self._opened is not None or self._lost):
+                if unit.pins == 0 and (self._opened is not None or self._lost is not None):
                     self._bring(unit)
                 unit.pins += 1
                 done.append(unit)
@@ -205,18 +220,24 @@ class Pins:
         """Returns a unit that is pinned, if there is one."""
         return next((unit for unit in self.units if unit.pins), None)
 
+    def leave_engine(self) -> None:
+        """Called in a forked process, which has neither the engine nor its memory: takes the memory
+        out of parameters that the parent has pinned."""
+        if self._opened is None:
+            return
+        self._opened = None
+        self._lost = (
+            "a forked process has no engine: use an offloaded model only in the process that called "
+            "offload()"
+        )
+        for unit in self.units:
+            for held in unit.held if unit.pins else ():
+                held.take_out()
+
     def _bring(self, unit: PinnedUnit) -> None:
         opened = self._opened
         if opened is None:
-            raise InvalidArgument(
-                f"unit '{unit.name}' is needed, but the model's optimizer was closed when memory had "
-                "no room for all values: make the model and its optimizer again, and resume"
-            )
-        if os.getpid() != self._process:
-            raise InvalidArgument(
-                f"unit '{unit.name}' is needed in a forked process, which has no engine: use an "
-                "offloaded model only in the process that called offload()"
-            )
+            raise InvalidArgument(f"unit '{unit.name}' is needed, but {self._lost}")
         if unit.held:
             with opened.waited.units:
                 self._acquire(unit, opened.engine)
@@ -233,6 +254,11 @@ class Pins:
             if unit.index in self.files:
                 with opened.waited.units:
                     self.files.bring(unit.index)
+            unit.brings += 1
+            # What writes in a way that PyTorch does not count mostly does so from the first time on. The
+            # others are found later: 1, 2 and 3, 4 and 5, 8 and 9, 16 and 17 are a forward and a backward.
+            is_compared = (unit.brings >> 1).bit_count() <= 1
+            unit.prints = Prints(unit.held) if is_compared else None
         except BaseException:
             self._take_out(unit, opened.engine)
             raise
@@ -265,12 +291,14 @@ class Pins:
     def _let_go(self, unit: PinnedUnit, opened: Opened) -> None:
         moved = []
         try:
+            unseen = [] if unit.prints is None else unit.prints.written()
             for held in unit.held:
                 if held.has_moved():
                     moved.append(held.name)
-                if held.was_written():
-                    opened.kept_was_written(held.index)
+                written = held.was_written()
                 held.take_out()
+                if written:  # and the engine's memory has it
+                    opened.kept_was_written(held.index)
             if unit.held:
                 opened.engine.release(unit.unit.number)
             if unit.index in self.files:
@@ -285,6 +313,12 @@ class Pins:
             raise InvalidArgument(
                 f"parameter '{moved[0]}' of an offloaded model was given other memory (p.data = "
                 "x), which the engine does not have: write into it instead, as p.copy_(x) does"
+            )
+        if unseen:
+            raise InvalidArgument(
+                f"parameter '{unseen[0].name}' was written while unit '{unit.name}' was in use, and PyTorch "
+                "counts no such write, as p.data.mul_(2), so the engine does not have it: write under "
+                "torch.no_grad() instead, as p.mul_(2)"
             )
 
     def _take_out(self, unit: PinnedUnit, engine: Engine) -> None:

@@ -15,7 +15,7 @@ from ziggurat._native import InvalidArgument
 # backward need nothing else of a parameter.
 _METADATA = frozenset(
     """
-    __hash__ _backward_hooks _fix_weakref _is_view _post_accumulate_grad_hooks _version backward
+    __hash__ __len__ _backward_hooks _fix_weakref _is_view _post_accumulate_grad_hooks _version backward
     device dim dtype element_size get_device grad grad_dtype grad_fn has_names is_complex is_conj
     is_contiguous is_cpu is_cuda is_floating_point is_inference is_leaf is_meta is_mps is_mkldnn
     is_neg is_nested is_quantized is_signed is_sparse is_xla is_xpu itemsize layout name names

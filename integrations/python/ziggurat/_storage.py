@@ -19,7 +19,6 @@ import torch
 from ziggurat._native import Unimplemented
 
 _CPU = torch.device("cpu")
-_AWAY = "a parameter was used while it is away"
 _IMPL_BYTES = 88  #: of a C++ StorageImpl that are looked at; all belong to its object
 _TRIES = 3
 
@@ -62,7 +61,24 @@ def guard(size_bytes: int) -> torch.UntypedStorage:
 
 def guards_reads() -> bool:
     """Returns whether C++ code that reads a guard gets an error."""
-    return hasattr(torch._C, "_set_storage_access_error_msg") or _place_of_flag() is not None
+    return _place_of_flag() is not None
+
+
+class Away(torch.UntypedStorage):
+    """The class of a parameter's storage object while a guard is in the storage, for what PyTorch does
+    without an access, or in code that an error would end the process in. All aliases of a parameter
+    have one storage object."""
+
+    def is_shared(self) -> bool:
+        return False
+
+    def resize_(self, size: int) -> Any:
+        self.data_ptr()  # raises
+        return super().resize_(size)
+
+    def __reduce__(self) -> Any:
+        self.data_ptr()  # raises
+        return super().__reduce__()
 
 
 def has_memory(storage: torch.UntypedStorage) -> bool:
@@ -76,7 +92,7 @@ def has_memory(storage: torch.UntypedStorage) -> bool:
 def is_refusal(error: RuntimeError) -> bool:
     """Returns whether a guard has raised the error, or what else refuses a storage's memory. A
     tensor that has none, such as a compiler's, is refused in other words."""
-    return str(error).startswith((_AWAY, "Cannot access data pointer of Storage that is invalid"))
+    return str(error).startswith("Cannot access data pointer of Storage that is invalid")
 
 
 def shares_memory(tensor: torch.Tensor) -> bool:
@@ -98,9 +114,6 @@ def _tensor_of(storage: torch.UntypedStorage, count: int = 0) -> torch.Tensor:
 
 def _refuse_access(storage: torch.UntypedStorage) -> None:
     tensor = _tensor_of(storage)
-    if hasattr(torch._C, "_set_storage_access_error_msg"):  # in builds with CUDA
-        torch._C._set_storage_access_error_msg(tensor, _AWAY)
-        return
     torch._C._set_throw_on_mutable_data_ptr(tensor)
     place = _place_of_flag()
     if place is not None:
@@ -121,9 +134,10 @@ def _place_of_flag() -> int | None:
 def _probed_place() -> int | None:
     """Looks for the flag's place once.
 
-    Builds without CUDA have no call that sets it. The call for its neighbour, which refuses writes,
-    changes two bytes that lie in a row; the flag is the third. That is tried on a storage that has
-    memory, so that a wrong guess reads that memory and does no harm."""
+    PyTorch has no call that sets it: _set_storage_access_error_msg, in builds with CUDA, is of one tensor
+    and leaves its storage. The call for its neighbour, which refuses writes, changes two bytes that lie in
+    a row; the flag is the third. That is tried on a storage that has memory, so that a wrong guess reads
+    that memory and does no harm."""
     storage = empty(8)
     seen = bytes((ctypes.c_ubyte * _IMPL_BYTES).from_address(storage._cdata))
     torch._C._set_throw_on_mutable_data_ptr(_tensor_of(storage))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
 _kept: Any = WeakTensorKeyDictionary()
 
 _all: weakref.WeakSet[Streaming] = weakref.WeakSet()
+
+_CLOSED = (
+    "its optimizer was closed when memory had no room for all values: make the model and its optimizer "
+    "again, and resume"
+)
 
 
 class Streaming(Pins):
@@ -94,7 +100,7 @@ class Streaming(Pins):
     @torch._disable_dynamo  # type: ignore[misc]  # a compiled model's first call comes here
     def open(self) -> None:
         """Lets the optimizer that trains the model open its engine."""
-        if self._lost or self.is_open:
+        if self._lost is not None or self.is_open:
             return
         optimizer = None if self.optimizer is None else self.optimizer()
         if optimizer is not None:
@@ -178,11 +184,8 @@ class Streaming(Pins):
                 "trained, with requires_grad, before its first step; close() an optimizer before "
                 "another one trains the model"
             )
-        if self._lost:
-            raise InvalidArgument(
-                f"parameter '{names[0]}' is away, and its optimizer was closed when memory had no "
-                "room for all values: make the model again, and resume"
-            )
+        if self._lost is not None:
+            raise InvalidArgument(f"parameter '{names[0]}' is away, and {self._lost}")
         self._owner = weakref.ref(optimizer)
 
     def divide_memory(self, state_format: str, trained: Iterable[torch.Tensor]) -> None:
@@ -372,7 +375,7 @@ class Streaming(Pins):
                     held.leave(held.index)
                     held.forget()
                 raise
-        self._lost = away
+        self._lost = _CLOSED if away else None
         self._opened = self.optimizer = None
         self.tables = {}
 
@@ -443,11 +446,8 @@ class Streaming(Pins):
 
     def _refusal(self, what: str, held: Held) -> InvalidArgument:
         where = f"{what}: parameter '{held.name}' of unit '{held.unit.name}'"
-        if self._lost:
-            return InvalidArgument(
-                f"{where} is away, and its optimizer was closed when memory had no room for all "
-                "values: make the model and its optimizer again, and resume"
-            )
+        if self._lost is not None:
+            return InvalidArgument(f"{where} is away, and {self._lost}")
         if what in CONVERSIONS:
             return InvalidArgument(
                 f"{where} is away, and its type and device stay what they are: call "
@@ -498,3 +498,11 @@ def _used(func: Any, what: str, param: torch.Tensor, args: Any, kwargs: Any) -> 
 
 
 Released.used = staticmethod(_used)
+
+
+def _leave_engines() -> None:
+    for streaming in list(_all):
+        streaming.leave_engine()
+
+
+os.register_at_fork(after_in_child=_leave_engines)
