@@ -39,6 +39,8 @@ CAMPAIGNS = [
     ("python-trainer", "hf_offload_test.py", "offloaded models in Trainer", {"ZIGGURAT_CASES": "all"}),
     ("python-adapters", "peft_offload_test.py", "adapters of offloaded models", {"ZIGGURAT_CASES": "all"}),
     ("python-turns", "micro_batches_test.py", "micro-batches that take turns", {"ZIGGURAT_CASES": "all"}),
+    ("python-offload-kills", "offload_kill_test.py", "killed runs of an offloaded model", {"ZIGGURAT_KILLS": "200"}),
+    ("python-faults", "offload_faults_test.py", "faults at each write under an offloaded model", {"ZIGGURAT_FAULTS": "all"}),
     ("python-strays", "offload_strays_test.py", "stray uses of parameters that are away", {"ZIGGURAT_CASES": "all"}),
     ("python-ranks", "torch_ranks_kill_test.py", "killed runs of two ranks", {"ZIGGURAT_KILLS": "40"}),
     ("patches", "patches/run.py", "kept changes: files that they touch", {"ZIGGURAT_PATCHES": "all"}),

@@ -275,6 +275,8 @@ class Pins:
         try:
             engine.acquire(unit.unit.number)
         except ResourceExhausted as error:
+            if not str(error).startswith("acquire("):  # a drive that is full, say
+                raise
             in_use = ", ".join(f"'{one.name}'" for one in self.units if one.pins)
             raise ResourceExhausted(
                 f"unit '{unit.name}' takes {unit.unit.size_bytes} bytes, and beside the units in use "
