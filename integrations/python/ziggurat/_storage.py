@@ -78,7 +78,7 @@ class Away(torch.UntypedStorage):
 
     def __reduce__(self) -> Any:
         self.data_ptr()  # raises
-        return super().__reduce__()
+        return super().__reduce__()  # type: ignore[no-untyped-call]
 
 
 def has_memory(storage: torch.UntypedStorage) -> bool:
