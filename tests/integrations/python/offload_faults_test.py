@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drive that fails, or has no room, under a model of ziggurat.torch.offload() whose parameters, gradients and state are on it: an error
-with the file's name, and training goes on with the same bits, at once or from the store.
+"""A drive that fails, or has no room, under a model of ziggurat.torch.offload() whose parameters, gradients and state are on
+it: an error with the file's name, and training goes on with the same bits, at once or from the store.
 
 ZIGGURAT_FAULTS=all has each write of three steps fail, and not only some. Run by pytest; as a script it exits with 77 where PyTorch
 or pytest is missing, or PyTorch is older than offload() takes.

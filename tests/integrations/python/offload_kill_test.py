@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Killed at any instant and started again, a script with a model of ziggurat.torch.offload() and workers of a DataLoader goes on with the
-bits of one that was neither killed nor offloaded.
+"""Killed at any instant and started again, a script with a model of ziggurat.torch.offload() and workers of a DataLoader goes
+on with the bits of one that was neither killed nor offloaded.
 
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, or PyTorch is older than offload() takes.
-ZIGGURAT_KILLS: how often the runs are killed (10).
+ZIGGURAT_KILLS: how often the runs are killed (6).
 """
 
 import os
@@ -25,7 +25,7 @@ except ImportError as missing:
 import ziggurat.torch
 
 EPOCHS, BATCHES, WORKERS, WIDTH = 2, 6, 4, 128
-KILLS = int(os.environ.get("ZIGGURAT_KILLS", "10")) // 2
+KILLS = int(os.environ.get("ZIGGURAT_KILLS", "6")) // 2
 
 
 class Waves(torch.utils.data.Dataset):

@@ -204,6 +204,10 @@ def no_grad_hook(module: nn.Module, *_: Any) -> None:
         module.weight.mul_(0.5)
 
 
+def data_hook(module: nn.Module, *_: Any) -> None:
+    module.weight.data.mul_(0.5)
+
+
 def averaged(at: At, made: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
     return [torch.zeros(p.shape).lerp_(made(p), 0.1) for p in at.model.parameters()]
 
@@ -295,7 +299,7 @@ STRAYS |= {
     # writes
     "data written in gathered": lambda at: at.of(lambda p: p.data.mul_(2).shape),
     "NumPy writes in gathered": lambda at: at.of(mul_numpy),
-    "data written in forward": lambda at: at.hooked("register_forward_pre_hook", lambda m, _: m.weight.data.mul_(0.5).shape and None),
+    "data written in forward": lambda at: at.hooked("register_forward_pre_hook", data_hook),
     "written in forward": lambda at: at.hooked("register_forward_pre_hook", no_grad_hook).item(),
     # hooks and transforms
     "hook reads its own": lambda at: kept_by_hook(at, lambda p: p.sum().item()),
@@ -305,7 +309,9 @@ STRAYS |= {
     "saved tensors kept": with_hooks_on_saved,
     "saved tensors copied": saved_on_cpu,
     "functional_call": lambda at: torch.func.functional_call(at.layer, dict(at.layer.named_parameters()), (ones(),)),
-    "functional_call of all": lambda at: torch.func.functional_call(at.model, dict(at.model.named_parameters()), (tokens_of(3)[:, :-1],)),
+    "functional_call of all": lambda at: torch.func.functional_call(
+        at.model, dict(at.model.named_parameters()), (tokens_of(3)[:, :-1],)
+    ),
     "stack_module_state": lambda at: torch.func.stack_module_state([at.layer, at.layer])[0]["weight"].sum(),
     "jit.trace": traced_within,
     "jit.script": lambda at: torch.jit.script(at.layer)(ones()),
@@ -345,9 +351,15 @@ def words_of(error: BaseException | None) -> str:
     return "\n".join(words)
 
 
-# Of a use that Python sees, and PyTorch's own.
-SAYS_WHY = ("parameter '", "unit '", "an offloaded Gpt cannot be copied", "forked process", "Cannot access data pointer of Storage that is",
-            "Trying to resize storage that is not resizable")
+# The words for a use that Python sees, and PyTorch's own.
+SAYS_WHY = (
+    "parameter '",
+    "unit '",
+    "an offloaded Gpt cannot be copied",
+    "forked process",
+    "Cannot access data pointer of Storage that is invalid",
+    "Trying to resize storage that is not resizable",
+)
 
 
 def run(use: Callable[[At], Any] | None, offloads: bool) -> tuple[Any, list[float]]:
