@@ -14,6 +14,7 @@ error.
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -22,11 +23,15 @@ import torch
 
 from ziggurat import _storage
 from ziggurat._casts import casting_again
+from ziggurat._memory import free_bytes
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._pins import PinnedUnit
+from ziggurat._placement import fits_half
 from ziggurat._streaming import Streaming
 from ziggurat._subclass import subclass
 from ziggurat._tokens import TokenCost
+
+_SHARD_BYTES = 2_000_000_000  # of a model that memory has no room for, which is what saving it takes
 
 
 def enter_at_call(
@@ -72,12 +77,25 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
         with self.__dict__["_offloaded"].streaming.loading():
             return original.load_state_dict(self, *args, **kwargs)
 
+    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        streaming = self.__dict__["_offloaded"].streaming
+        if not kwargs.get("safe_serialization", True):
+            return original.save_pretrained(self, *args, **kwargs)
+        if "max_shard_size" in inspect.signature(original.save_pretrained).parameters:
+            if not fits_half(streaming.size_bytes, free_bytes()):
+                kwargs.setdefault("max_shard_size", _SHARD_BYTES)
+        with streaming.copying_later():
+            return original.save_pretrained(self, *args, **kwargs)
+
     members = {
         "__call__": __call__,
         "__reduce_ex__": __reduce_ex__,
         "state_dict": state_dict,
         "load_state_dict": load_state_dict,
     }
+    # transformers 4 looks up the parameters of such models by names that they have in files alone.
+    if hasattr(original, "save_pretrained") and not getattr(original, "_checkpoint_conversion_mapping", None):
+        members["save_pretrained"] = save_pretrained
     return subclass(original, members)
 
 

@@ -25,6 +25,7 @@ from ziggurat import _storage
 from ziggurat._dtypes import DTYPES
 from ziggurat._frozen_files import FileRange, SameStays
 from ziggurat._file_memory import empty_in_file, let_pages_go
+from ziggurat._later import Later
 from ziggurat._memory import free_bytes, return_freed, size_text
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
 from ziggurat._pins import Held, PinnedUnit, Pins
@@ -61,6 +62,7 @@ class Streaming(Pins):
         self._taking: Opened | None = None
         self._copies: dict[Held, torch.Tensor] | None = None  # while state_dict() runs
         self._copies_folder: str | None = None  # for copies that memory has no room for
+        self._copies_later = False  # whether each copy is made when it is written
         self._loading = False  # whether load_state_dict() runs
         self._own_files: dict[torch.Tensor, FileRange] = {}  # of what stays in files
         self.warned_of_casts = False  #: that autocast keeps
@@ -386,7 +388,8 @@ class Streaming(Pins):
         InvalidArgument for all other uses."""
         if self._copies is not None and what == "detach":
             if held not in self._copies:
-                self._copies[held] = self.copy_of(held)
+                later = functools.partial(self.copy_of, held)
+                self._copies[held] = Later.of(held.param, later) if self._copies_later else later()
             return self._copies[held]
         if what in CONVERSIONS and changes_nothing(func, held.param, args, kwargs):
             return held.param
@@ -432,6 +435,16 @@ class Streaming(Pins):
             yield
         finally:
             self._copies, self._copies_folder = before, folder
+
+    @contextlib.contextmanager
+    def copying_later(self) -> Iterator[None]:
+        """Lets detach() return a tensor that becomes a copy of what is away when it is moved to the
+        CPU."""
+        before, self._copies, self._copies_later = self._copies, {}, True
+        try:
+            yield
+        finally:
+            self._copies, self._copies_later = before, False
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:

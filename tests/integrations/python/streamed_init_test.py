@@ -195,25 +195,5 @@ def test_a_state_dict_that_memory_has_no_room_for_is_in_files(tmp_path, monkeypa
     optimizer.close()
 
 
-def test_a_pretrained_model_of_another_type_is_in_files(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    shape = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1024}
-    whole = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, **heads))
-    whole.bfloat16().save_pretrained(tmp_path / "it")
-
-    def load() -> torch.nn.Module:
-        made = transformers.AutoModelForCausalLM
-        return made.from_pretrained(tmp_path / "it", dtype=torch.float32)
-
-    plain = load()
-    with streamed_init(tmp_path):
-        model = load()
-    large = [p.untyped_storage().filename for p in model.parameters() if p.numel() * 4 >= MIB]
-    assert len(large) > 4
-    assert None not in large
-    assert all(map(same, model.parameters(), plain.parameters()))
-
-
 if __name__ == "__main__":
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__]))
