@@ -187,7 +187,7 @@ def slugs(document):
 
 def check_documents(root):
     documents = [root / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")]
-    pages = ("README.md", "COMING_FROM_DEEPSPEED.md")
+    pages = ("README.md", "COMING_FROM_DEEPSPEED.md", "MODELS_LARGER_THAN_MEMORY.md")
     documents += [path for top in TOP for page in pages for path in sorted((root / top).rglob(page))]
     documents += sorted((root / "docs").rglob("*.md"))
     for document in documents:

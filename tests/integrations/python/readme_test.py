@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of integrations/python/README.md run: placement changes no digit of the first one's
 losses, and the one that saves a checkpoint ends alike where it goes on from it. The main page's runs too, and leaves
-each of its steps in its store.
+each of its steps in its store. That of micro-batches in MODELS_LARGER_THAN_MEMORY.md prints what a loop prints.
 
-readme_test.py README MAIN_README; exits with 77 where PyTorch is missing. The package is the one that Python finds.
+readme_test.py README MAIN_README LARGER_PAGE; exits with 77 where PyTorch is missing. The package is the one that Python finds.
 """
 
 import importlib.util
@@ -58,7 +58,7 @@ with tempfile.TemporaryDirectory() as folder:
         ).replace("nvme:state", "nvme:main")
     )
     main = run(folder, "main.py")
-    program = program_of("Micro-batches of an offloaded model")
+    program = program_in(sys.argv[3], Path(sys.argv[3]).read_text(), "## Micro-batches of an offloaded model\n.*?")
     loop = "losses = []\n    for batch in batches:\n        found = loss(model(batch), batch)\n        losses.append(found.detach())\n        found.backward()"
     (Path(folder) / "batches.py").write_text(program)
     (Path(folder) / "loop.py").write_text(

@@ -145,7 +145,8 @@ with tempfile.TemporaryDirectory() as folder:
     if beside_torch is not None:
         trainer, _ = environment(Path(folder) / "torch", str(started_in / beside_torch))
         print(said(trainer, "-c", "import torch; print('PyTorch', torch.__version__)"), end="")
-        print(said(trainer, root / "tests/integrations/python/readme_test.py", root / "integrations/python/README.md"))
+        pages = (root / name for name in ("integrations/python/README.md", "README.md", "integrations/python/MODELS_LARGER_THAN_MEMORY.md"))
+        print(said(trainer, root / "tests/integrations/python/readme_test.py", *pages))
     else:
         print("not trained: ZIGGURAT_TEST_TORCH names no directory with PyTorch")
 
