@@ -78,7 +78,6 @@ from ziggurat._background_save import BackgroundSave
 from ziggurat._checkpoint import save_checkpoint
 from ziggurat._checkpoint_load import LoadedCheckpoint, load_checkpoint
 from ziggurat._chunked_loss import chunked_cross_entropy
-from ziggurat._file_memory import streamed_init
 from ziggurat._foreign import ForeignCheckpoint, load_foreign_checkpoint
 from ziggurat._gathered import gathered
 from ziggurat._micro_batches import micro_batches
@@ -88,6 +87,7 @@ from ziggurat._optimizer import EngineOptimizer, from_zero, need
 from ziggurat._plan import plan
 from ziggurat._plan_page import Plan
 from ziggurat._resume import Resume
+from ziggurat._streamed_init import streamed_init
 from ziggurat._why_slow import Slow
 
 __all__ = [

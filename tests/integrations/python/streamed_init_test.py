@@ -25,7 +25,7 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat import _streaming
+from ziggurat import _streamed_init, _streaming
 from ziggurat.torch import streamed_init
 
 MIB = 1 << 20
@@ -58,13 +58,14 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(one, other)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_values_and_draws_are_as_without_it(tmp_path, dtype):
+@pytest.mark.parametrize(("dtype", "rounds"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
+def test_values_and_draws_are_as_without_it(tmp_path, dtype, rounds, monkeypatch):
+    monkeypatch.setattr(_streamed_init, "_OPEN_BYTES", 6 * MIB)  # few of the layers' tensors
     torch.manual_seed(7)
     plain = every_layer().to(dtype)
     plain_draws = torch.rand(3)
     torch.manual_seed(7)
-    with streamed_init(tmp_path):
+    with streamed_init(tmp_path, dtype=dtype if rounds else None):
         streamed = every_layer().to(dtype)
     assert torch.equal(torch.rand(3), plain_draws)
     ours = streamed.state_dict()
@@ -193,6 +194,56 @@ def test_a_state_dict_that_memory_has_no_room_for_is_in_files(tmp_path, monkeypa
     assert copied.keys() == in_memory.keys()
     assert all(same(value, in_memory[name]) for name, value in copied.items())
     optimizer.close()
+
+
+@pytest.fixture
+def rounding(tmp_path, monkeypatch):
+    """The block of a model that is going to be bf16, in which one large tensor at a time is in fp32."""
+    monkeypatch.setattr(_streamed_init, "_OPEN_BYTES", 1)
+    return streamed_init(tmp_path, dtype=torch.bfloat16)
+
+
+def test_a_model_takes_two_bytes_a_parameter_from_the_first_draw_on(rounding):
+    with rounding:
+        model = torch.nn.Sequential(*(torch.nn.Linear(LARGE, LARGE, bias=False) for _ in range(4)))
+        assert in_files() == [2 * MIB] * 3  # the last is still fp32, in memory
+        model.bfloat16()
+        assert in_files() == [2 * MIB] * 4
+    assert in_files() == [2 * MIB] * 4
+    assert all(param.dtype == torch.bfloat16 for param in model.parameters())
+
+
+def test_tensors_may_be_drawn_again_and_constants_read(rounding):
+    torch.manual_seed(2)
+    expected = [torch.randn(LARGE, LARGE), torch.full((LARGE, LARGE), 1.5) + 0.25]
+    torch.manual_seed(2)
+    with rounding:
+        drawn = torch.zeros(LARGE, LARGE)
+        constant = torch.full((LARGE, LARGE), 1.5)
+        drawn.normal_()
+        constant.add_(0.25)
+        turned = torch.ones(LARGE, 512).t()
+        made = [one.to(torch.bfloat16) for one in (drawn, constant, turned[:512])]
+        del drawn, constant, turned
+    assert all(map(same, made, [one.bfloat16() for one in expected]))
+    assert torch.equal(made[2], torch.ones(512, LARGE, dtype=torch.bfloat16))
+
+
+def test_a_use_of_what_was_rounded_is_an_error(rounding):
+    with pytest.raises(ziggurat.InvalidArgument, match=r"aten\.mul_\S* uses a tensor of \(1024, 1024\).*leave dtype out"):
+        with rounding:
+            one, other = (torch.randn(LARGE, LARGE) for _ in range(2))
+            one.mul_(2)
+    assert other.isfinite().all()
+    with pytest.raises(RuntimeError):
+        one.sum()
+
+
+def test_a_model_that_was_not_converted_is_an_error(rounding):
+    with pytest.raises(ziggurat.InvalidArgument, match=r"2 tensors are still fp32.*model\.to\(torch\.bfloat16\) within"):
+        with rounding:
+            kept = [torch.randn(LARGE, LARGE) for _ in range(3)]
+    del kept
 
 
 if __name__ == "__main__":
