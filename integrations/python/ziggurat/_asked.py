@@ -168,7 +168,7 @@ class Asked:
                 for i, (_, _, param) in enumerate(self._params(True))
             ]
             choice = chosen(trained, self._engine_settings(), ".", self.free)
-            room = room_beside_nvme(choice, self._model_bytes() if not homes.params else 0)
+            room = room_beside_nvme(choice, self._largest_frozen() if homes.params else self._model_bytes())
         budget = _host_budget.divided(stored, homes, room)
         if budget.budget_bytes < budget.smallest_bytes:
             raise InvalidArgument(
@@ -194,6 +194,9 @@ class Asked:
         """Returns the host_memory with which all records stay, of a state on NVMe."""
         homes = _host_budget.Homes(self.homes.params == "nvme", self._grads_on_drive())
         return _host_budget.enough_for_all(self._stored(), homes)
+
+    def _largest_frozen(self) -> int:
+        return max((param.numel() * param.element_size() for _, _, param in self._params(False)), default=0)
 
     def _model_bytes(self) -> int:
         params = (one for trained in (True, False) for _, _, one in self._params(trained))

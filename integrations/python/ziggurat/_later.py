@@ -9,7 +9,7 @@ write it. So no more is in memory than one file has.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
@@ -54,11 +54,8 @@ class Later(torch.Tensor):
             [Later.of(one, lambda i=i: call.result()[i].contiguous()) for i, one in enumerate(shapes)]
         )
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise Unimplemented(
-            "a parameter of an offloaded model has no values yet where save_pretrained() pickles it: "
-            "save the model as safetensors, or give save_pretrained() state_dict=model.state_dict()"
-        )
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._values().__reduce_ex__(protocol)  # torch.save() writes it as an ordinary tensor
 
 
 class _Call:

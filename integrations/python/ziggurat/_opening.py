@@ -157,8 +157,9 @@ class Opening(AmongRanks, StateDicts):
             if resume == "never" and not self._opened:
                 self._require_none_added(path)
             if "host_memory" not in settings:
-                choice = self._choice((param for _, param, _ in new), path)
-                room = room_beside_nvme(choice, 0 if streaming is None else streaming.host_bytes)
+                trained = [param for _, param, _ in new]
+                choice = self._choice(trained, path)
+                room = room_beside_nvme(choice, 0 if streaming is None else streaming.room_bytes(trained))
                 if room is not None:
                     settings["host_memory"] = room
             if resume in _GOES_ON:

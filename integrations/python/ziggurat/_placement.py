@@ -64,7 +64,7 @@ def chosen(
 
 def room_beside_nvme(choice: PlacementChoice, streamed_bytes: int) -> int | None:
     """Returns the host_memory of a state on NVMe if nobody gives it; None: what the engine takes by
-    itself. `streamed_bytes` are those of an offloaded model's parameters in host memory."""
+    itself. `streamed_bytes` are what an offloaded model's parameters take there beside it."""
     room = choice.beside_nvme_bytes
     return room + streamed_bytes if room else None
 

@@ -92,10 +92,13 @@ class Streaming(Pins):
         """Returns what sums gradients in files, if they are there."""
         return None if self._opened is None else self._opened.sums
 
-    @property
-    def host_bytes(self) -> int:
-        """Returns the bytes of the parameters that are kept in host memory."""
-        return self.size_bytes if self.placement == "host" else 0
+    def room_bytes(self, trained: Iterable[torch.Tensor]) -> int:
+        """Returns the host memory that the parameters take beside the state of those that are `trained`:
+        all of them, or on NVMe the largest frozen one, which the engine puts together there."""
+        if self.placement == "host":
+            return self.size_bytes
+        known = set(trained)
+        return max((held.size_bytes for held in self._all() if held.param not in known), default=0)
 
     # -- the engine
 
@@ -387,6 +390,8 @@ class Streaming(Pins):
         """Does what state_dict() and load_state_dict() do with parameters that are away. Errors:
         InvalidArgument for all other uses."""
         if self._copies is not None and what == "detach":
+            if self._opened is None:
+                raise self._refusal(what, held)
             if held not in self._copies:
                 later = functools.partial(self.copy_of, held)
                 self._copies[held] = Later.of(held.param, later) if self._copies_later else later()

@@ -28,6 +28,7 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.hf
 import ziggurat.torch
+from ziggurat import _passes
 from ziggurat._streaming import streaming_of
 
 torch.set_num_threads(1)
@@ -389,6 +390,25 @@ def test_a_loop_under_accelerate(mixed_precision, home, tmp_path):
         return found
 
     assert_same(run("ours", home), run("plain", None))
+
+
+@long
+def test_checkpoints_in_shards_of_a_model_that_memory_has_no_room_for(tmp_path, monkeypatch):
+    """A run goes on from them, and takes the best one in the end."""
+    found = []
+    for home in (None, "nvme"):
+        if home is not None:
+            monkeypatch.setattr(_passes, "free_bytes", lambda: 1000)
+            monkeypatch.setattr(_passes, "_SHARD_BYTES", 100_000)
+        evaluated = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
+        more = {"save_strategy": "steps", "save_steps": 2, **evaluated}
+        for folder, arguments in (("first", {}), ("again", {"resume_from_checkpoint": f"{tmp_path}/{home}-first/out/checkpoint-4"})):
+            trainer = trainer_of(tmp_path / f"{home}-{folder}", long_llama, home, **more)
+            trainer.train(**arguments)
+            found.append(ended(trainer))
+    assert len(list((tmp_path / "nvme-first/out/checkpoint-6").glob("model-*.safetensors"))) > 3
+    for plain, ours in zip(found[:2], found[2:], strict=True):
+        assert_same(plain, ours)
 
 
 if __name__ == "__main__":

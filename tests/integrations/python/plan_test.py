@@ -285,6 +285,22 @@ def test_what_memory_has_no_room_for_is_refused_with_the_next_thing_to_do(tmp_pa
     refused("grads=nvme", "7MiB", memory=memory_for(model, None), placement="nvme", **drive)
 
 
+def test_host_memory_has_room_for_a_frozen_parameter_larger_than_the_state():
+    """As of adapters whose base is in the engine: nobody has to give host_memory."""
+
+    def adapted(narrow: int) -> torch.nn.Module:
+        with torch.device("meta"):
+            wide = 16384
+            base = torch.nn.Linear(wide, wide, bias=False).requires_grad_(False)
+            adapter = (torch.nn.Linear(wide, narrow, bias=False), torch.nn.Linear(narrow, wide, bias=False))
+            return torch.nn.Sequential(torch.nn.Sequential(base, *adapter)).bfloat16()
+
+    settings = {"tokens": 1, "memory": "2GiB", "placement": "nvme", "optimizer_placement": "nvme", "free_memory": "8GiB"}
+    for narrow in (8, 512):  # with state of 3 and of 200 MB
+        plan = ziggurat.torch.plan(adapted(narrow), **settings)
+        assert plan.in_host_memory["optimizer state that stays or is on its way"] > 2 * 16384 * 16384
+
+
 def test_what_the_drive_has_no_room_for_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 1 << 20}))
     model = on_meta()
