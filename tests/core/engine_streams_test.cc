@@ -198,7 +198,9 @@ TEST(EngineStreams, AnEngineIsClosedInPeaceWhileItsOwnParametersCome) {
       rig.engine->acquire(4);
       rig.engine->release(4);
     }
-    reactor.block_on(rig.runtime.ranks->barrier());
+    reactor.block_on([](Communicator& ranks) -> Task<> {
+      co_await ranks.barrier();  // which begins on the thread that calls it
+    }(*rig.runtime.ranks));
   }));
 }
 

@@ -25,8 +25,9 @@ try:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoTokenizer, Trainer  # noqa: F401, so that each run need not import them
 except ImportError as missing:
-    print(f"skipped: {missing}")
-    sys.exit(77)
+    import missing_peer
+
+    missing_peer.skip(missing)
 
 import ziggurat.hf  # noqa: F401, for the runs too
 
