@@ -28,7 +28,7 @@ except ImportError as missing:
 
 import ziggurat.torch
 from ziggurat import _passes
-from ziggurat._file_memory import _is_in_file
+from ziggurat._file_memory import is_in_file
 from ziggurat._frozen_files import FileMappings
 from ziggurat._later import Later
 from ziggurat._streaming import Streaming
@@ -72,7 +72,7 @@ def in_memory(model):
     return [
         name
         for name, param in model.named_parameters()
-        if param.nbytes >= MIB and not _is_in_file(param) and mappings.of(param) is None
+        if param.nbytes >= MIB and not is_in_file(param) and mappings.of(param) is None
     ]
 
 
@@ -86,7 +86,7 @@ def test_what_from_pretrained_makes_in_the_block_is_in_files(tmp_path, kind, dty
     assert len(large) >= 4
     assert in_memory(model) == []
     # what the files have as it is stays there
-    assert dtype != "auto" or kind != "tied" or not any(map(_is_in_file, large))
+    assert dtype != "auto" or kind != "tied" or not any(map(is_in_file, large))
     assert same(model, loaded(tmp_path / "it", dtype))
     assert kind != "tied" or model.lm_head.weight is model.model.embed_tokens.weight
 
