@@ -271,9 +271,15 @@ class Pins:
                 for rows in tensors:
                     self.tables[unit.index].read_rows(rows, table.nbytes // table.shape[0])
 
+    def _in_one_thread(self, call: Callable[[int], object], unit: PinnedUnit) -> None:
+        if self.turns is None:
+            call(unit.unit.number)
+        else:
+            self.turns.served.call(call, unit.unit.number)
+
     def _acquire(self, unit: PinnedUnit, engine: Engine) -> None:
         try:
-            engine.acquire(unit.unit.number)
+            self._in_one_thread(engine.acquire, unit)
         except ResourceExhausted as error:
             if not str(error).startswith("acquire("):  # a drive that is full, say
                 raise
@@ -287,7 +293,7 @@ class Pins:
             raise
         except BaseException:  # a signal's, most likely when the unit was acquired
             with contextlib.suppress(InvalidArgument):
-                engine.release(unit.unit.number)
+                self._in_one_thread(engine.release, unit)
             raise
 
     def _let_go(self, unit: PinnedUnit, opened: Opened) -> None:
@@ -302,7 +308,7 @@ class Pins:
                 if written:  # and the engine's memory has it
                     opened.kept_was_written(held.index)
             if unit.held:
-                opened.engine.release(unit.unit.number)
+                self._in_one_thread(opened.engine.release, unit)
             if unit.index in self.files:
                 self.files.let_go(unit.index)
             if unit.index in self.tables:
@@ -329,4 +335,4 @@ class Pins:
             if held.is_in():
                 held.take_out()
         if unit.held:
-            engine.release(unit.unit.number)
+            self._in_one_thread(engine.release, unit)

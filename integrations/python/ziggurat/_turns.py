@@ -7,6 +7,9 @@ module, in forward or in backward, and goes on when all others have come there t
 micro-batch that is the least far, and of those the first. So a unit is brought once for all of them,
 and gradients are added in the order of the micro-batches.
 
+Their calls of the engine come from the thread that runs all this, because the engine would wait for ever
+for what a thread holds that waits for its turn.
+
 What is one for all threads, but belongs to a pass, is exchanged with each turn: the state of
 PyTorch's generator, and the units' counts of forwards. What PyTorch has for each thread is as it is
 in the caller's.
@@ -26,6 +29,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from ziggurat._memory import return_freed
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._pins import PinnedUnit
+from ziggurat._served import Served
 from ziggurat._streaming import Streaming
 
 
@@ -46,7 +50,8 @@ class Turns:
         self._held_for = 0  # its number
         self._error: BaseException | None = None  # the first, which ends all passes
         self._begun = False
-        self._ended = threading.Event()
+        self._ended = False
+        self.served = Served()  #: for calls of the engine by the micro-batches' threads
 
     def run(self, one: Callable[[int], None]) -> None:
         """Calls `one` with the number of each micro-batch, and returns when all have returned.
@@ -62,9 +67,9 @@ class Turns:
         except BaseException as error:
             self._fail(error)
         # A thread that has not begun does nothing after an error.
-        while not self._ended.is_set() and (self._begun or self._error is None):
+        while not self._ended and (self._begun or self._error is None):
             try:
-                self._ended.wait()
+                self.served.serve()
             except BaseException as error:  # Ctrl-C: all end at the next unit
                 self._fail(error)
         failed, self._error = self._error, None
@@ -87,19 +92,18 @@ class Turns:
             )
         self._check()
         backward = torch._C._current_graph_task_id() != -1
-        if (stage, backward) in lane.visited:
-            if backward:  # another output's, or what checkpointing computes again
-                return
+        # The backward of what checkpointing has just computed again; and the last unit's comes at once,
+        # so that there are outputs of one micro-batch only.
+        if backward and stage == lane.stage:
+            return
+        if not backward and stage in lane.visited:
             raise InvalidArgument(
                 f"module '{stage}' was called twice in micro-batch {lane.index}: micro_batches() needs "
                 "a model that calls each unit once in a forward; use the ordinary loop"
             )
         self._follow(lane, stage, backward)
-        # The last unit's backward comes at once, so that there are outputs of one micro-batch only.
-        if backward and stage == lane.newest:
-            return
         if not backward:
-            lane.newest = stage
+            lane.visited.add(stage)
             if lane.index == 0:
                 self._looks()
         self._hand_on(lane)
@@ -111,7 +115,7 @@ class Turns:
             self._held_for = lane.position
 
     def _follow(self, lane: _Lane, stage: str, backward: bool) -> None:
-        lane.visited.add((stage, backward))
+        lane.stage = stage
         if lane.index == 0:
             self._order.append((stage, backward))
         at = lane.position
@@ -137,7 +141,7 @@ class Turns:
         if lane.index == 0:
             self._begun = True
             if self._error is not None:
-                self._ended.set()
+                self._end_run()
                 return
             self._streaming.turns = self
         try:
@@ -198,7 +202,11 @@ class Turns:
         for seam in self._streaming.seams:
             seam.made = None
         self._streaming.turns = None
-        self._ended.set()
+        self._end_run()
+
+    def _end_run(self) -> None:
+        self._ended = True
+        self.served.wake()
 
     def _leave_stage(self, last: bool = False) -> None:
         held, self._held = self._held, []
@@ -227,8 +235,8 @@ class _Lane:
         self.thread: threading.Thread | None = None
         self.turn = threading.Semaphore(0)
         self.position = 0  #: how many stages it has come to
-        self.visited: set[tuple[str, bool]] = set()
-        self.newest = ""  #: the last stage that it has come to in forward
+        self.stage = ""  #: to which it has come last
+        self.visited: set[str] = set()  #: the stages of its forward
         self.ended = False
         self.draws = self._first_draws = draws  #: the generator's state while another has its turn
         self.forwards: list[tuple[int, int]] = []  # the same of the units' counts
