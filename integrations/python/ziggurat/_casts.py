@@ -39,7 +39,7 @@ class _Cast(NamedTuple):
 
 
 class _Other(NamedTuple):
-    """What the hooks around have made of another saved tensor."""
+    """What is kept of another saved tensor: what the hooks around have made of it, or _kept()."""
 
     packed: Any
 
@@ -48,7 +48,7 @@ class _Other(NamedTuple):
 def casting_again(params: Container[torch.Tensor]) -> Iterator[None]:
     """Lets what the block's graph saves of casts of `params` be made again in backward."""
     around = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
-    pack, unpack = around if around is not None else (_as_it_is, _as_it_is)
+    pack, unpack = around if around is not None else (_kept, _unchanged)
 
     def packed(tensor: torch.Tensor) -> Any:
         cast = _cast_of(tensor, params)
@@ -68,8 +68,22 @@ def casting_again(params: Container[torch.Tensor]) -> Iterator[None]:
         yield
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
+def _kept(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Keeps what PyTorch keeps without hooks. A node that has its own output through Python would never
+    be freed."""
+    return tensor if tensor.is_leaf else tensor.detach(), tensor._version
+
+
+def _unchanged(kept: tuple[torch.Tensor, int]) -> torch.Tensor:
+    """Checks what PyTorch checks without hooks."""
+    tensor, version = kept
+    if tensor._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
+            f"expected version {version} instead"
+        )
+    return tensor
 
 
 def _cast_of(tensor: torch.Tensor, params: Container[torch.Tensor]) -> _Cast | None:

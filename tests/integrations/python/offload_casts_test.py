@@ -8,6 +8,7 @@ than offload() takes.
 import contextlib
 import sys
 import warnings
+import weakref
 
 try:
     import pytest
@@ -141,6 +142,69 @@ def test_a_parameter_that_was_written_before_backward_is_an_error():
     with pytest.raises(RuntimeError, match="modified by an inplace operation since forward"):
         loss.backward()
     optimizer.close()
+
+
+class Activating(torch.nn.Module):
+    """Applies what saves its own output."""
+
+    def __init__(self, changed=lambda x: None) -> None:
+        super().__init__()
+        self.linear, self.changed = torch.nn.Linear(64, 64), changed
+
+    def forward(self, x):
+        y = torch.sigmoid(self.linear(x))
+        z = torch.softmax(y, -1) * y
+        self.changed(y)
+        return x + z
+
+
+def activating(changed=lambda x: None) -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(*(Activating(changed) for _ in range(3)), torch.nn.Linear(64, 1))
+
+
+def square_in_16_bits(model) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(torch.ones(3, 64, requires_grad=True)).float().square().mean()
+
+
+def test_an_activation_that_was_written_before_backward_is_an_error():
+    model = activating(lambda y: y.mul_(2))
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    ziggurat.torch.offload(model, memory="1MiB")
+    loss = square_in_16_bits(model)
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation.* version 1; expected"):
+        loss.backward()
+    optimizer.close()
+
+
+def test_a_graph_without_a_backward_is_freed():
+    made = []
+    model = activating(lambda y: made.append(weakref.ref(y)))
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    ziggurat.torch.offload(model, memory="1MiB")
+    loss = square_in_16_bits(model)
+    del loss
+    assert [one() for one in made] == [None] * 3
+    optimizer.close()
+
+
+def test_a_backward_of_a_backward_has_the_bits_without_offload():
+    def run(offload):
+        model = offload(activating(), memory=1 << 20)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        found = []
+        for _ in range(2):
+            loss = square_in_16_bits(model)
+            grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            (loss + sum(grad.square().sum() for grad in grads)).backward()
+            found += [param.grad.sum().item() for param in model.parameters()]
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
+        return found
+
+    same_with_and_without(run)
 
 
 def test_a_frozen_matrix_in_fp32_is_warned_of():
