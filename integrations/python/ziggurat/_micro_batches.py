@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from ziggurat._attributes import Attributes
 from ziggurat._native import InvalidArgument, Unimplemented
-from ziggurat._passes import tensors_in
+from ziggurat._passes import stages_in, tensors_in
 from ziggurat._streaming import Streaming, streaming_of
 from ziggurat._turns import Turns
 from ziggurat._units import ROOT
@@ -57,9 +58,8 @@ def micro_batches(
     micro_batches().
 
     Errors: InvalidArgument for a model that is not offloaded, that calls a unit twice, or units in
-    another order for another micro-batch, or that keeps tensors, numbers or texts in attributes, which
-    the first call looks for; Unimplemented for what
-    cannot be had in other threads. After an error, or Ctrl-C, which ends all micro-batches at the next
+    another order for another micro-batch, or that leaves something else in an attribute or a buffer for
+    each micro-batch; Unimplemented for what cannot be had in other threads. After an error, or Ctrl-C, which ends all micro-batches at the next
     unit, the gradients are incomplete: call zero_grad().
     """
     streaming = _streaming_in(model)
@@ -68,19 +68,14 @@ def micro_batches(
     if not given:
         return []
     streaming.open()
-    kept = _Attributes(model)
-    looks = (lambda: None) if streaming.may_take_turns or len(given) == 1 else kept.check
     losses: list[torch.Tensor] = [torch.empty(0)] * len(given)
 
     def one(index: int) -> None:
         found = _loss_of(_called(model, given[index]), given[index], loss, index)
-        if index == 0 and len(given) > 1:
-            kept.check()
         losses[index] = found.detach()
         torch.autograd.backward(found)
 
-    Turns(streaming, len(given), looks).run(one)
-    streaming.may_take_turns = streaming.may_take_turns or len(given) > 1
+    Turns(streaming, len(given), Attributes(model, stages_in(model))).run(one)
     return losses
 
 
@@ -149,54 +144,3 @@ def _loss_of(
             f"{found.requires_grad}: backward needs one number that depends on trained parameters"
         )
     return found
-
-
-class _Attributes:
-    """The tensors, numbers and texts in attributes of a model's modules. One that a forward keeps there
-    for later would be another micro-batch's by then."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._modules = list(model.named_modules())
-        self._before = [_kept_by(module) for _, module in self._modules]
-        self._plain = [_plain_in(module) for _, module in self._modules]
-
-    def check(self) -> None:
-        """Errors: InvalidArgument for an attribute that has got a tensor, or another value, since."""
-        for (name, module), plain in zip(self._modules, self._plain, strict=True):
-            for attribute, value in _plain_in(module).items():
-                if attribute not in plain or plain[attribute] != value:
-                    raise InvalidArgument(
-                        f"module '{name or 'the model'}' sets its attribute '{attribute}' to {value!r} in "
-                        "forward, where other micro-batches set it too before it is used: pass it on "
-                        "instead, or use the ordinary loop"
-                    )
-        for (name, module), before in zip(self._modules, self._before, strict=True):
-            for attribute, tensors in _kept_by(module).items():
-                known = before.get(attribute, [])
-                if any(all(tensor is not one for one in known) for tensor in tensors):
-                    raise InvalidArgument(
-                        f"module '{name or 'the model'}' keeps a tensor in its attribute '{attribute}' "
-                        "in forward, where other micro-batches replace it before it is used: return "
-                        "it instead, or use the ordinary loop"
-                    )
-
-
-_OF_ALL = frozenset((*vars(torch.nn.Module()), "_offloaded"))  # attributes of PyTorch's, and ours
-
-
-def _plain_in(module: torch.nn.Module) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in vars(module).items()
-        # Flags are set once, to what they stay.
-        if name not in _OF_ALL and isinstance(value, (int, float, str, tuple)) and value is not True
-        and value is not False and not tensors_in(value)
-    }
-
-
-def _kept_by(module: torch.nn.Module) -> dict[str, list[torch.Tensor]]:
-    return {
-        name: tensors_in(value)
-        for name, value in vars(module).items()
-        if name not in _OF_ALL and isinstance(value, (torch.Tensor, list, tuple, dict))
-    }

@@ -111,7 +111,7 @@ class _Around:
         tokens: TokenCost | None,
     ) -> None:
         self.streaming, self._units, self._opens = streaming, units, opens
-        self._stage, self._tokens = stage, tokens
+        self.stage, self._tokens = stage, tokens
 
     def __call__(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._opens and torch.is_grad_enabled():
@@ -157,13 +157,13 @@ class _Around:
     @torch._disable_dynamo  # type: ignore[misc]
     def _enter(self, module: Any, given: Any, pinned: list[PinnedUnit]) -> _Use | None:
         use = None
-        self.streaming.wait_for_turn(self._stage, self._units)
+        self.streaming.wait_for_turn(self.stage, self._units)
         if torch._C._current_graph_task_id() != -1:
             self.streaming.recomputes = True
         if torch.is_grad_enabled():
             if torch.is_autocast_enabled("cpu"):
                 self._warn_of_casts(module)
-            use = _Use(self.streaming, self._units, self._stage)
+            use = _Use(self.streaming, self._units, self.stage)
             made = [tensor.grad_fn for tensor in tensors_in(given) if tensor.grad_fn is not None]
             if made:
                 newest: Any = max(made, key=lambda node: node._sequence_nr())
@@ -291,6 +291,12 @@ class _AtEnd:
         self._backward.end()
         if not self._called:
             self._streaming.let_kept_go()
+
+
+def stages_in(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
+    """Returns the modules at which micro-batches take turns, and their names."""
+    around = ((module, module.__dict__.get("_offloaded")) for module in model.modules())
+    return {module: its.stage for module, its in around if its is not None and its.stage is not None}
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

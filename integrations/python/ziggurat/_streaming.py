@@ -68,7 +68,6 @@ class Streaming(Pins):
         self.warned_of_casts = False  #: that autocast keeps
         self.recomputes = False  #: whether a backward has called a module again, as checkpointing does
         self.seams: list[Any] = []  #: whose `made` belongs to the pass that runs
-        self.may_take_turns = False  #: whether micro_batches() has looked at the model's attributes
         #: whether close() puts values that memory has no room for into files of the state's directory
         self.returns_to_files = False
         #: what opens the engine: the optimizer that trains the model, if there is one

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from ziggurat._attributes import Attributes, Kept
 from ziggurat._memory import return_freed
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._pins import PinnedUnit
@@ -36,9 +37,8 @@ from ziggurat._streaming import Streaming
 class Turns:
     """The passes of `count` micro-batches, of which at least one, through a model."""
 
-    def __init__(self, streaming: Streaming, count: int, looks: Callable[[], None]) -> None:
-        """`looks` is called as the first micro-batch comes to each stage in forward."""
-        self._streaming, self._sums, self._looks = streaming, streaming.sums, looks
+    def __init__(self, streaming: Streaming, count: int, attributes: Attributes) -> None:
+        self._streaming, self._sums, self._attributes = streaming, streaming.sums, attributes
         self._lanes = [_Lane(index, draws) for index, draws in enumerate(_draws(count))]
         self._running = self._lanes[0]
         self._surroundings = _Surroundings()
@@ -48,6 +48,7 @@ class Turns:
         self._order: list[tuple[str, bool]] = []
         self._held: list[PinnedUnit] = []  # until all micro-batches have left the stage
         self._held_for = 0  # its number
+        self._left: Kept = {}  # by the first micro-batch, in its turn at the stage
         self._error: BaseException | None = None  # the first, which ends all passes
         self._begun = False
         self._ended = False
@@ -101,21 +102,33 @@ class Turns:
                 f"module '{stage}' was called twice in micro-batch {lane.index}: micro_batches() needs "
                 "a model that calls each unit once in a forward; use the ordinary loop"
             )
+        self._look_at_what_stays(lane)
         self._follow(lane, stage, backward)
         if not backward:
             lane.visited.add(stage)
-            if lane.index == 0:
-                self._looks()
+        kept = self._attributes.around()
         self._hand_on(lane)
         lane.turn.acquire()
         self._check()
+        self._attributes.require_same(kept, self._attributes.around())
         if self._held_for != lane.position:
             self._leave_stage()
             self._streaming.pin(units, self._held)
             self._held_for = lane.position
 
+    def _look_at_what_stays(self, lane: _Lane) -> None:
+        """Compares what the micro-batch leaves in modules at the end of its turn with what the first
+        has left."""
+        if lane.in_backward:
+            return
+        left = self._attributes.in_turn(lane.stage)
+        if lane.index == 0:
+            self._left = left
+        else:
+            self._attributes.require_same(self._left, left)
+
     def _follow(self, lane: _Lane, stage: str, backward: bool) -> None:
-        lane.stage = stage
+        lane.stage, lane.in_backward = stage, backward
         if lane.index == 0:
             self._order.append((stage, backward))
         at = lane.position
@@ -236,6 +249,7 @@ class _Lane:
         self.turn = threading.Semaphore(0)
         self.position = 0  #: how many stages it has come to
         self.stage = ""  #: to which it has come last
+        self.in_backward = False  #: there
         self.visited: set[str] = set()  #: the stages of its forward
         self.ended = False
         self.draws = self._first_draws = draws  #: the generator's state while another has its turn

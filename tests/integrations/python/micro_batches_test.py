@@ -525,29 +525,101 @@ def test_a_model_that_keeps_tensors_in_attributes_is_refused(how):
         block.losses = []
     offloaded(model)
     attribute = {"list": "losses", "attribute": "_loss"}[how]
-    refused(model, f"module 'blocks.1' keeps a tensor in its attribute '{attribute}'")
+    refused(model, f"module 'blocks.1' changes its attribute '{attribute}' in forward")
     assert pinned(model) == []
 
 
-@pytest.mark.parametrize("restores", [False, True])
-def test_a_model_that_keeps_a_number_in_an_attribute_is_refused(restores):
-    class Scaling(type(gpt())):
-        scale = 1.0
+class Around(torch.nn.Module):
+    """Keeps something about each batch in `kept` until its blocks have run."""
 
-        def forward(self, tokens):
-            before, self.scale = self.scale, float(len(tokens))
-            try:
-                return super().forward(tokens) * self.scale
-            finally:
-                if restores:
-                    self.scale = before
+    def __init__(self, keep, restores: bool = False) -> None:
+        super().__init__()
+        self.keep, self.restores = keep, restores
+        self.first = torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.BatchNorm1d(200))
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(200, 200) for _ in range(3))
+        self.kept = None
 
-    model = gpt()
-    model.__class__ = Scaling
-    model.scale = 1.0
-    offloaded(model)
-    refused(model, "module 'the model' sets its attribute 'scale' to")
+    def forward(self, x):
+        before = self.kept
+        self.keep(self, x)
+        y = self.first(x)
+        for block in self.blocks:
+            y = torch.tanh(block(y))
+        if self.restores:
+            self.kept = before
+        return y.square().mean()
+
+
+class Plain:
+    value = None
+
+
+def in_a_buffer(module, x):
+    module.__dict__.pop("kept", None)
+    module.register_buffer("kept", x.mean())
+
+
+def written_in_a_buffer(module, x):
+    if module.kept is None:
+        in_a_buffer(module, x)
+    module.kept.copy_(x.mean())
+
+
+def in_an_object(module, x):
+    module.kept = module.kept or Plain()
+    module.kept.value = len(x)
+
+
+KEPT = {
+    "tensor": lambda module, x: setattr(module, "kept", x.mean()),
+    "number": lambda module, x: setattr(module, "kept", len(x)),
+    "flag": lambda module, x: setattr(module, "kept", len(x) > 2),
+    "text": lambda module, x: setattr(module, "kept", f"{len(x)} rows"),
+    "dict": lambda module, x: setattr(module, "kept", {"sizes": [len(x)]}),
+    "buffer": in_a_buffer,
+    "buffer in place": written_in_a_buffer,
+    "object": in_an_object,
+}
+
+
+def around(keep, restores: bool = False) -> torch.nn.Module:
+    torch.manual_seed(1)
+    model = Around(keep, restores)
+    blocks = [f"blocks.{index}" for index in range(3)]
+    return ziggurat.torch.offload(model, memory="4MiB", units=blocks)
+
+
+def of_itself(output, batch):
+    return output
+
+
+@pytest.mark.parametrize("what, restores", [*((what, False) for what in KEPT), ("number", True)])
+def test_a_model_that_keeps_something_else_for_each_batch_is_refused(what, restores):
+    model = around(KEPT[what], restores)
+    batches = [torch.ones(4, 200), torch.ones(2, 200), torch.ones(4, 200)]
+    with torch.no_grad():
+        model(batches[0])
+    refused(model, "module 'the model' changes its attribute 'kept'", batches=batches, loss=of_itself)
     assert pinned(model) == []
+
+
+def test_what_is_the_same_for_all_batches_may_be_kept():
+    """And seen in a later call if it is not any more. Averages of batches are those of the loop."""
+
+    def run(how):
+        model = around(KEPT["number"])
+        made = torch.Generator().manual_seed(3)
+        batches = [torch.randn(4, 200, generator=made) for _ in range(3)]
+        losses = how(model, batches, of_itself)
+        return model, [*losses, *(param.grad for param in model.parameters()), *model.buffers()]
+
+    def loop(model, batches, loss):
+        return in_a_loop(model, [(batch,) for batch in batches], loss)
+
+    (_, plain), (model, ours) = run(loop), run(micro_batches)
+    assert all(map(torch.equal, plain, ours))
+    batches = [torch.ones(4, 200), torch.ones(2, 200), torch.ones(4, 200)]
+    refused(model, "changes its attribute 'kept'", batches=batches, loss=of_itself)
 
 
 def test_another_thread_may_not_use_the_model_meanwhile():
