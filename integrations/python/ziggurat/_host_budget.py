@@ -129,8 +129,10 @@ class _Chunks:
         return found
 
     def _read(self, one: Stored) -> int:
-        """Returns what is read of a tile. A record's own copy of parameters that are in memory is not,
-        unless several share it."""
+        """Returns what is read of a tile's record, if it has one. Its own copy of parameters that are in
+        memory is not, unless several share it."""
+        if not one.record_bytes:
+            return 0
         here = one.is_held and one.members == 1 and not self._homes.params
         return one.record_bytes - (one.home_bytes if here else 0)
 

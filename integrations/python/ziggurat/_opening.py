@@ -33,6 +33,7 @@ from ziggurat._placement import (
     chosen,
     fits_host,
     has_store,
+    host_or_drive,
     ranks_in,
     room_beside_nvme,
     say,
@@ -345,8 +346,13 @@ class Opening(AmongRanks, StateDicts):
         ]
 
     def planned_with(self) -> tuple[dict[str, Any], str | None]:
-        """Returns the settings of the state, and its directory, or None if it is in host memory."""
-        return self._settings, None if self._tier == "host" else self._path
+        """Returns the settings of the state, and its directory, or None if it is in host memory or
+        "auto" would choose that now."""
+        in_host = self._tier == "host"
+        if self._tier == "auto":
+            held = self._held(param for _, param, _ in self._named() if param.requires_grad)
+            in_host, _ = host_or_drive(held, self._settings, self._path)
+        return self._settings, None if in_host else self._path
 
     def need_store(self, who: str) -> None:
         """Requires a store for a caller that has no use without one. "auto" then means its

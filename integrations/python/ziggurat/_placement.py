@@ -95,20 +95,25 @@ def added_stores(path: str) -> list[str]:
     return sorted(str(folder) for folder in Path(path).glob("added-*") if has_store(str(folder)))
 
 
-def fits_host(params: Sequence[Param], settings: Mapping[str, Any], path: str | None) -> bool:
-    """Returns whether "auto" takes host memory, and prints the choice. Otherwise it takes the
-    drive.
+def host_or_drive(
+    params: Sequence[Param], settings: Mapping[str, Any], path: str | None
+) -> tuple[bool, str]:
+    """Returns whether "auto" takes host memory, else the drive, and why.
 
     Errors: those of chosen().
     """
     if path is not None and has_store(path):
         # Keeps to the store: a machine with more free memory than before would silently start from
         # the beginning.
-        say(f"nvme:{path}", "the directory already has a store")
-        return False
+        return False, "the directory already has a store"
     choice = chosen(params, settings, path)
-    fits = "optimizer=host" in choice.placement
-    say("host" if fits else f"nvme:{path}", in_arguments(choice.why))
+    return "optimizer=host" in choice.placement, in_arguments(choice.why)
+
+
+def fits_host(params: Sequence[Param], settings: Mapping[str, Any], path: str | None) -> bool:
+    """Returns whether "auto" takes host memory, as host_or_drive() does, and prints the choice."""
+    fits, why = host_or_drive(params, settings, path)
+    say("host" if fits else f"nvme:{path}", why)
     return fits
 
 

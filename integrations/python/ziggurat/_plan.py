@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from ziggurat._asked import Asked, asked_of
+from ziggurat._frozen_files import FileMappings
 from ziggurat._memory import bytes_of, free_bytes, size_of
 from ziggurat._native import InvalidArgument
 from ziggurat._offload import check_model
@@ -113,8 +114,9 @@ def _streaming_of(param: torch.Tensor) -> Streaming | None:
 
 def _free(model: torch.nn.Module) -> int:
     """Returns what the run may take: what is free, and what the model takes until it is offloaded."""
-    params = (param for param in model.parameters() if not param.is_meta)
-    return free_bytes() + sum(param.numel() * param.element_size() for param in params)
+    mappings = FileMappings()  # what lies in files takes none
+    params = (param for param in model.parameters() if not param.is_meta and mappings.of(param) is None)
+    return free_bytes() + sum(param.nbytes for param in params)
 
 
 def _work(model: torch.nn.Module, recomputes: bool) -> tuple[int, int]:

@@ -154,6 +154,9 @@ RUNS = {
     "gradients in files, small ones alone": {"units": 9, "placement": IN_FILES, "block": Scaled, "accumulation": 2},
     "frozen base with adapters": {"units": 9, "block": Adapted},
     "frozen base with adapters, 4 of 8 units": {"units": 4.3, "block": Adapted, "dtype": BF16},
+    "frozen base in host memory with adapters": {
+        "units": 9, "block": Adapted, "placement": "host", "blocks": 24, "host_memory": "14MiB",
+    },
     "parameters in host memory": {"units": 3.3, "placement": "host", "clips": True},
     "state in host memory": {"units": 3.3, "placement": "host", "tier": "host"},
     "8-bit state, little host memory": {"units": 9, "state_format": "8bit", "host_memory": "6MiB"},
@@ -328,6 +331,31 @@ def test_what_the_drive_has_no_room_for_is_refused(tmp_path, monkeypatch):
 def test_what_makes_no_sense_is_refused_by_name(arguments, match):
     with pytest.raises(InvalidArgument, match=re.escape(match)):
         ziggurat.torch.plan(on_meta(), **{"tokens": 1, "memory": "8MiB"} | arguments)
+
+
+def test_what_lies_in_files_is_no_memory_that_the_run_may_take(tmp_path, monkeypatch):
+    def layers():
+        return torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(3)))
+
+    monkeypatch.setattr("ziggurat._plan.free_bytes", lambda: 4 << 20)
+    with ziggurat.torch.streamed_init(str(tmp_path)):
+        in_files = layers()
+    for model, free in ((in_files, "4.0 MiB"), (layers(), "16.0 MiB")):
+        with pytest.raises(ResourceExhausted, match=f", and {free} are free"):
+            ziggurat.torch.plan(model, tokens=1, memory="64MiB")
+
+
+@pytest.mark.parametrize(("free", "tier"), [(1 << 40, "host"), (1 << 20, "nvme")])
+def test_an_optimizer_that_has_not_chosen_is_planned_as_it_would_choose(tmp_path, monkeypatch, capsys, free, tier):
+    model = ziggurat.torch.offload(made(), memory="8MiB")
+    optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"auto:{tmp_path}/state")
+    monkeypatch.setattr("ziggurat._placement.free_bytes", lambda: free)
+    plan = ziggurat.torch.plan(model, tokens=1)
+    assert capsys.readouterr().err == ""
+    optimizer.open()
+    assert optimizer.placement.partition(":")[0] == tier
+    assert (plan.on_drive == {}) == (tier == "host")
+    optimizer.close()
 
 
 def test_an_offloaded_model_without_an_optimizer_has_no_plan():
