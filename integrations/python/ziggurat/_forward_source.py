@@ -37,6 +37,7 @@ def head_of_forward(kind: type[Any]) -> str:
     for line in ast.walk(function):
         if not isinstance(line, ast.Assign) or not _is_name(line.targets[0], logits):
             continue
+        known.update(line.targets if len(line.targets) == 1 else ())
         inner = _unscaled(line.value)
         if _is_name(inner, logits):
             known.add(inner)
@@ -45,7 +46,7 @@ def head_of_forward(kind: type[Any]) -> str:
         else:
             heads.append(None)
     for node in ast.walk(function):
-        if _is_name(node, logits) and isinstance(node.ctx, ast.Load) and node not in known:  # type: ignore
+        if _is_name(node, logits) and node not in known:
             line_text = source.splitlines()[node.lineno - 1].strip()  # type: ignore[attr-defined]
             raise _not_understood(kind, f"line '{line_text}'")
     if len(heads) != 1 or heads[0] is None:

@@ -274,6 +274,31 @@ class PenalizedForCausalLM(transformers.LlamaForCausalLM):
         return {"loss": loss + logits.logsumexp(-1).square().mean(), "logits": logits}
 
 
+class ShiftedForCausalLM(transformers.LlamaForCausalLM):
+    def forward(self, input_ids=None, labels=None, **kwargs):
+        hidden = self.model(input_ids=input_ids, **kwargs).last_hidden_state
+        logits = self.lm_head(hidden)
+        logits += self.shift
+        loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+        return {"loss": loss, "logits": logits}
+
+
+class NamedTwiceForCausalLM(transformers.LlamaForCausalLM):
+    def forward(self, input_ids=None, labels=None, **kwargs):
+        hidden = self.model(input_ids=input_ids, **kwargs).last_hidden_state
+        logits = scores = self.lm_head(hidden)
+        loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+        return {"loss": loss + scores.square().mean(), "logits": logits}
+
+
+def shifted():
+    return ShiftedForCausalLM(large_llama().config)
+
+
+def named_twice():
+    return NamedTwiceForCausalLM(large_llama().config)
+
+
 def with_penalty():
     torch.manual_seed(1)
     return PenalizedForCausalLM(large_llama().config)
@@ -309,6 +334,8 @@ def hooked():
 
 REFUSED = {
     with_penalty: r"logits\.logsumexp",
+    shifted: r"logits \+= self\.shift",
+    named_twice: r"logits = scores = self\.lm_head",
     t5: "0 causal language models.*T5ForConditionalGeneration",
     head_adapted: "head 'lm_head' of LlamaForCausalLM",
     with_another_loss: "another loss",
