@@ -74,6 +74,7 @@ def offload(
     memory_bytes = bytes_of("memory", memory)
     division = divide(model, units)
     _check_params(division)
+    division.leave_in_files({param for param in model.parameters() if param.requires_grad})
     division.require(memory_bytes)
     found = find_head(model, chunked_loss)
     streaming = Streaming(division, homes, memory_bytes)

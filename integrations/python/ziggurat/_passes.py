@@ -59,9 +59,9 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
     def __reduce_ex__(self: Any, protocol: Any) -> NoReturn:
         raise Unimplemented(
-            f"an offloaded {original.__name__} cannot be copied or pickled, because an engine has "
-            "its parameters: copy it before offload(), as PEFT does for modules_to_save, or save what "
-            "gathered() brings"
+            f"an offloaded {original.__name__} cannot be copied or pickled, also after its optimizer's "
+            "close(), because its calls bring parameters from an engine: copy it before offload(), as PEFT "
+            "does for modules_to_save, or load its state_dict() into a new one"
         )
 
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -22,6 +22,7 @@ except ImportError as missing:
 
 import ziggurat.torch
 from ziggurat._streaming import streaming_of
+from ziggurat._units import divide
 from ziggurat.torch import gathered, offload, streamed_init
 
 WIDTH, DEPTH = 1024, 8
@@ -120,6 +121,19 @@ def test_the_process_has_no_more_of_the_file_than_the_units_in_use_and_the_next(
     # One unit is in use, the next is read, and each matrix leaves its two edges.
     assert 0 < max(seen) < 2 * BLOCK_BYTES + DEPTH * 2 * 4096 + (256 << 10)
     assert streaming_of(model[0].base.weight)[0].engine_bytes < BLOCK_BYTES / 2
+    optimizer.close()
+
+
+def test_what_stays_needs_no_more_than_its_bytes_of_the_memory(saved, tmp_path):
+    """An engine would take whole tiles for it."""
+    model = loaded(saved)
+    division = divide(model, "auto")
+    division.leave_in_files({param for param in model.parameters() if param.requires_grad})
+    least = division.smallest()[0]
+    assert least < memory_of(model)
+    offload(model, memory=least)
+    _, optimizer = train(model, where=tmp_path)
+    assert in_files(model) == DEPTH * BLOCK_BYTES
     optimizer.close()
 
 
