@@ -8,6 +8,7 @@ Of threads that wait for each other elsewhere it does not know, and would wait f
 from __future__ import annotations
 
 import collections
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,8 @@ class Served:
 
     def __init__(self) -> None:
         self._thread = threading.current_thread()
-        self._woken = threading.Event()
+        # Not an Event, whose lock stays taken if a signal strikes as it is taken.
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._asked: collections.deque[_Asked] = collections.deque()
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
@@ -29,8 +31,8 @@ class Served:
             return
         asked = _Asked(function, args)
         self._asked.append(asked)
-        self._woken.set()
-        asked.answered.wait()
+        self._woken.put(None)
+        asked.answered.get()
         error, asked.error = asked.error, None
         try:
             if error is not None:
@@ -40,7 +42,7 @@ class Served:
 
     def wake(self) -> None:
         """Lets serve() return."""
-        self._woken.set()
+        self._woken.put(None)
 
     def serve(self) -> None:
         """Makes calls that were asked for, and waits for the next or for wake(). A signal's error may
@@ -48,8 +50,7 @@ class Served:
         while self._asked:
             self._asked[0].make()
             self._asked.popleft()
-        self._woken.wait()
-        self._woken.clear()
+        self._woken.get()
 
 
 class _Asked:
@@ -59,7 +60,7 @@ class _Asked:
         self._function, self._args = function, args
         self._begun = False
         self.error: BaseException | None = KeyboardInterrupt()  # unless the call is known to have ended
-        self.answered = threading.Event()
+        self.answered: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def make(self) -> None:
         if not self._begun:
@@ -69,4 +70,4 @@ class _Asked:
                 self.error = None
             except BaseException as error:
                 self.error = error
-        self.answered.set()
+        self.answered.put(None)

@@ -67,12 +67,16 @@ class Turns:
             first.thread.start()
         except BaseException as error:
             self._fail(error)
-        # A thread that has not begun does nothing after an error.
-        while not self._ended and (self._begun or self._error is None):
+        serving = True
+        while serving:
             try:
-                self.served.serve()
+                # A thread that has not begun does nothing after an error.
+                serving = not self._ended and (self._begun or self._error is None)
+                if serving:
+                    self.served.serve()
             except BaseException as error:  # Ctrl-C: all end at the next unit
                 self._fail(error)
+        self._ended = True
         failed, self._error = self._error, None
         if failed is not None:
             raise failed
@@ -153,7 +157,7 @@ class Turns:
         lane.turn.acquire()
         if lane.index == 0:
             self._begun = True
-            if self._error is not None:
+            if self._error is not None or self._ended:
                 self._end_run()
                 return
             self._streaming.turns = self
