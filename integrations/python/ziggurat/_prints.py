@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
     from ziggurat._pins import Held
@@ -19,13 +20,16 @@ class Prints:
 
     @torch._disable_dynamo  # type: ignore[misc]
     def __init__(self, all_held: Iterable[Held]) -> None:
-        self._then = [(held, held.param._version, _print_of(held.param)) for held in all_held]
+        # A mode of the script counts what a forward computes, as selective checkpointing does.
+        with _disable_current_modes():
+            self._then = [(held, held.param._version, _print_of(held.param)) for held in all_held]
 
     @torch._disable_dynamo  # type: ignore[misc]
     def written(self) -> list[Held]:
         """Returns the parameters whose values have changed since, with no write counted."""
         seen = [one for one in self._then if not one[0].is_away and one[0].param._version == one[1]]
-        return [held for held, _, then in seen if not all(map(torch.equal, then, _print_of(held.param)))]
+        with _disable_current_modes():
+            return [held for held, _, then in seen if not all(map(torch.equal, then, _print_of(held.param)))]
 
 
 def _print_of(param: torch.Tensor) -> tuple[torch.Tensor, ...]:

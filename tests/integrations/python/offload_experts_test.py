@@ -8,6 +8,7 @@ than offload() takes.
 import signal
 import sys
 import time
+import weakref
 from pathlib import Path
 
 try:
@@ -18,7 +19,7 @@ try:
     from safetensors.torch import load_file, save_file
     from small_models import one_thread  # noqa: F401, a fixture
     from streamed_models import memory_of, pinned
-    from torch.utils.checkpoint import checkpoint
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 except ImportError as missing:
     import missing_peer
 
@@ -44,20 +45,27 @@ class Expert(torch.nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
+_called: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
 class Mixture(torch.nn.Module):
-    """Calls the experts that a token chooses. `called` has the numbers of the newest forward's."""
+    """Calls the experts that a token chooses."""
 
     def __init__(self) -> None:
         super().__init__()
         self.router = torch.nn.Linear(WIDTH, EXPERTS, bias=False)
         self.experts = torch.nn.ModuleList(Expert() for _ in range(EXPERTS))
-        self.called: list[int] = []
+
+    @property
+    def called(self) -> list[int]:
+        """The numbers of those of the newest forward. Not an attribute, which would be one of all micro-batches."""
+        return _called[self]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, chosen = self.router(x).softmax(-1).topk(CALLED, -1)
         result = torch.zeros_like(x)
-        self.called[:] = chosen.unique().tolist()
-        for expert in self.called:
+        _called[self] = called = chosen.unique().tolist()
+        for expert in called:
             token, place = torch.where(chosen == expert)
             made = self.experts[expert](x[token]) * weights[token, place, None]
             result = result.index_add(0, token, made.to(result.dtype))
@@ -74,6 +82,16 @@ class Block(torch.nn.Module):
         return x + self.mixture(self.norm(x + self.mix(x)))
 
 
+def keeping_products():
+    """For a checkpoint that keeps the results of linear layers, and finds them by how often each operation ran."""
+
+    def keep(_, operation, *__, **___):
+        products = operation == torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if products else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(keep)
+
+
 class Model(torch.nn.Module):
     def __init__(self, checkpointing: str | None = None) -> None:
         super().__init__()
@@ -87,7 +105,8 @@ class Model(torch.nn.Module):
             if self.checkpointing is None or not torch.is_grad_enabled():
                 x = block(x)
             else:
-                x = checkpoint(block, x, use_reentrant=self.checkpointing == "reentrant")
+                how = {"context_fn": keeping_products} if self.checkpointing == "selective" else {}
+                x = checkpoint(block, x, use_reentrant=self.checkpointing == "reentrant", **how)
         return self.last(x)
 
 
@@ -154,6 +173,7 @@ def assert_same(one, other):
         {"placement": IN_FILES, "dtype": torch.bfloat16},
         {"checkpointing": "reentrant"},
         {"checkpointing": "not reentrant", "placement": "nvme"},
+        {"checkpointing": "selective"},
         {"in_16_bits": True},
     ],
 )
