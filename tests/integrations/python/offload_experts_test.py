@@ -173,7 +173,6 @@ def assert_same(one, other):
         {"placement": IN_FILES, "dtype": torch.bfloat16},
         {"checkpointing": "reentrant"},
         {"checkpointing": "not reentrant", "placement": "nvme"},
-        {"checkpointing": "selective"},
         {"in_16_bits": True},
     ],
 )
@@ -191,6 +190,26 @@ def test_the_bits_are_those_without_offload(tmp_path, run):
         )
         found = steps_of(model, optimizer, range(2), dtype=dtype, **run)
         assert not offloads or pinned(model) == []
+        results.append((found, values_of(model)))
+        optimizer.close()
+    assert_same(*results)
+
+
+def test_selective_checkpointing_finds_what_it_kept(tmp_path):
+    """Parameters are compared in some forwards and not in their recomputation, and the other way round."""
+    results = []
+    for offloads in (False, True):
+        model = made(checkpointing="selective")
+        if offloads:
+            offloaded(model)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement=f"nvme:{tmp_path}/{offloads}")
+        found = []
+        for step in range(6):
+            loss = loss_of(model, batch_of(step))
+            loss.backward()
+            found.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
         results.append((found, values_of(model)))
         optimizer.close()
     assert_same(*results)
