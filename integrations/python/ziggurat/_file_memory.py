@@ -138,7 +138,7 @@ def is_large(tensor: torch.Tensor) -> bool:
 
 def is_in_file(tensor: torch.Tensor) -> bool:
     """Returns whether the tensor's memory is a file without a name of this package's."""
-    if not is_plain(tensor):
+    if not is_plain(tensor) or not _storage.has_memory(tensor.untyped_storage()):
         return False
     name = tensor.untyped_storage().filename
     return name is not None and name.startswith(_NAMELESS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ __all__ = ["streamed_init"]
 
 _NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"  # transformers' name for it
 _OPEN_BYTES = 256 << 20  # of fp32 values that are not rounded yet
+_IN_USE = 2  # operations whose tensors are not rounded, as trunc_normal_() and orthogonal_() need it
 _AT_ONCE = 1 << 20  # elements that are compared at a time
 
 aten = torch.ops.aten
@@ -130,6 +132,8 @@ class _Rounding(InFiles):
         _storage.require_swap()
         self._dtype = dtype
         self._drawn: dict[int, _Drawn] = {}  # by the storage's identity, what was used last at the end
+        #: what each of the last operations on them had and made, which the next may use with it
+        self._in_use: deque[set[int]] = deque(maxlen=_IN_USE)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -138,10 +142,16 @@ class _Rounding(InFiles):
         converted = self._converted(func, args, kwargs)
         if converted is not None:
             return converted
-        for tensor in filter(is_plain, tree_leaves((args, kwargs))):
-            self._use(func, tensor, is_first=len(args) > 0 and tensor is args[0])
+        given = list(filter(is_plain, tree_leaves((args, kwargs))))
+        identities = [_storage.identity(tensor) for tensor in given]
+        for tensor in given:
+            is_first = len(args) > 0 and tensor is args[0]
+            # Another operand may be an alias, as where a model loads its own state_dict().
+            is_alone = identities.count(_storage.identity(tensor)) == 1
+            self._use(func, tensor, may_overwrite=is_first and is_alone)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if not func.is_view:
+            self._note_use([*given, *filter(is_plain, tree_leaves(result))])
             self._round_oldest()
         return result
 
@@ -182,7 +192,7 @@ class _Rounding(InFiles):
             return made
         return self._moved(made.clone(memory_format=kwargs.get("memory_format")), set())
 
-    def _use(self, func: Any, tensor: torch.Tensor, is_first: bool) -> None:
+    def _use(self, func: Any, tensor: torch.Tensor, may_overwrite: bool) -> None:
         """Gives a rounded tensor its values if the operation may have them."""
         drawn = self._drawn.pop(_storage.identity(tensor), None)
         if drawn is None:
@@ -190,7 +200,7 @@ class _Rounding(InFiles):
         self._drawn[_storage.identity(tensor)] = drawn
         if func.is_view or func.overloadpacket in _SHAPES or (drawn.rounded is None and not drawn.was_taken):
             return
-        overwritten = is_first and func.overloadpacket in _OVERWRITES and _is_whole(tensor)
+        overwritten = may_overwrite and func.overloadpacket in _OVERWRITES and _is_whole(tensor)
         if not overwritten and not drawn.is_exact or drawn.was_taken:
             raise InvalidArgument(
                 f"streamed_init(dtype={self._dtype}): {func} uses a tensor of {tuple(tensor.shape)} whose "
@@ -199,14 +209,21 @@ class _Rounding(InFiles):
             )
         drawn.return_to(tensor, overwritten)
 
+    def _note_use(self, tensors: list[torch.Tensor]) -> None:
+        used = {_storage.identity(tensor) for tensor in tensors} & self._drawn.keys()
+        if used:
+            self._in_use.append(used)
+
     def _round_oldest(self) -> None:
         self._drawn = {key: one for key, one in self._drawn.items() if not one.is_gone}
-        kept = [one for one in self._drawn.values() if one.rounded is None and not one.was_taken]
-        open_bytes = sum(one.size_bytes for one in kept)
-        while open_bytes > _OPEN_BYTES and len(kept) > 1:
-            oldest = kept.pop(0)
-            open_bytes -= oldest.size_bytes
-            oldest.round(self.folder, self._dtype)
+        kept = {k: one for k, one in self._drawn.items() if one.rounded is None and not one.was_taken}
+        open_bytes = sum(one.size_bytes for one in kept.values())
+        for key, oldest in kept.items():
+            if open_bytes <= _OPEN_BYTES:
+                return
+            if not any(key in used for used in self._in_use):
+                open_bytes -= oldest.size_bytes
+                oldest.round(self.folder, self._dtype)
 
 
 def _elements(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -200,6 +200,7 @@ def test_a_state_dict_that_memory_has_no_room_for_is_in_files(tmp_path, monkeypa
 def rounding(tmp_path, monkeypatch):
     """The block of a model that is going to be bf16, in which one large tensor at a time is in fp32."""
     monkeypatch.setattr(_streamed_init, "_OPEN_BYTES", 1)
+    monkeypatch.setattr(_streamed_init, "_IN_USE", 1)
     return streamed_init(tmp_path, dtype=torch.bfloat16)
 
 
@@ -237,6 +238,44 @@ def test_a_use_of_what_was_rounded_is_an_error(rounding):
     assert other.isfinite().all()
     with pytest.raises(RuntimeError):
         one.sum()
+
+
+@pytest.mark.parametrize("fill", ["load_state_dict", "fill_"])
+def test_what_is_overwritten_with_its_own_values_is_not_lost(rounding, fill):
+    # load_state_dict() puts the error's message into one of its own
+    with pytest.raises(Exception, match=r"uses a tensor of \(1024, 1024\)"):
+        with rounding, torch.no_grad():
+            model = torch.nn.ModuleList(torch.nn.Linear(LARGE, LARGE, bias=False) for _ in range(2))
+            if fill == "load_state_dict":
+                model.load_state_dict(model.state_dict())
+            else:
+                model[0].weight.fill_(model[0].weight[0, 0])
+
+
+def test_tensors_are_made_like_what_was_rounded(rounding):
+    with rounding:
+        rounded, _ = (torch.randn(LARGE, LARGE) for _ in range(2))
+        made = [torch.empty_like(rounded), torch.zeros_like(rounded), rounded.new_empty(LARGE, LARGE)]
+        made = [one.fill_(2).to(torch.bfloat16) for one in made]
+        del rounded, _
+    assert all(one.eq(2).all() for one in made)
+
+
+@pytest.mark.parametrize("draw", [torch.nn.init.trunc_normal_, torch.nn.init.orthogonal_])
+def test_draws_have_their_own_temporaries_of_any_size(tmp_path, monkeypatch, draw):
+    monkeypatch.setattr(_streamed_init, "_OPEN_BYTES", 1)
+
+    def drawn() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        layers = torch.nn.ModuleList(torch.nn.Linear(512, 512, bias=False) for _ in range(2))
+        for layer in layers:
+            draw(layer.weight)
+        return [layer.weight for layer in layers.bfloat16()]
+
+    expected = drawn()
+    with streamed_init(tmp_path, dtype=torch.bfloat16):
+        made = drawn()
+    assert all(map(same, made, expected))
 
 
 def test_a_model_that_was_not_converted_is_an_error(rounding):
