@@ -12,14 +12,24 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from ziggurat import _storage
 from ziggurat._native import Unimplemented
 
 
+# What makes new tensors and still waits, since converting a model for its files does it.
+_WAIT = {
+    *(torch.cat, torch.stack, torch.Tensor.contiguous, torch.Tensor.reshape, torch.reshape, torch.Tensor.to),
+    *(torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16),
+}
+_OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+_WRITE = {"__setitem__", "__set__", *(f"__i{one}__" for one in _OPERATORS)}
+
+
 class Later(torch.Tensor):
-    """A contiguous tensor without values. What is computed from it is computed later too, when one of
-    the results is moved to the CPU."""
+    """A contiguous tensor without values. Views of it, and what converts a model for its files, wait
+    too, until one of the results is moved to the CPU. All else has its values at once."""
 
     _values: Callable[[], torch.Tensor]
 
@@ -35,21 +45,25 @@ class Later(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _moves_to_cpu(func, args, kwargs):
-            return func(*tree_map(_values_of, args), **kwargs)
-        name: str = getattr(func, "__name__", "")
-        if name.endswith("_") and not name.endswith("__"):
-            raise Unimplemented(
-                f"{name}: a parameter of an offloaded model is written while the model is saved, where "
-                "it has no values yet: save what model.state_dict() returns, with state_dict=..."
-            )
-        with torch._C.DisableTorchFunctionSubclass():
-            shapes = func(*args, **kwargs)
+        _require_unwritten(func, args, kwargs)
+        operands = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        if _moves_to_cpu(func, args, kwargs) or not all(isinstance(one, Later) for one in operands):
+            return _Call(func, args, kwargs).result()
         call = _Call(func, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            try:
+                shapes = func(*args, **kwargs)
+            except Exception:  # it needs values, or raises with them too
+                shapes = None
+            made = [one for one in tree_leaves(shapes) if isinstance(one, torch.Tensor)]
+            known = {_storage.identity(one) for one in operands}
+            waits = func in _WAIT or all(_storage.identity(one) in known for one in made)
+        if shapes is None or not waits:
+            return call.result()
+        if not made:
+            return shapes
         if isinstance(shapes, torch.Tensor):
             return Later.of(shapes, lambda: call.result().contiguous())
-        if not isinstance(shapes, (tuple, list)) or not any(isinstance(one, torch.Tensor) for one in shapes):
-            return shapes
         return type(shapes)(
             [Later.of(one, lambda i=i: call.result()[i].contiguous()) for i, one in enumerate(shapes)]
         )
@@ -72,6 +86,18 @@ class _Call:
             self._result = func(*args, **kwargs)
             self._call = None
         return self._result
+
+
+def _require_unwritten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    name: str = getattr(func, "__name__", "")
+    writes = name in _WRITE or (name.endswith("_") and not name.endswith("__"))
+    written = tree_leaves(((*args, *kwargs.values())[:1] if writes else (), kwargs.get("out")))
+    if any(isinstance(one, Later) for one in written):
+        raise Unimplemented(
+            f"{name}: a parameter of an offloaded model is written while the model is saved, where "
+            "it has no values yet: write a clone() of it, or save what model.state_dict() returns, with "
+            "state_dict=..."
+        )
 
 
 def _moves_to_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

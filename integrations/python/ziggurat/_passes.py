@@ -94,9 +94,15 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
         "load_state_dict": load_state_dict,
     }
     # transformers 4 looks up the parameters of such models by names that they have in files alone.
-    if hasattr(original, "save_pretrained") and not getattr(original, "_checkpoint_conversion_mapping", None):
+    if _is_pretrained(original) and not getattr(original, "_checkpoint_conversion_mapping", None):
         members["save_pretrained"] = save_pretrained
     return subclass(original, members)
+
+
+def _is_pretrained(original: type[torch.nn.Module]) -> bool:
+    """Returns whether a class saves as transformers or PEFT do. Others may need values."""
+    named = {(one.__module__.partition(".")[0], one.__name__) for one in original.__mro__}
+    return not named.isdisjoint({("transformers", "PreTrainedModel"), ("peft", "PeftModel")})
 
 
 class _Around:
