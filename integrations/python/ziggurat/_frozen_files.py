@@ -86,7 +86,7 @@ class FileRange:
         are used. It is no error if that fails."""
         if not self.is_in_place():
             return
-        begins = rows.unique() * row_bytes + self._address
+        begins = rows.unique().long() * row_bytes + self._address
         ends = (begins + row_bytes + _PAGE - 1) // _PAGE
         begins //= _PAGE
         # Neighbours are read together.

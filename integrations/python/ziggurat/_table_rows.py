@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ziggurat._file_memory import empty_in_file, is_in_file, let_pages_go, move_to_file
+from ziggurat._file_memory import empty_in_file, is_in_file, is_large, let_pages_go, move_to_file
 from ziggurat._frozen_files import FileRange
 from ziggurat._subclass import subclass
 
@@ -55,7 +55,10 @@ def grad_in_file(module: torch.nn.Embedding, streaming: Streaming, unit: PinnedU
 def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         folder = self.__dict__["_folder_of_grad"]()
-        if folder is None or not (torch.is_grad_enabled() and self.weight.requires_grad):
+        trains = torch.is_grad_enabled() and self.weight.requires_grad
+        other = self.max_norm is not None or self.sparse  # set after offload()
+        # torch.func's transforms have rules for PyTorch's own operations.
+        if folder is None or not trains or other or torch._C._functorch.peek_interpreter_stack() is not None:
             its: torch.Tensor = original.forward(self, input)
             return its
         found: torch.Tensor = _Rows.apply(
@@ -94,7 +97,10 @@ class _Rows(torch.autograd.Function):
         rows, places = indices.unique(return_inverse=True)
         padding = (rows == ctx.padding).nonzero().flatten().tolist()
         its = made(grad, places, len(rows), padding[0] if padding else -1, ctx.by_freq)
-        dense = empty_in_file(ctx.folder, ctx.like)
-        dense.index_copy_(0, rows, its)
+        if is_large(ctx.like):
+            dense = empty_in_file(ctx.folder, ctx.like)
+        else:
+            dense = torch.zeros_like(ctx.like, device="cpu")
+        dense.index_copy_(0, rows.long(), its)
         let_pages_go(dense)
         return dense, None, None, None, None

@@ -169,6 +169,61 @@ def test_the_gradient_is_in_a_file_until_the_step(tmp_path):
     optimizer.close()
 
 
+def grad_of(model, tokens):
+    return torch.autograd.grad(loss_of(model, tokens), model.table.weight)[0]
+
+
+def test_other_token_ids_settings_and_transforms(tmp_path, monkeypatch):
+    plain, model = made(), offloaded(made(), memory=800_000, placement="nvme")
+    optimizer = adamw(model, f"nvme:{tmp_path}")
+    optimizer.open()
+    assert is_in_file(model.table.weight)
+    tokens, read = tokens_of(1), []
+    monkeypatch.setattr("ziggurat._frozen_files.advise", lambda begin, size, _: read.append((begin, size)))
+    assert torch.equal(grad_of(model, tokens.int()), grad_of(plain, tokens))
+    begin = model.table.weight.data_ptr()
+    reads_table = [begin - 4096 < one < begin + model.table.weight.nbytes for one, _ in read]
+    assert reads_table and all(reads_table)
+    # Each of these is PyTorch's own.
+    own = {name: torch.randn_like(value) for name, value in plain.named_parameters()}
+    found = []
+    for one in (plain, model):
+
+        def loss(params, tokens, one=one):
+            return torch.func.functional_call(one, params, (tokens,)).square().mean()
+
+        found.append(torch.func.vmap(loss, in_dims=(None, 0))(own, tokens))
+        found.append(torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(own, tokens)["table.weight"])
+    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
+    for one in (plain, model):
+        one.table.sparse = True
+    ours, theirs = grad_of(model, tokens), grad_of(plain, tokens)
+    assert ours.is_sparse and torch.equal(ours.to_dense(), theirs.to_dense())
+    for one in (plain, model):
+        one.table.sparse, one.table.max_norm = False, 1.0
+    assert torch.equal(grad_of(model, tokens), grad_of(plain, tokens))
+    assert torch.equal(model.table.weight, plain.table.weight)
+    optimizer.close()
+
+
+def test_a_small_frozen_table_that_is_thawed_has_a_whole_gradient(tmp_path, monkeypatch):
+    file = tmp_path / "model.safetensors"
+    save_file(made(words=1000).state_dict(), file)
+    model, plain = made(seed=2, words=1000), made(words=1000)
+    model.load_state_dict(load_file(file), assign=True)
+    model.table.requires_grad_(False)
+    optimizer = adamw(offload(model, memory=MEMORY, placement="nvme"), f"nvme:{tmp_path}/state")
+    optimizer.open()
+    model.table.requires_grad_(True)
+    monkeypatch.setattr("torch.utils.deterministic.fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)  # what is not written is NaN
+    try:
+        assert torch.equal(*(grad_of(one, tokens_of(1) % 1000) for one in (model, plain)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    optimizer.close()
+
+
 def test_micro_batches_and_other_uses(tmp_path):
     def loop(model, batches, loss):
         return [(found := loss(model(*one), one), found.backward())[0].detach() for one in batches]
