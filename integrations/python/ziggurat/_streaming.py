@@ -24,14 +24,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ziggurat import _storage
 from ziggurat._dtypes import DTYPES
 from ziggurat._frozen_files import FileRange, SameStays
-from ziggurat._file_memory import empty_in_file, let_pages_go
+from ziggurat._file_memory import empty_in_file, is_in_file, let_pages_go
 from ziggurat._later import Later
 from ziggurat._memory import free_bytes, return_freed, size_text
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
 from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._placement import Homes, fits_half, sums_bytes
 from ziggurat._released import CONVERSIONS, NoAddress, Released, changes_nothing
-from ziggurat._table_rows import placed_table
+from ziggurat._table_rows import TablesCopied, placed_table
 from ziggurat._units import Division, check_params
 
 if TYPE_CHECKING:
@@ -335,9 +335,16 @@ class Streaming(Pins):
 
     def _read_into_file(self, engine: Engine, held: Held, folder: str) -> torch.Tensor:
         values = empty_in_file(folder, held.param)
-        engine.read_param(held.index, values.data_ptr())
+        self._fill(engine, held, values)
         let_pages_go(values)
         return values
+
+    def _fill(self, engine: Engine, held: Held, values: torch.Tensor) -> None:
+        if held.unit.unit.keeps(held.param):
+            engine.read_param(held.index, values.data_ptr())
+        else:  # a table that is read by rows where it lies
+            values.copy_(held.param.detach())
+            let_pages_go(held.param)
 
     def require_unused(self, call: str) -> None:
         """Errors: InvalidArgument if a unit is in use. `call` is the optimizer's call that would
@@ -414,8 +421,9 @@ class Streaming(Pins):
         opened = self._opened
         if opened is None:
             raise self._refusal("copy", held)
-        if self._copies_folder is not None:
-            return self._read_into_file(opened.engine, held, self._copies_folder)
+        folder = opened.store if is_in_file(held.param) else self._copies_folder  # a table is in one
+        if folder is not None:
+            return self._read_into_file(opened.engine, held, folder)
         if held.size_bytes > free:
             raise ResourceExhausted(
                 f"parameter '{held.name}' is offloaded, and memory has no room for a copy of it: "
@@ -423,20 +431,26 @@ class Streaming(Pins):
                 "ziggurat.torch.save_checkpoint(), which needs no copies of what is trained"
             )
         copy = torch.empty(held.param.shape, dtype=held.param.dtype, device="cpu")
-        opened.engine.read_param(held.index, copy.data_ptr())
+        self._fill(opened.engine, held, copy)
         return copy
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
-        """Lets detach() copy what is away: into files in the state's directory if the copies would take
-        more than half of the memory that is free. Tied parameters share a copy."""
+        """Lets detach() copy what is away, and tables that are read by rows: into files in the state's
+        directory if the copies would take more than half of the memory that is free, or the table is in
+        one. Tied parameters share a copy."""
         before, folder = self._copies, self._copies_folder
+        tables = {}
+        if before is None and self._opened is not None:
+            by_rows = (unit for unit in self.units if unit.unit.by_rows and not unit.unit.in_files)
+            tables = {unit.all_held[0].param: unit.all_held[0] for unit in by_rows}
         if before is None:
             self._copies = {}
             store = None if self._opened is None else self._opened.store
             self._copies_folder = store if self.size_bytes > free_bytes() / 2 else None
         try:
-            yield
+            with TablesCopied(tables, self) if tables else contextlib.nullcontext():
+                yield
         finally:
             self._copies, self._copies_folder = before, folder
 

@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ziggurat._file_memory import empty_in_file, is_in_file, is_large, let_pages_go, move_to_file
 from ziggurat._frozen_files import FileRange
 from ziggurat._subclass import subclass
 
 if TYPE_CHECKING:
-    from ziggurat._pins import PinnedUnit
+    from ziggurat._pins import Held, PinnedUnit
     from ziggurat._streaming import Streaming
 
 _aten = torch.ops.aten
@@ -37,6 +38,21 @@ def placed_table(
         os.makedirs(folder, exist_ok=True)
         move_to_file(table, folder)
     return FileRange(table, private=False) if is_in_file(table) else None
+
+
+class TablesCopied(TorchFunctionMode):
+    """Lets detach() of tables do what it does with parameters that are away: a step writes them in place."""
+
+    def __init__(self, tables: Mapping[torch.Tensor, Held], streaming: Streaming) -> None:
+        super().__init__()
+        self._tables, self._streaming = tables, streaming
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.detach and args[0] in self._tables:
+            return self._streaming.used(func, "detach", self._tables[args[0]], args, kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 def grad_in_file(module: torch.nn.Embedding, streaming: Streaming, unit: PinnedUnit) -> None:

@@ -224,6 +224,23 @@ def test_a_small_frozen_table_that_is_thawed_has_a_whole_gradient(tmp_path, monk
     optimizer.close()
 
 
+@pytest.mark.parametrize("placement", ["host", "nvme"])
+def test_a_state_dict_is_a_copy(tmp_path, placement):
+    model = offloaded(made(), placement=placement)
+    optimizer = adamw(model, f"nvme:{tmp_path}")
+    steps_of(model, optimizer, [0])
+    state = model.state_dict()
+    assert is_in_file(state["table.weight"]) == (placement == "nvme")
+    before = {name: value.clone() for name, value in state.items()}
+    steps_of(model, optimizer, [1])
+    optimizer.synchronize()
+    assert not torch.equal(model.table.weight, before["table.weight"])
+    assert all(torch.equal(value, before[name]) for name, value in state.items())
+    model.load_state_dict(state)
+    assert torch.equal(model.table.weight, before["table.weight"])
+    optimizer.close()
+
+
 def test_micro_batches_and_other_uses(tmp_path):
     def loop(model, batches, loss):
         return [(found := loss(model(*one), one), found.backward())[0].detach() for one in batches]
