@@ -16,6 +16,7 @@ import torch
 from ziggurat import _host_budget
 from ziggurat._drive_profile import measured_rate
 from ziggurat._dtypes import DTYPES
+from ziggurat._file_memory import LARGE_BYTES
 from ziggurat._memory import bytes_of, free_bytes, size_text
 from ziggurat._native import InvalidArgument, Param, ResourceExhausted
 from ziggurat._packing import TILE
@@ -188,6 +189,7 @@ class Asked:
             )
             for trained in (True, False)
             for part in self._parts(trained)
+            if trained or not part.by_rows
         ]
 
     def host_memory_for_all(self) -> int:
@@ -195,12 +197,21 @@ class Asked:
         homes = _host_budget.Homes(self.homes.params == "nvme", self._grads_on_drive())
         return _host_budget.enough_for_all(self._stored(), homes)
 
+    def _kept(self) -> list[torch.nn.Parameter]:
+        """Returns the parameters that the engine keeps."""
+        units = self.division.units
+        return [param for unit in units for _, param in unit.params if unit.keeps(param)]
+
     def _largest_frozen(self) -> int:
-        return max((param.numel() * param.element_size() for _, _, param in self._params(False)), default=0)
+        return max((param.nbytes for param in self._kept() if not param.requires_grad), default=0)
 
     def _model_bytes(self) -> int:
-        params = (one for trained in (True, False) for _, _, one in self._params(trained))
-        return sum(param.numel() * param.element_size() for param in params)
+        return sum(param.nbytes for param in self._kept())
+
+    def _has_grad_in_file(self, part: UnitPart) -> bool:
+        """Returns whether backward makes its gradient in a file, as _table_rows.py does."""
+        is_large = part.elements * part.itemsize >= LARGE_BYTES
+        return part.by_rows and is_large and self.homes.params == "nvme"
 
     def _where(
         self, state_bytes: int, budget: _host_budget.Budget | None, grads_on_drive: bool
@@ -210,10 +221,16 @@ class Asked:
         homes = sum(part.home_bytes for part in (*trained, *frozen))
         wide = 4 if self.accumulation > 1 else 0  # bytes of an element of a sum
         in_pytorch = [part for part in trained if not (grads_on_drive and part.elements >= TILE)]
+        tables = [part for part in trained if self._has_grad_in_file(part)]
         units = sum(unit.size_bytes for unit in self.division.units)
         here = {
             "units that are in use": min(self.memory_bytes, units),
-            "gradients": sum(part.elements * max(part.itemsize, wide) for part in in_pytorch),
+            "gradients": sum(
+                part.elements * max(part.itemsize, wide)
+                for part in in_pytorch
+                # A sum in the gradient's own type is made where the first summand lies.
+                if part not in tables or wide > part.itemsize
+            ),
         }
         drive: dict[str, int] = {}
         in_host = self.homes.params == "host"
@@ -221,11 +238,15 @@ class Asked:
         if budget is None:
             here["optimizer state"] = state_bytes
         else:
-            kept = budget.budget_bytes - (homes if in_host else 0)
+            in_budget = sum(part.home_bytes for part in (*trained, *frozen) if not part.by_rows)
+            kept = budget.budget_bytes - (in_budget if in_host else 0)
             here["optimizer state that stays or is on its way"] = kept
             drive["optimizer state, in two slots"] = 2 * state_bytes
-        if grads_on_drive:
-            drive["gradients"] = sum(4 * TILE * part.tiles for part in trained)
+        sums = sum(4 * TILE * part.tiles for part in trained) if grads_on_drive else 0
+        files = 2 if wide and not grads_on_drive else 1  # what is added, and to what
+        in_files = files * sum(part.elements * part.itemsize for part in tables)
+        if sums + in_files:
+            drive["gradients"] = sums + in_files
         return here, drive
 
     def _require_room(self, in_memory: dict[str, int], on_drive: dict[str, int]) -> None:

@@ -20,9 +20,18 @@ from ziggurat import _storage
 from ziggurat._memory import advise, count_freed, size_text
 from ziggurat._native import ResourceExhausted
 
-__all__ = ["InFiles", "empty_in_file", "is_in_file", "is_large", "is_plain", "let_pages_go", "move_to_file"]
+__all__ = [
+    "LARGE_BYTES",
+    "InFiles",
+    "empty_in_file",
+    "is_in_file",
+    "is_large",
+    "is_plain",
+    "let_pages_go",
+    "move_to_file",
+]
 
-_LARGE_BYTES = 1 << 20  # what is smaller stays in PyTorch's memory
+LARGE_BYTES = 1 << 20  #: what is smaller stays in PyTorch's memory
 # Where a file without a name is opened, spelled as nobody else does, since it tells our mappings from
 # others', whose pages may hold what no file has.
 _NAMELESS = "/proc/self/./fd/"
@@ -133,7 +142,7 @@ def is_plain(value: Any) -> bool:
 
 
 def is_large(tensor: torch.Tensor) -> bool:
-    return not tensor.is_quantized and tensor.numel() * tensor.element_size() >= _LARGE_BYTES
+    return not tensor.is_quantized and tensor.numel() * tensor.element_size() >= LARGE_BYTES
 
 
 def is_in_file(tensor: torch.Tensor) -> bool:

@@ -440,7 +440,7 @@ class Streaming(Pins):
         directory if the copies would take more than half of the memory that is free, or the table is in
         one. Tied parameters share a copy."""
         before, folder = self._copies, self._copies_folder
-        tables = {}
+        tables: dict[torch.Tensor, Held] = {}
         if before is None and self._opened is not None:
             by_rows = (unit for unit in self.units if unit.unit.by_rows and not unit.unit.in_files)
             tables = {unit.all_held[0].param: unit.all_held[0] for unit in by_rows}

@@ -457,5 +457,48 @@ def test_a_plan_knows_it_and_no_step_moves_more(tmp_path):
     optimizer.close()
 
 
+STATE = "optimizer state that stays or is on its way"
+
+
+@pytest.mark.parametrize(("placement", "frozen"), [("host", False), ("nvme", True)])
+def test_a_plan_has_the_host_memory_of_the_run(tmp_path, monkeypatch, placement, frozen):
+    """The engine's budget has nothing of the table, which lies in PyTorch's memory or in a file."""
+    monkeypatch.setattr("ziggurat._placement.free_bytes", lambda: 1 << 40)
+    model = made()
+    model.table.weight.requires_grad_(not frozen)
+    asked = {"tokens": 36, "memory": MEMORY, "placement": placement, "free_memory": "1TiB"}
+    plan = ziggurat.torch.plan(model, **asked, optimizer_placement="nvme")
+    assert plan.by_rows == ("table",)
+    optimizer = adamw(offloaded(model, placement=placement), f"nvme:{tmp_path}")
+    optimizer.open()
+    its = ziggurat.torch.plan(model, tokens=36)
+    rounded = plan.in_host_memory.pop(STATE) - its.in_host_memory.pop(STATE)
+    assert 0 <= rounded < 4096
+    assert its.in_host_memory == plan.in_host_memory and its.on_drive == plan.on_drive
+    optimizer.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_plan_has_the_files_of_the_gradient(dtype):
+    model = made(dtype, words=4 * WORDS)
+    table = model.table.weight
+
+    def gradients(placement, backwards, memory=MEMORY):
+        plan = ziggurat.torch.plan(
+            model, tokens=36, accumulation=backwards, memory=memory, placement=placement, optimizer_placement="nvme"
+        )
+        assert plan.by_rows == (("table",) if memory == MEMORY else ())
+        return plan.in_host_memory["gradients"], plan.on_drive.get("gradients", 0)
+
+    here, there = gradients("nvme", 1)
+    assert here < table.nbytes and there == table.nbytes
+    here, there = gradients("nvme", 2)  # what is added, and to what
+    assert there == 2 * table.nbytes and (here > 4 * table.numel()) == (dtype == torch.bfloat16)
+    assert gradients("host", 1)[0] > table.nbytes and gradients("host", 1)[1] == 0
+    for backwards in (1, 2):
+        whole = gradients(IN_FILES, backwards, 2**26)
+        assert gradients(IN_FILES, backwards) == (whole[0], whole[1] + table.nbytes)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__]))
