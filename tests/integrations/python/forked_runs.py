@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import time
 import traceback
@@ -48,6 +49,26 @@ class Runs:
         status = self.status_of(child)
         assert status is not None
         return status
+
+    def kill_and_resume(
+        self, start: Callable[[], int], kills: int, took: float, ended: Callable[[], None]
+    ) -> None:
+        """Calls `start` for runs that go on from each other, and kills them until `kills` were, each within
+        the `took` seconds of a whole one, by ZIGGURAT_SEED. `ended` looks at one that came to its end, and
+        lets the next begin anew. The last one comes to its end."""
+        draw = random.Random(int(os.environ.get("ZIGGURAT_SEED", "1")))
+        killed = 0
+        while killed < kills:
+            child = start()
+            status = self.status_of(child, within=draw.uniform(0.05, 0.9 * took))
+            if status is None:
+                status = self.status_after_kill(child)
+            if status == -signal.SIGKILL:
+                killed += 1
+                continue
+            assert status == 0
+            ended()
+        assert self.status_of(start()) == 0
 
 
 @contextlib.contextmanager

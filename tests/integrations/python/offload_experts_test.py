@@ -18,7 +18,7 @@ try:
     from long_cases import long, long_case
     from safetensors.torch import load_file, save_file
     from small_models import one_thread  # noqa: F401, a fixture
-    from streamed_models import memory_of, pinned
+    from streamed_models import assert_same_run, memory_of, pinned, values_of
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 except ImportError as missing:
     import missing_peer
@@ -155,16 +155,6 @@ def steps_of(model, optimizer, steps, in_16_bits=False, dtype=torch.float32):
     return found
 
 
-def values_of(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def assert_same(one, other):
-    assert one[0] == other[0]
-    assert one[1].keys() == other[1].keys()
-    assert all(torch.equal(value, other[1][name]) for name, value in one[1].items())
-
-
 @pytest.mark.parametrize(
     "run",
     [
@@ -192,7 +182,7 @@ def test_the_bits_are_those_without_offload(tmp_path, run):
         assert not offloads or pinned(model) == []
         results.append((found, values_of(model)))
         optimizer.close()
-    assert_same(*results)
+    assert_same_run(*results)
 
 
 def test_selective_checkpointing_finds_what_it_kept(tmp_path):
@@ -212,7 +202,7 @@ def test_selective_checkpointing_finds_what_it_kept(tmp_path):
             optimizer.zero_grad()
         results.append((found, values_of(model)))
         optimizer.close()
-    assert_same(*results)
+    assert_same_run(*results)
 
 
 @pytest.fixture
@@ -320,7 +310,7 @@ def test_micro_batches_call_their_own_experts(tmp_path, checkpointing, placement
         assert pinned(model) == []
         results.append((losses, values_of(model)))
         optimizer.close()
-    assert_same(*results)
+    assert_same_run(*results)
 
 
 def run_until_killed(folder: str, ready: str) -> None:
@@ -384,7 +374,7 @@ def test_frozen_experts_are_read_from_their_files_where_they_are_called(tmp_path
             losses.append(loss.item())
         results.append((losses, values_of(model)))
         optimizer.close()
-    assert_same(*results)
+    assert_same_run(*results)
     names = {name.rpartition(".")[0].rpartition(".")[0] for name in read}
     assert sorted(name for name in read if name.endswith("up.weight")) == sorted(f"{one}.up.weight" for one in 2 * called)
     assert names == set(called)
@@ -478,7 +468,7 @@ def test_switch_transformers(tmp_path):
             model.train()
         results.append((found, values_of(model)))
         optimizer.close()
-    assert_same(*results)
+    assert_same_run(*results)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ ZIGGURAT_KILLS: how often the runs are killed (6).
 import os
 import random
 import shutil
-import signal
 import sys
 import time
 
@@ -79,27 +78,19 @@ def compare(one: str, other: str) -> None:
 @pytest.mark.parametrize("placement", ["nvme", "params=nvme,grads=nvme"])
 def test_a_run_that_was_killed_again_and_again_has_the_bits_of_one_that_was_not(placement, tmp_path):
     folder, whole, parts = (str(tmp_path / name) for name in ("state", "whole.pt", "parts.pt"))
-    draw = random.Random(int(os.environ.get("ZIGGURAT_SEED", "1")))
-    killed = 0
     with forked_runs() as runs:
         assert runs.status_of(runs.started(run, str(tmp_path / "plain"), whole, None)) == 0
         begun = time.monotonic()
         assert runs.status_of(runs.started(run, str(tmp_path / "other"), parts, placement)) == 0
         took = time.monotonic() - begun
         compare(whole, parts)
-        while killed < KILLS:
-            child = runs.started(run, folder, parts, placement)
-            status = runs.status_of(child, within=draw.uniform(0.05, 0.9 * took))
-            if status is None:
-                status = runs.status_after_kill(child)
-            if status == -signal.SIGKILL:
-                killed += 1
-                continue
-            assert status == 0  # it came to its end: the next run begins anew
+
+        def begin_anew():
             compare(whole, parts)
             shutil.rmtree(folder)
             os.unlink(parts)
-        assert runs.status_of(runs.started(run, folder, parts, placement)) == 0
+
+        runs.kill_and_resume(lambda: runs.started(run, folder, parts, placement), KILLS, took, begin_anew)
     compare(whole, parts)
 
 

@@ -19,7 +19,7 @@ try:
     from long_cases import long, long_case
     from safetensors.torch import load_file, save_file
     from small_models import one_thread  # noqa: F401, a fixture
-    from streamed_models import pinned
+    from streamed_models import assert_same_run, pinned, values_of
     from torch.utils.checkpoint import checkpoint
 except ImportError as missing:
     import missing_peer
@@ -92,16 +92,6 @@ def steps_of(model, optimizer, steps, backwards=2):
     return found
 
 
-def values_of(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def assert_same(one, other):
-    assert one[0] == other[0]
-    assert one[1].keys() == other[1].keys()
-    assert all(torch.equal(value, other[1][name]) for name, value in one[1].items())
-
-
 def adamw(model, where):
     trained = [param for param in model.parameters() if param.requires_grad]
     return ziggurat.torch.AdamW(trained, lr=1e-2, weight_decay=0.1, placement=where)
@@ -134,7 +124,7 @@ def test_a_trained_table_has_the_bits_of_one_without_offload(tmp_path, placement
         results.append((losses, values_of(model)))
         optimizer.close()
         assert torch.equal(model.table.weight, results[-1][1]["table.weight"])
-    assert_same(*results)
+    assert_same_run(*results)
 
 
 def test_state_in_host_memory_leaves_the_table_where_it_is():
@@ -148,7 +138,7 @@ def test_state_in_host_memory_leaves_the_table_where_it_is():
         results.append((steps_of(model, optimizer, range(2)), values_of(model)))
         assert model.table.weight.data_ptr() == address
         optimizer.close()
-    assert_same(*results)
+    assert_same_run(*results)
 
 
 def test_the_gradient_is_in_a_file_until_the_step(tmp_path):
@@ -266,7 +256,7 @@ def test_micro_batches_and_other_uses(tmp_path):
         results.append((losses, values_of(model)))
         assert torch.equal(model.table.weight, before["table.weight"])
         optimizer.close()
-    assert_same(*results)
+    assert_same_run(*results)
 
 
 def run_until_killed(folder: str, ready: str) -> None:
@@ -318,7 +308,7 @@ def test_checkpoints_go_on_with_the_whole_table(tmp_path):
         losses += steps_of(model, optimizer, range(2, 4))
         results.append((losses, values_of(model)))
         optimizer.close()
-    assert_same(*results)
+    assert_same_run(*results)
 
 
 def resident(file: Path) -> int:
@@ -349,7 +339,7 @@ def test_a_frozen_table_stays_in_its_file_and_only_rows_of_it_come(tmp_path, mem
             assert memory != MEMORY or resident(file) < 2**18
         results.append((losses, values_of(model)))
         optimizer.close()
-    assert_same(*results)
+    assert_same_run(*results)
     # The kernel maps some pages around each that is used.
     assert memory != MEMORY or 0 < min(seen) <= max(seen) < model.table.weight.nbytes * 0.7
 
@@ -368,7 +358,7 @@ def test_a_table_built_in_a_file_stays_there(tmp_path):
         results.append((steps_of(model, optimizer, range(2)), values_of(model)))
         assert not offloads or model.table.weight.untyped_storage().filename == name
         optimizer.close()
-    assert_same(*results)
+    assert_same_run(*results)
 
 
 @long

@@ -81,26 +81,18 @@ def test_a_run_that_was_killed_again_and_again_has_the_bits_of_one_that_was_not(
 ):
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
     whole, parts = str(tmp_path / "whole.pt"), str(tmp_path / "parts.pt")
-    draw = random.Random(int(os.environ.get("ZIGGURAT_SEED", "1")))
     kills = int(os.environ.get("ZIGGURAT_KILLS", "20")) // 2
-    killed = 0
     with forked_runs() as runs:
         begun = time.monotonic()
         assert runs.status_of(runs.started(run, one, whole, placement)) == 0
         took = time.monotonic() - begun
-        while killed < kills:
-            child = runs.started(run, two, parts, placement)
-            status = runs.status_of(child, within=draw.uniform(0.05, 0.9 * took))
-            if status is None:
-                status = runs.status_after_kill(child)
-            if status == -signal.SIGKILL:
-                killed += 1
-                continue
-            assert status == 0  # it came to its end: the next run begins anew
+
+        def begin_anew():
             compare(whole, parts)
             shutil.rmtree(two)
             os.unlink(parts)
-        assert runs.status_of(runs.started(run, two, parts, placement)) == 0
+
+        runs.kill_and_resume(lambda: runs.started(run, two, parts, placement), kills, took, begin_anew)
     compare(whole, parts)
 
 

@@ -117,6 +117,17 @@ def pinned(model: torch.nn.Module) -> list[str]:
     return [unit.name for unit in streaming.units if unit.pins]
 
 
+def values_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_same_run(one: tuple[Any, dict[str, torch.Tensor]], other: tuple[Any, dict[str, torch.Tensor]]) -> None:
+    """Compares what two runs found on the way, and the values of their models."""
+    assert one[0] == other[0]
+    assert one[1].keys() == other[1].keys()
+    assert all(torch.equal(value, other[1][name]) for name, value in one[1].items())
+
+
 def offloaded(model: torch.nn.Module, **arguments: Any) -> torch.optim.Optimizer:
     """Returns an optimizer of the model, which has made a step; its parameters are away."""
     ziggurat.torch.offload(model, memory=memory_of(model), **arguments)
