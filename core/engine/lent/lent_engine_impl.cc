@@ -381,19 +381,18 @@ std::optional<Error> LentEngineImpl::refusal_of(
 /// ended.
 Task<bool> LentEngineImpl::agree(const StepOptions& options, const std::optional<Error>& refusal) {
   state_.require_all_open("step()");
-  state_.agreeing(true);
   // Each trainer decides groups and gradients for its own parameters, so nothing follows the facts.
   std::vector<StepFacts> all(static_cast<std::size_t>(state_.runtime().ranks->world_size()));
   StepVerdict verdict;
   std::exception_ptr lost;
   try {
+    const TrainingState::Agreeing now(state_);
     Task<StepVerdict> agreeing =
         state_.agree(state_.facts(options), refusal, std::as_writable_bytes(std::span(all)));
     verdict = co_await std::move(agreeing);
   } catch (...) {
     lost = std::current_exception();
   }
-  state_.agreeing(false);
   if (lost) {
     state_.fail(lost);
     std::rethrow_exception(lost);

@@ -34,15 +34,10 @@ Task<> TrainingState::make_durable() {
   co_await checkpoint_ended();
   if (durable_generation() != generation_) {
     require_all_open("make_durable()");
-    agreeing(true);
-    std::exception_ptr failure;
-    try {
+    {
+      const Agreeing now(*this);
       co_await sweep_->checkpoint(generation_, last_blob_);
-    } catch (...) {
-      failure = std::current_exception();
     }
-    agreeing(false);
-    if (failure) std::rethrow_exception(failure);
     stored_at_ = runtime_.reactor.clock().now();
   }
   // Where ranks have pieces, an open step has only read records ahead: no rank waits for that.

@@ -180,12 +180,21 @@ class TrainingState {
   /// objection, or none does.
   Task<StepVerdict> agree(StepFacts own, const std::optional<Error>& refusal,
                           std::span<std::byte> messages);
-  /// Notes on the reactor that an agreement begins or has ended, so that it ends if a rank that has
-  /// closed its engine will never come to it.
-  void agreeing(bool begins) noexcept {
-    if (begins) ++agreements_;
-    agreeing_ = begins;
-  }
+  /// Notes on the reactor that an agreement is under way, so that it ends if a rank that has closed
+  /// its engine will never come to it.
+  class Agreeing {
+   public:
+    explicit Agreeing(TrainingState& state) noexcept : state_(state) {
+      ++state_.agreements_;
+      state_.agreeing_ = true;
+    }
+    ~Agreeing() { state_.agreeing_ = false; }
+    Agreeing(const Agreeing&) = delete;
+    Agreeing& operator=(const Agreeing&) = delete;
+
+   private:
+    TrainingState& state_;
+  };
   /// Makes the step: every gradient has arrived, and all ranks have agreed to it. `blob` becomes
   /// durable with it, or is given later if `blob_follows`. With `checkpoint`, stores it if its
   /// records are in memory.
