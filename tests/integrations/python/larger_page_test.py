@@ -175,7 +175,7 @@ def main() -> None:
         memory = save_model(where / "model")
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        (where / "text.txt").write_text((ROOT / "README.md").read_text()[:TEXT])
+        (where / "text.txt").write_text((ROOT / "LICENSE").read_text()[:TEXT])
         small = {'MEMORY, TOKENS = "16GiB", 4096': f"MEMORY, TOKENS = {memory}, 32", 'host_memory="16GiB"': 'host_memory="64MiB"'}
         trainer = replaced(block_of("2. Train in Trainer"), small | {"accumulation_steps=8": "accumulation_steps=2"})
         loop = replaced(block_of("3. Fewer bytes: micro-batches"), small | {", batch_size=8": ", batch_size=2"})
