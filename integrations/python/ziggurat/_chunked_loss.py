@@ -2,7 +2,8 @@
 """The cross-entropy of a linear layer's output that is never there as a whole.
 
 A chunk of tokens at a time: logits, loss, and at once the gradients, so that nothing of the
-vocabulary's size is kept for backward but the gradient of the weight.
+vocabulary's size is kept for backward but the gradient of the weight; or, of few tokens, those of
+the logits.
 """
 
 from __future__ import annotations
@@ -61,11 +62,12 @@ def chunked_cross_entropy(
         Logits are multiplied by `logit_scale`, and then become softcap * tanh(logits / softcap)
         (Gemma 2, 2024, section 2).
 
-    If gradients are enabled they are made here, not in backward, which only multiplies them: after
-    it a second one needs ``retain_graph=True``, and ``create_graph`` is Unimplemented. Until then
-    they take memory: hidden's in its type, the weight's and the bias's in fp32. Those are summed
-    over chunks, whose products have the type of the computation, and are rounded once, in backward:
-    so their bits depend on `chunk`.
+    If gradients are enabled they are made here, not in backward, which multiplies them: after it a
+    second one needs ``retain_graph=True``, and ``create_graph`` is Unimplemented. Until then they
+    take memory: hidden's in its type, the weight's and the bias's in fp32. Of so few tokens that
+    they take less (in 16 bits up to twice `width`), the gradients of all logits are kept in place of
+    the weight's, which backward makes of them. It is summed over chunks, whose products have the type
+    of the computation, and is rounded once, in backward: so its bits depend on `chunk`.
 
     Errors: InvalidArgument for shapes, types, labels and settings that do not fit.
     """
@@ -127,7 +129,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         how: _How,
     ) -> torch.Tensor:
         wanted = [how.trains and needs for needs in ctx.needs_input_grad[:3]]
-        grads = _Gradients(hidden, weight, how, wanted)
+        kept = _KeptLogits(weight, how) if wanted[1] and _KeptLogits.take_less(len(counted), weight, how) else None
+        grads = _Gradients(hidden, weight, how, [wanted[0], wanted[1] and kept is None, wanted[2]])
         losses = torch.empty(len(counted), dtype=how.wide, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             weight_used = weight.to(how.dtype)
@@ -146,9 +149,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if any(wanted):
                     grads.add_bias(logits)
                     grads.add(rows, hidden_used, weight_used, narrow.copy_(logits))
+                if kept is not None:
+                    kept.add(narrow)
                 del narrow, logits  # or they would be there beside the next
         if any(wanted):
-            ctx.save_for_backward(divisor, *grads.made())
+            ctx.kept = kept
+            ctx.save_for_backward(divisor, *grads.made(), *(() if kept is None else (hidden, counted, *kept.taken())))
             ctx.dtypes = [None if one is None else one.dtype for one in (hidden, weight, bias)]
         return losses.sum() / divisor
 
@@ -161,6 +167,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 "torch.nn.functional.cross_entropy()"
             )
         divisor, *made = ctx.saved_tensors
+        made, of_logits = made[:3], made[3:]
         # Without a token there is no gradient, as in PyTorch.
         factor = grad / torch.where(divisor == 0, torch.ones_like(divisor), divisor)
         once = not _keeps_graph()
@@ -168,6 +175,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             None if one is None else _scaled(one, factor, dtype, once)
             for one, dtype in zip(made, ctx.dtypes, strict=True)
         ]
+        if of_logits:
+            scaled[1] = ctx.kept.weight_gradient(*of_logits, factor=factor)
         return (*scaled, None, None, None, None)
 
 
@@ -222,17 +231,58 @@ class _Gradients:
         if self._weight.dtype == of_logits.dtype:
             self._weight.addmm_(of_logits.t(), hidden)
             return
-        # Products of 16 bits are several times as fast as those of fp32, but are not summed in fp32. So
-        # many words at a time that their products have room in the chunk, or in a processor's cache.
-        most = of_logits.numel()
-        if hidden.device.type == "cpu":
-            most = min(most, _IN_CACHE_BYTES // hidden.itemsize)
-        count = max(1, most // hidden.shape[1])
+        # Products of 16 bits are several times as fast as those of fp32, but are not summed in fp32.
+        count = _words_at_a_time(of_logits.numel(), hidden)
         for part, of_part in zip(self._weight.split(count), of_logits.split(count, dim=1), strict=True):
             part += of_part.t() @ hidden
 
     def made(self) -> tuple[torch.Tensor | None, ...]:
         return self._hidden, self._weight, self._bias
+
+
+def _words_at_a_time(most: int, hidden: torch.Tensor) -> int:
+    """Returns of how many words the products have room in `most` elements, the chunk's, or in a
+    processor's cache."""
+    if hidden.device.type == "cpu":
+        most = min(most, _IN_CACHE_BYTES // hidden.itemsize)
+    return max(1, most // hidden.shape[1])
+
+
+class _KeptLogits:
+    """The gradients of all chunks' logits, of which backward makes the weight's."""
+
+    @staticmethod
+    def take_less(tokens: int, weight: torch.Tensor, how: _How) -> bool:
+        """Returns whether they take less than the weight's gradient in fp32."""
+        return tokens * how.dtype.itemsize < weight.shape[1] * how.wide.itemsize
+
+    def __init__(self, weight: torch.Tensor, how: _How) -> None:
+        self._vocabulary, self._dtype, self._how = len(weight), weight.dtype, how
+        self._chunks: list[torch.Tensor] = []
+
+    def add(self, of_logits: torch.Tensor) -> None:
+        self._chunks.append(of_logits)
+
+    def taken(self) -> list[torch.Tensor]:
+        """Returns the chunks, for autograd to keep."""
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+    def weight_gradient(
+        self, hidden: torch.Tensor, counted: torch.Tensor, *chunks: torch.Tensor, factor: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns what _Gradients and _scaled() make of the chunks together."""
+        how = self._how
+        used = [hidden[rows].to(how.dtype) for rows in counted.split(how.chunk)]
+        made = torch.empty(self._vocabulary, hidden.shape[1], dtype=self._dtype, device=hidden.device)
+        count = _words_at_a_time(made.numel(), hidden)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for begin, part in zip(range(0, len(made), count), made.split(count), strict=True):
+                total = torch.zeros_like(part, dtype=how.wide)
+                for of_logits, of_hidden in zip(chunks, used, strict=True):
+                    total += of_logits[:, begin : begin + count].t() @ of_hidden
+                part.copy_(total.mul_(factor))
+        return made
 
 
 _SCALED_BYTES = 16 << 20

@@ -139,10 +139,10 @@ def test_only_gradients_that_are_wanted_are_made(wanted):
     weight.requires_grad_(wanted[1])
     with Products() as products:
         loss = chunked_cross_entropy(hidden, weight, labels, chunk=len(labels.flatten()))
+        assert loss.requires_grad == any(wanted)
+        if any(wanted):
+            loss.backward()
     assert products.count == 1 + sum(wanted)
-    assert loss.requires_grad == any(wanted)
-    if any(wanted):
-        loss.backward()
     for one, gradient, wants in zip((hidden, weight), expected, wanted, strict=True):
         assert (one.grad is not None) == wants
         assert not wants or difference(one.grad, gradient) < 1e-6
@@ -249,14 +249,14 @@ def of_process(name):
     return int(re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.M)[1]) << 10
 
 
-def measure(folder, dtype, chunked, large):
+def measure(folder, dtype, chunked, tokens=TOKENS, width=NARROW):
     """Writes the most memory that a loss and its backward take."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    for words in (64, large):  # at first what PyTorch loads once
-        hidden = torch.randn(TOKENS, NARROW).to(dtype).requires_grad_()
-        weight = torch.randn(words, NARROW).to(dtype).requires_grad_()
-        labels = torch.randint(words, (TOKENS,))
+    for words in (64, LARGE):  # at first what PyTorch loads once
+        hidden = torch.randn(tokens, width).to(dtype).requires_grad_()
+        weight = torch.randn(words, width).to(dtype).requires_grad_()
+        labels = torch.randint(words, (tokens,))
         _memory.return_freed()
         before = of_process("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # forgets the most
@@ -268,17 +268,37 @@ def measure(folder, dtype, chunked, large):
         del hidden, weight
 
 
+def measured(folder, *arguments):
+    with forked_runs() as runs:
+        assert runs.status_of(runs.started(measure, folder, *arguments), within=120) == 0
+    return int((folder / "peak").read_text())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory(dtype, tmp_path):
-    peaks = []
-    for chunked in (False, True):
-        with forked_runs() as runs:
-            run = runs.started(measure, tmp_path, dtype, chunked, LARGE)
-            assert runs.status_of(run, within=120) == 0
-        peaks.append(int((tmp_path / "peak").read_text()))
+    whole_bytes, ours_bytes = (measured(tmp_path, dtype, chunked) for chunked in (False, True))
     gradients = (TOKENS + LARGE) * NARROW * dtype.itemsize + 4 * LARGE * NARROW
-    assert peaks[0] > 2 * 4 * TOKENS * LARGE
-    assert peaks[1] < 16 * CHUNK * LARGE + gradients + SLACK_BYTES
+    assert whole_bytes > 2 * 4 * TOKENS * LARGE
+    assert ours_bytes < 16 * CHUNK * LARGE + gradients + SLACK_BYTES
+
+
+def test_few_tokens_take_no_gradient_of_the_weight_in_fp32(tmp_path):
+    tokens, width = 16, 512
+    gradients = 2 * (tokens + LARGE) * width
+    assert measured(tmp_path, torch.bfloat16, True, tokens, width) < 16 * tokens * LARGE + gradients + SLACK_BYTES
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("chunk", [2, 21])
+def test_the_gradient_of_the_weight_has_the_bits_of_one_that_is_summed_at_once(chunk, dtype, monkeypatch):
+    """That of few tokens is made in backward, that of many beside the loss."""
+    made = []
+    for takes_less in (True, False):
+        monkeypatch.setattr("ziggurat._chunked_loss._KeptLogits.take_less", lambda *_, it=takes_less: it)
+        hidden, weight, bias, labels = given(dtype)
+        (3 * chunked_cross_entropy(hidden, weight, labels, bias=bias, chunk=chunk)).backward()
+        made.append((hidden.grad, weight.grad, bias.grad))
+    assert all(map(torch.equal, *made)) if dtype != torch.float32 else all(map(torch.allclose, *made))
 
 
 if __name__ == "__main__":
