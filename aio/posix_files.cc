@@ -100,10 +100,12 @@ bool still_named(const UniqueFd& fd, const std::string& path) {
   return open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
 }
 
-/// Returns ", PID (name)", or nothing if nobody knows.
+/// Returns ", PID (name)", or nothing if nobody knows. Of one that has ended somebody has the lock
+/// who inherited it.
 std::string told(const std::optional<LockHolder>& holder) {
   if (!holder) return "";
-  return fmt::format(", {} ({})", holder->pid, holder->name.empty() ? "ended" : holder->name);
+  if (holder->ended) return fmt::format(", a child of {}, which has ended", holder->pid);
+  return fmt::format(", {} ({})", holder->pid, holder->name);
 }
 
 /// Says once that the lock is waited for.

@@ -101,9 +101,11 @@ Task<> StoreSuccession::recover() {
     co_return;
   }
   // A rank of the run that was to divide the store may still live, and build.
-  const std::vector<std::unique_ptr<DirectFile>> built = locked(/*built=*/true);
+  std::vector<std::unique_ptr<DirectFile>> built = locked(/*built=*/true);
   lock_old();
-  remove_rest();
+  remove_built();
+  built.clear();  // a network's filesystem keeps removed files in their folder while they are open
+  remove_folders();
   old_.clear();
 }
 
@@ -214,18 +216,25 @@ Task<> StoreSuccession::move(Names names) {
     }
     place.io.sync_directory(place.directory);
   }
-  remove_rest();
+  remove_built();
+  remove_folders();
   co_return;
 }
 
-/// Removes the folders, with the notes.
-void StoreSuccession::remove_rest() const {
+/// Removes what the folders have, with the notes.
+void StoreSuccession::remove_built() const {
   for (const StripePlace& place : places_) {
     const std::string folder = folder_in(place.directory);
     std::vector<std::string> names = names_in(place, folder);
     // The built files are removed before the note that says that they are whole.
     std::ranges::stable_partition(names, [](const std::string& name) { return name != kNote; });
     for (const std::string& name : names) place.io.remove(folder + "/" + name);
+  }
+}
+
+void StoreSuccession::remove_folders() const {
+  for (const StripePlace& place : places_) {
+    const std::string folder = folder_in(place.directory);
     if (place.io.exists(folder)) place.io.remove_directory(folder);
     place.io.sync_directory(place.directory);
   }

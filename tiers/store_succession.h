@@ -66,7 +66,8 @@ class StoreSuccession {
   Names new_names() const;
   Task<> move(Names names);
   void require_all(const Names& names) const;
-  void remove_rest() const;
+  void remove_built() const;
+  void remove_folders() const;
 
   Reactor& reactor_;
   std::vector<StripePlace> places_;

@@ -95,7 +95,8 @@ class LentEngine : public StateEngine {
   /// the trainer's again on return. The step to come takes the sum in place of an empty gradient.
   /// The first summand is added to zeros, or takes their place (`instead_of_zeros`). Needs
   /// `placement` with grads=nvme. Errors: kInvalidArgument without it, or for a wrong number of
-  /// elements.
+  /// elements; those of the drive. After one of the drive's the sum may lack a part of the
+  /// summand: it is refused, by step() too, until discard_sum().
   virtual void add_gradient(ParamId param, TypedSpan<const std::byte> values, float scale,
                             bool instead_of_zeros = false) = 0;
   /// Forgets the sum of `param`, if it has one.
@@ -109,8 +110,9 @@ class LentEngine : public StateEngine {
   /// wait_updated(param).
   ///
   /// Errors are thrown on every rank if one has them, and name that rank. After kInvalidArgument
-  /// for invalid options or a wrong number of elements, and after kUnimplemented, nothing was
-  /// changed. After any other error the engine has ended on all ranks. All ranks must give the same
+  /// for invalid options or a wrong number of elements, after kUnimplemented, and where the drive
+  /// has not taken a sum of gradients, nothing was changed. After any other error the engine has
+  /// ended on all ranks. All ranks must give the same
   /// generation and the same options, except for groups: each rank has groups for its own
   /// parameters.
   virtual StepResult step(std::span<const TypedSpan<const std::byte>> gradients,
@@ -133,7 +135,7 @@ class LentEngine : public StateEngine {
   /// is never needed. Unknown units are an error.
   virtual void expect_units(std::span<const StreamedUnit> units) = 0;
   /// Fails those threads that wait in acquire(), and those that will, with kCancelled: the engine
-  /// is about to be closed.
+  /// is about to be closed. Those whose memory is being brought wait for the drive first.
   virtual void end_waits() = 0;
   /// Returns where a streamed parameter is on the device while its unit is acquired, without
   /// padding, aligned to its elements.

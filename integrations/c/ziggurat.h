@@ -302,7 +302,8 @@ ZIGGURAT_API ziggurat_status ziggurat_device_open(ziggurat_runtime runtime,
 /// engine has it, or a call of that engine is still returning.
 ZIGGURAT_API ziggurat_status ziggurat_device_close(ziggurat_device device);
 /// Closes an engine. State that is not durable is lost: call ziggurat_make_durable() before. A
-/// thread that waits in ziggurat_acquire() gets ZIGGURAT_CANCELLED.
+/// thread that waits in ziggurat_acquire() for memory gets ZIGGURAT_CANCELLED; one whose parameters
+/// are being brought waits for the drive first.
 ZIGGURAT_API ziggurat_status ziggurat_engine_close(ziggurat_engine engine);
 
 /// Opens an exchange, with which ranks exchange host memory among themselves, in addition to what
@@ -353,7 +354,8 @@ ZIGGURAT_API ziggurat_status ziggurat_lend_gradients(ziggurat_engine engine, uin
                                                      const float* scales);
 /// Adds to the gradient of `param`, for steps of several backwards: in fp32, in the engine's own
 /// memory, or in a file if "placement" has "grads=nvme". What was lent before and `gradient` are
-/// the caller's again when this returns.
+/// the caller's again when this returns. After an error of the drive the sum may lack a part of
+/// `gradient`: the step is refused until ziggurat_discard_gradient().
 ZIGGURAT_API ziggurat_status ziggurat_add_gradient(ziggurat_engine engine, uint64_t param,
                                                    const ziggurat_memory* gradient, float scale);
 /// Sets the factor by which the step to come multiplies the gradient of `param`, in place of the

@@ -348,6 +348,35 @@ TEST_F(LentServeEndInMemory, OfARanksEngineEndsACheckpointThatItHasNoPartIn) {
   }
 }
 
+// Rank 0 stores its part when rank 1, whose step is refused for it, still has no blob.
+TEST_F(LentServeEndInMemory, OfARanksEngineEndsACheckpointThatWasBegunBeforeARefusedStep) {
+  durable_every_s_ = 1e-9;
+  std::barrier<> both(2);
+  expect_none(run_ranks(2, [&](int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    open(rank);
+    LentTrainer& trainer = world_.trainers[index];
+    trainer.make_gradients(2, {});
+    const std::vector<GroupStep> groups = trainer.groups_of({});
+    StepOptions options{.blob = {}, .blob_follows = true};
+    options.groups = groups;
+    engines_[index]->step(trainer.lent_gradients(), options);
+    engines_[index]->wait_all_updated();
+    if (rank == 0) engines_[0]->give_blob({});
+    both.arrive_and_wait();
+    const Error refused =
+        thrown_by([&] { engines_[index]->step(trainer.lent_gradients(), options); });
+    EXPECT_EQ(refused.code(), ErrorCode::kInvalidArgument);
+    if (rank == 1) {
+      engines_[1].reset();
+      return;
+    }
+    const Error undone = thrown_by([&] { engines_[0]->make_durable(); });
+    EXPECT_EQ(undone.code(), ErrorCode::kUnavailable);
+    EXPECT_THAT(undone.what(), HasSubstr("rank 1 has closed its engine"));
+  }));
+}
+
 // The ranks that find their store lost all close what they had opened, and may open another.
 TEST_F(LentServeEnd, OfAnOpeningThatFindsAStoreLostHoldsNobodyUp) {
   std::barrier<> both(2);
@@ -371,8 +400,12 @@ TEST_F(LentServeEnd, OfAnOpeningThatFindsAStoreLostHoldsNobodyUp) {
   }));
 }
 
+// What an engine does that is closed between two steps; no other rank waits for any of it.
+using Last = void (*)(LentEngine&);
+class LentServeEndOfOne : public LentServeEnd, public ::testing::WithParamInterface<Last> {};
+
 // The engines of a runtime end one by one, in whatever order, and others go on.
-TEST_F(LentServeEnd, OfOneEngineLeavesTheOthersOfItsRuntime) {
+TEST_P(LentServeEndOfOne, LeavesTheOthersOfItsRuntime) {
   std::barrier<> both(2);
   World second(kTiny, Where::kMemory);
   expect_none(run_ranks(2, [&](int rank) {
@@ -382,8 +415,7 @@ TEST_F(LentServeEnd, OfOneEngineLeavesTheOthersOfItsRuntime) {
     auto other = LentEngine::open(trainer.own_model(), second.config(rank), *runtimes_[index],
                                   trainer.lent());
     if (rank == 0) {
-      engines_[0]->expect_gradients();  // reads records ahead, for which no other rank waits
-      engines_[0]->make_durable();
+      GetParam()(*engines_[0]);
       engines_[0].reset();
     }
     trainer.step(*other);
@@ -395,6 +427,22 @@ TEST_F(LentServeEnd, OfOneEngineLeavesTheOthersOfItsRuntime) {
     both.arrive_and_wait();
   }));
 }
+
+INSTANTIATE_TEST_SUITE_P(BetweenSteps, LentServeEndOfOne,
+                         ::testing::Values(
+                             [](LentEngine& its) {
+                               its.expect_gradients();  // reads records ahead
+                               its.make_durable();
+                             },
+                             [](LentEngine& its) {
+                               its.make_durable();
+                               its.expect_gradients();
+                             },
+                             [](LentEngine& its) {
+                               its.expect_gradients();
+                               const std::vector<float> values(its.pieces_of(0)[0].count, 0.5F);
+                               its.write_state(0, "exp_avg", values);
+                             }));
 
 TEST_F(LentServeEnd, OfARanksProcessIsSaidToWhoAsks) {
   std::barrier<> both(2);

@@ -87,12 +87,12 @@ class LentSumsOnAFailingDrive : public ::testing::Test {
     set_gate([](FaultPoint) { return 0; });
   }
   template <class Call>
-  void expect_eio(const Call& call) {
+  void expect_eio(const Call& call, const char* why = "") {
     try {
       call();
       ADD_FAILURE() << "there was no error";
     } catch (const Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr("EIO"));
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("EIO"), HasSubstr(why)));
     }
   }
 
@@ -141,9 +141,10 @@ TEST_F(LentSumsOnAFailingDrive, RefuseTheStepWhereASummandWasAddedInPart) {
     expect_eio([&] { engine_->add_gradient(4, gradient, 1); });
     fail_no_more();
     std::vector<float> values(gradient.count());
-    expect_eio([&] { engine_->add_gradient(4, gradient, 1); });
-    expect_eio([&] { engine_->read_sum(4, 0, values); });
-    expect_eio([&] { trainer_.step(*engine_, {.left_out = {4}}); });
+    const char* const why = "the sum of gradients of parameter 4 lacks a part of what was added";
+    expect_eio([&] { engine_->add_gradient(4, gradient, 1); }, why);
+    expect_eio([&] { engine_->read_sum(4, 0, values); }, why);
+    expect_eio([&] { trainer_.step(*engine_, {.left_out = {4}}); }, why);
     EXPECT_EQ(engine_->generation(), 0U);
     engine_->discard_sum(4);
   }

@@ -146,7 +146,8 @@ Task<> LentReshard::require_together(Communicator& ranks) const {
       ErrorCode::kInvalidArgument,
       fmt::format(
           "{}: the store {} has state of '{}'{}, of which this run's ranks do not "
-          "train all elements: train the parameters that the store was made with, "
+          "train all elements, or train some more often than others: train the parameters that the "
+          "store was made with, "
           "or give another `store`",
           kWhat, whole_->place(), fmt::join(std::span(lacking).first(shown), "', '"),
           shown < lacking.size() ? fmt::format(" and {} more", lacking.size() - shown) : ""));

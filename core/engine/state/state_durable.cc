@@ -40,8 +40,7 @@ Task<> TrainingState::make_durable() {
     }
     stored_at_ = runtime_.reactor.clock().now();
   }
-  // Where ranks have pieces, an open step has only read records ahead: no rank waits for that.
-  at_rest_ = of_pieces() || !sweep_->step_open();
+  at_rest_ = !sweep_->step_open();
 }
 
 void TrainingState::require_durable() const {
@@ -66,7 +65,7 @@ bool TrainingState::checkpoint_due() const {
 void TrainingState::begin_checkpoint() {
   require_all_open("a checkpoint");
   storing_ = true;
-  storing_since_ = ++agreements_;
+  ++begun_.checkpoints;
   stored_.reset();
   Task<> storing = store_checkpoint(generation_, last_blob_);
   context_->spawn(std::move(storing));

@@ -36,7 +36,7 @@ Task<> TrainingState::close() {
   // last of its exchanges. In every other state they would wait for this rank forever, as in a step
   // that never ends, so they are told.
   if (awaited_by_ranks() && !cancel_.cancelled() && !at_rest_) tell_ranks(closed);
-  if (service_) co_await service_->close(agreements_);
+  if (service_) co_await service_->close(begun_);
   if (!cancel_.cancelled()) cancel_.cancel(closed);
   ended_ = true;
   co_await ended(tasks_);
@@ -66,10 +66,11 @@ void TrainingState::close_storage() {
 }
 
 /// Whether other ranks wait for this rank: something is under way in which they have a part, or a
-/// step was begun in which they will wait. Of pieces whose records are in memory nothing is
-/// exchanged.
+/// step was begun in which they will wait. Of pieces nothing is exchanged until a step is made, and
+/// then only what makes it durable.
 bool TrainingState::awaited_by_ranks() const {
-  if (of_pieces() && records_ && !records_->through_store()) return storing_;
+  if (of_pieces() && records_)
+    return storing_ || (records_->through_store() && sweep_ && sweep_->step_ending());
   if ((tasks_ && tasks_->count() > 0) || (sweep_ && sweep_->step_open())) return true;
   return hand_ != nullptr && hand_->in_step();
 }

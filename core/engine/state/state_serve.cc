@@ -28,7 +28,7 @@ std::unique_ptr<StateService> TrainingState::make_service() {
       .pieces = own_pieces(),
       .read = [this](std::uint64_t piece, std::uint64_t state,
                      const StateService::Give& give) { return serve_state(piece, state, give); },
-      .closed = [this](int rank, std::uint64_t steps) { rank_closed(rank, steps); }};
+      .closed = [this](int rank, const StateService::Begun& begun) { rank_closed(rank, begun); }};
   return std::make_unique<StateService>(cancel_, runtime_.reactor, *runtime_.ranks,
                                         std::move(served));
 }
@@ -66,10 +66,10 @@ Task<> TrainingState::serve_state(std::uint64_t piece, std::uint64_t state,
 }
 
 /// Ends the run if this rank waits for a step or a checkpoint that the closed rank has not come to,
-/// and so will never make. `agreements` is how many that rank has begun.
-void TrainingState::rank_closed(int rank, std::uint64_t agreements) {
-  const bool waits = agreeing_ && agreements_ > agreements;
-  const bool stores = storing_ && storing_since_ > agreements;
+/// and so will never make.
+void TrainingState::rank_closed(int rank, const StateService::Begun& begun) {
+  const bool waits = agreeing_ && begun_.calls > begun.calls;
+  const bool stores = storing_ && begun_.checkpoints > begun.checkpoints;
   if (!waits && !stores) return;
   fail(std::make_exception_ptr(
       Error(ErrorCode::kUnavailable,

@@ -60,7 +60,8 @@ struct StateService::Request {
   Kind kind = Kind::kRead;
   std::uint64_t piece = 0;
   std::uint64_t state = 0;
-  std::uint64_t number = 0;  ///< for kRead the generation, for kClosed the number of steps
+  std::uint64_t generation = 0;
+  Begun begun{};  ///< for kClosed
 };
 
 /// The head of an answer, which is followed by `count` values, or by none if it is a refusal.
@@ -117,7 +118,7 @@ Task<> StateService::read(int rank, std::uint64_t piece, std::uint64_t state,
                             "read them before the rank closes its engine",
                             rank));
   }
-  Request request{.piece = piece, .state = state, .number = generation};
+  Request request{.piece = piece, .state = state, .generation = generation};
   co_await requests_->send(bytes_of(request), rank);
   for (std::span<float> left = values; !left.empty();) {
     Answer head;
@@ -163,7 +164,7 @@ Task<> StateService::serve(int from) {
   if (--its.coming == 0) its.heard.set();
   if (lost) std::rethrow_exception(lost);
   if (request.kind == Request::Kind::kClosed) {
-    served_.closed(from, request.number);
+    served_.closed(from, request.begun);
   } else {
     co_await answer(from, request);
   }
@@ -185,7 +186,7 @@ Task<> StateService::answer(int from, const Request& request) {
 /// not in one. So the state stays at that rank's generation, which this rank has reached or is
 /// about to reach.
 Task<> StateService::give(int from, const Request& request) {
-  while (generation_ < request.number && !closing_) {
+  while (generation_ < request.generation && !closing_) {
     made_.reset();
     co_await made_.wait();
   }
@@ -213,18 +214,18 @@ Task<> StateService::until_heard(Peer& peer) {
 
 /// Tells a rank that this one closes, unless that rank has closed too: then it has been told
 /// already, or needs no message.
-Task<> StateService::tell_closed(int rank, std::uint64_t steps) {
+Task<> StateService::tell_closed(int rank, Begun begun) {
   co_await until_heard(peer(rank));
   if (peer(rank).closed) co_return;
-  Request notice{.kind = Request::Kind::kClosed, .number = steps};
+  Request notice{.kind = Request::Kind::kClosed, .begun = begun};
   co_await requests_->send(bytes_of(notice), rank);
 }
 
-Task<> StateService::close(std::uint64_t steps) {
+Task<> StateService::close(Begun begun) {
   closing_ = true;
   made_.set();
   for (int rank = 0; rank < requests_->world_size(); ++rank) {
-    if (rank != requests_->rank()) serving_.spawn(tell_closed(rank, steps));
+    if (rank != requests_->rank()) serving_.spawn(tell_closed(rank, begun));
   }
   try {
     co_await serving_.wait_idle();

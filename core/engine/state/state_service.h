@@ -29,6 +29,13 @@ namespace ziggurat {
 
 class StateService {
  public:
+  /// How many agreements a rank has begun with the others. Those of calls come in the same order on
+  /// every rank. Checkpoints of their own accord do too, but not in the same order among the calls:
+  /// one begins when a rank gives a blob.
+  struct Begun {
+    std::uint64_t calls = 0;
+    std::uint64_t checkpoints = 0;
+  };
   /// Receives the next values of an array, in order.
   using Give = std::function<Task<>(std::span<const float> values)>;
   struct Served {
@@ -36,8 +43,8 @@ class StateService {
     /// Passes array `state` of one of this rank's pieces, at the engine's newest generation, to
     /// `give`.
     std::function<Task<>(std::uint64_t piece, std::uint64_t state, const Give& give)> read;
-    /// Called when a rank has closed its engine, after it had made or refused `steps` steps.
-    std::function<void(int rank, std::uint64_t steps)> closed;
+    /// Called when a rank has closed its engine, which had begun so many agreements.
+    std::function<void(int rank, const Begun& begun)> closed;
   };
 
   /// Splits communicators of its own from `ranks`, which has all ranks.
@@ -45,7 +52,7 @@ class StateService {
   /// Exchanges the pieces of all ranks. Every rank calls it first.
   Task<> open();
   /// Waits until all ranks know that this rank closes, and until their requests are answered.
-  Task<> close(std::uint64_t steps);
+  Task<> close(Begun begun);
 
   /// Returns the pieces of `rank`. Errors: kInvalidArgument for a rank that does not exist.
   const std::vector<RankPiece>& pieces_of(int rank) const;
@@ -76,7 +83,7 @@ class StateService {
   Task<> give(int from, const Request& request);
   Task<> refuse(int from, const Error& error);
   Task<> until_heard(Peer& peer);
-  Task<> tell_closed(int rank, std::uint64_t steps);
+  Task<> tell_closed(int rank, Begun begun);
   Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
 
   Served served_;

@@ -185,7 +185,7 @@ class TrainingState {
   class Agreeing {
    public:
     explicit Agreeing(TrainingState& state) noexcept : state_(state) {
-      ++state_.agreements_;
+      ++state_.begun_.calls;
       state_.agreeing_ = true;
     }
     ~Agreeing() { state_.agreeing_ = false; }
@@ -401,7 +401,7 @@ class TrainingState {
   std::vector<RankPiece> own_pieces() const;
   std::unique_ptr<StateService> make_service();
   Task<> serve_state(std::uint64_t piece, std::uint64_t state, const StateService::Give& give);
-  void rank_closed(int rank, std::uint64_t steps);
+  void rank_closed(int rank, const StateService::Begun& begun);
 
   // state_durable.cc
   bool checkpoint_due() const;
@@ -486,20 +486,19 @@ class TrainingState {
   std::vector<std::byte> last_blob_;     // blob of generation_, with the engine's header
   std::optional<BlobLine> line_record_;  // set if the line does not belong to the store's own uuid
   LineId own_line_;                      // used in place of a store's uuid if there is no store
-  std::uint64_t agreements_ = 0;         // number that this rank has begun: on steps, checkpoints
+  StateService::Begun begun_;            // by this rank
   bool agreeing_ = false;                // an agreement is under way
   bool blob_awaited_ = false;            // generation_ still needs its blob
   bool checkpoint_awaits_ = false;       // a checkpoint also waits for the blob
   std::vector<std::byte> resumed_blob_;
   bool resumed_ = false;
-  bool loaded_ = false;              // the state was loaded from a source, with its step
-  std::size_t group_count_ = 0;      // number of groups of the model's parameters
-  bool storing_ = false;             // a checkpoint is being stored in the background
-  std::uint64_t storing_since_ = 0;  // its number among the agreements
-  Signal stored_;                    // set when that checkpoint has ended
-  Nanoseconds stored_at_{0};         // when the last one ended, by the reactor's clock
-  bool at_rest_ = false;             // no call was made since make_durable()
-  std::uint64_t opened_bytes_ = 0;   // progress of create_state() and load_state()
+  bool loaded_ = false;          // the state was loaded from a source, with its step
+  std::size_t group_count_ = 0;  // number of groups of the model's parameters
+  bool storing_ = false;         // a checkpoint is being stored in the background, the newest begun
+  Signal stored_;                // set when that checkpoint has ended
+  Nanoseconds stored_at_{0};     // when the last one ended, by the reactor's clock
+  bool at_rest_ = false;         // no call was made since make_durable()
+  std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()
   std::vector<std::string> notes_;
 };
 

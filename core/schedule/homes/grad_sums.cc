@@ -2,6 +2,8 @@
 // core/schedule/homes/grad_sums.cc: reads and adds, and writes in the background.
 #include "core/schedule/homes/grad_sums.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -86,7 +88,20 @@ Task<> GradSums::add(ParamId param, std::span<const ChunkRun> runs,
 
 void GradSums::require_complete(ParamId param) const {
   if (const auto found = incomplete_.find(param); found != incomplete_.end())
-    std::rethrow_exception(found->second);
+    throw_incomplete(param, found->second);
+}
+
+/// Throws an error with the code of the failure that left the sum without a part of a summand.
+void GradSums::throw_incomplete(ParamId param, const std::exception_ptr& failure) const {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    throw Error(error.code(),
+                fmt::format("the sum of gradients of parameter {} lacks a part of what was added "
+                            "({}): discard its gradient",
+                            param, error.what()),
+                error.native());
+  }
 }
 
 Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<const std::byte> values,

@@ -73,6 +73,11 @@ std::uint64_t OptimizerSweep::storing() const noexcept {
 
 bool OptimizerSweep::step_open() const { return current_ && current_->state == Pass::State::kOpen; }
 
+bool OptimizerSweep::step_ending() const {
+  const PassPtr pass = step_open() ? current_->previous : current_;
+  return pass && !pass->done.is_set();
+}
+
 void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
                                       const StepScalars* guess) {
   begin(generation);
