@@ -58,7 +58,7 @@ class EngineSums:
         gets its values into memory."""
         for kept_index, kept in self.live():
             if kept_index == index:
-                kept.bring_home()
+                kept.come_home()
         if index in self._owners:
             self.engine.discard_gradient(index)
         self._owners[index] = weakref.ref(content)
@@ -68,7 +68,7 @@ class EngineSums:
         gets its values into memory."""
         for index, kept in self.live():
             if used.get(index) is not kept:
-                kept.bring_home()
+                kept.come_home()
         for index in set(self._owners).difference(used):
             del self._owners[index]
 
@@ -91,7 +91,7 @@ class EngineContent(Content):
 
     def __init__(self, slot: Slot, made: torch.Tensor, sums: EngineSums, index: int) -> None:
         self._summands = 0  # that the engine has
-        self._lost = False  # whether the engine was closed with the values
+        self._lost = ""  # why the values are no more
         super().__init__(slot, made)
         self.sums, self.index = sums, index
         if not sums.waits(self):
@@ -118,8 +118,8 @@ class EngineContent(Content):
     def check(self) -> None:
         if self._lost:
             raise InvalidArgument(
-                f"the gradient of parameter '{self.slot.name}' was in a file of its optimizer, which "
-                "was closed when memory had no room for it: call zero_grad()"
+                f"the gradient of parameter '{self.slot.name}' was in a file of its optimizer, "
+                f"{self._lost}: call zero_grad()"
             )
         super().check()
 
@@ -177,13 +177,24 @@ class EngineContent(Content):
     def leave(self) -> None:
         """Takes the values from an engine that is about to be closed."""
         if 4 * self.shape.numel() <= free_bytes():
-            self.bring_home()
+            self.come_home()
         else:
-            self._drop()
-            self._lost = True
+            self._lose("which was closed when memory had no room for it")
+
+    def come_home(self) -> None:
+        """Reads the values into memory for the engine to forget them. Those that the drive does not
+        give are lost to whoever asks for them later, and to nobody else."""
+        try:
+            self.bring_home()
+        except ZigguratError as error:
+            self._lose(f"which could not be read ({error})")
+
+    def _lose(self, why: str) -> None:
+        self._drop()
+        self._lost = why
 
     def zero(self) -> None:
-        self._lost = False
+        self._lost = ""
         super().zero()
 
     def add(self, other: Any, alpha: Any) -> None:

@@ -327,6 +327,28 @@ def test_gradients_are_there_after_a_close(made, monkeypatch):
     backward(model)
 
 
+def test_a_sum_that_the_drive_does_not_give_is_lost_to_who_asks_and_closing_goes_on(made, monkeypatch):
+    model, optimizer = made(IN_FILES)
+    train(model, optimizer, range(1))
+    backward(model)
+    large = [param for param in model.parameters() if at_engine(param.grad) is not None]
+    kept = large[0].grad
+    engine = optimizer.engine
+
+    def failing(*_):
+        raise ziggurat.ZigguratError("read the sum: EIO (Input/output error)")
+
+    monkeypatch.setattr(type(engine), "read_gradient", failing)
+    large[0].grad = None
+    backward(model)  # has a sum of its own
+    with pytest.raises(ziggurat.InvalidArgument, match=r"could not be read \(read the sum: EIO.*call zero_grad\(\)"):
+        kept.sum()
+    optimizer.close()
+    with pytest.raises(ziggurat.InvalidArgument, match=r"could not be read .*call zero_grad\(\)"):
+        large[1].grad.sum()
+    optimizer.zero_grad()
+
+
 def test_a_model_that_is_dropped_with_its_gradients_is_freed(made):
     model, optimizer = made(IN_FILES)
     backward(model)
