@@ -71,9 +71,9 @@ UringEngine::Ring::~Ring() {
 
 void UringEngine::Ring::end_ring() {
   forget_for_children(ring_.ring_fd);
+  rings_ended.fetch_add(1, std::memory_order_release);  // before another ring may lie there
   io_uring_queue_exit(&ring_);
   ring_made_ = false;
-  rings_ended.fetch_add(1, std::memory_order_release);
 }
 
 void UringEngine::Ring::set_up() {
