@@ -228,7 +228,10 @@ class Opened:
         self._memory = [param.detach() for param in held]  # keeps the memory alive while it is lent
         if streaming is not None:
             stored = self.engine.resumed or loaded is not None
-            streaming.take(self, values_are_there=stored and not model_has_values)
+            there = set(range(len(self.parts)) if stored and not model_has_values else ())
+            if loaded is not None:  # which may lack some
+                there -= {i for i, given in enumerate(loaded[1]["parts"]) if given is None}
+            streaming.take(self, there)
             if stored and model_has_values:
                 self._become_masters.update(i for i in range(len(self.parts)) if self._is_kept(i))
         _all.add(self)

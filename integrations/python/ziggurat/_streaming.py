@@ -15,7 +15,7 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -239,13 +239,13 @@ class Streaming(Pins):
             if held.param not in known
         ]
 
-    def take(self, opened: Opened, values_are_there: bool) -> None:
-        """Gives the engine the values, parameter by parameter, and frees PyTorch's memory of each.
-        `values_are_there`: of those that are trained a store or a checkpoint has the values. After an
-        error or an interrupt the model is as it was."""
+    def take(self, opened: Opened, there: Container[int]) -> None:
+        """Gives the engine the values, parameter by parameter, and frees PyTorch's memory of each. It
+        has those of the indices `there` from a store or a checkpoint. After an error or an interrupt
+        the model is as it was."""
         self._taking = opened
         try:
-            self._move(opened, values_are_there)
+            self._move(opened, there)
             for unit in self.units:
                 unit.places = Places([held.index for held in unit.held])
             self._opened = opened
@@ -292,15 +292,14 @@ class Streaming(Pins):
                 self._take_out(unit, engine)
             raise
 
-    def _move(self, opened: Opened, values_are_there: bool) -> None:
+    def _move(self, opened: Opened, there: Container[int]) -> None:
         frozen_from = len(opened.parts)
-        written, there = [], []
+        written, left = [], []
         for held in self._all():
             index = opened.index(held.param)
-            trained = index is not None
             if index is None:
                 index, frozen_from = frozen_from, frozen_from + 1
-            (there if trained and values_are_there else written).append((held, index))
+            (left if index in there else written).append((held, index))
         # Values that are written to host memory can be read again, so that there is no need of both.
         # A drive may fail, and those that are there are not the model's.
         for held, index in written:
@@ -309,7 +308,7 @@ class Streaming(Pins):
             if self.placement == "host":
                 held.leave(index)
                 held.forget()
-        for held, index in (*written, *there):
+        for held, index in (*written, *left):
             held.leave(index)
         for held in self._all():
             held.forget()

@@ -8,6 +8,7 @@ than offload() takes.
 import math
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ try:
     import torch
     from forked_runs import forked_runs
     from small_models import one_thread  # noqa: F401, a fixture
-    from streamed_models import DEPTH, Gpt, gpt, loss_of, pinned, tokens_of, train
+    from streamed_models import DEPTH, Gpt, gpt, loss_of, pinned, same_with_and_without, tokens_of, train
 except ImportError as missing:
     import missing_peer
 
@@ -362,6 +363,32 @@ def test_state_dicts_and_checkpoints(tmp_path):
     assert results[0][0] == results[1][0]
     assert same(results[0][1], results[1][1])
     assert results[1][0][4:8] == results[1][0][8:12] == results[1][0][12:]
+
+
+@pytest.mark.parametrize("placement", ["host", "nvme"])
+def test_what_a_checkpoint_lacks_keeps_its_values(tmp_path, placement):
+    model = gpt()
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, range(1))
+    ziggurat.torch.save_checkpoint(tmp_path / "saved", optimizer, model)
+    lacking = ("narrow.weight", "norm.bias")
+
+    def run(offload):
+        model = gpt()
+        with torch.no_grad():
+            model.norm.bias.fill_(0.25)
+        offload(model, placement=placement)
+        store = tempfile.mkdtemp(dir=tmp_path)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement=f"nvme:{store}")
+        found = ziggurat.torch.load_checkpoint(
+            tmp_path / "saved", optimizer, model, strict=False, rename=lambda name: None if name in lacking else name
+        )
+        assert set(lacking) < set(found.missing)
+        losses = train(model, optimizer, range(1, 3))
+        optimizer.close()
+        return losses
+
+    same_with_and_without(run)
 
 
 @pytest.mark.parametrize(
