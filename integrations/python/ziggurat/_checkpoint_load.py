@@ -21,7 +21,9 @@ from ziggurat._dtensor import is_dtensor, local_box, local_of
 from ziggurat._foreign import Rename, rename_content, without_wrappers
 from ziggurat._foreign._content import Content, Saved, of_number
 from ziggurat._foreign._plan import Places, Plan
+from ziggurat._file_memory import let_pages_go
 from ziggurat._frozen_files import copy_if_differs
+from ziggurat._memory import count_freed
 from ziggurat._names import listed, names_alone
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Checkpoint
@@ -30,6 +32,7 @@ from ziggurat._parts import Part
 from ziggurat._resume import set_random_states
 from ziggurat._rounding import rounded
 from ziggurat._state import MOMENTS
+from ziggurat._streaming import kept_by_engine
 
 AT_ONCE = 1 << 20  # elements read into PyTorch's memory at a time
 
@@ -266,13 +269,17 @@ class _Loading:
     @torch.no_grad()
     def _fill(self) -> None:
         """Fills the parameters with their masters rounded to the parameters' types, and the
-        buffers."""
+        buffers. Leaves out what the engine is going to keep: it reads that itself, and the
+        memory here goes then."""
+        trained = {param for param in self._places.ordered if param.requires_grad}
         for target, saved in self._plan.values.items():
             index = self._tensors.get(id(saved))
             if target.numel() == 0:
                 continue
             if index is None:
                 copy_if_differs(target, saved.read())
+                continue
+            if target in trained and kept_by_engine(target) is not None:
                 continue
             here = local_of(target) if is_dtensor(target) else target
             first = _first_of(target)
@@ -290,8 +297,10 @@ class _Loading:
             some = flat[begin : begin + AT_ONCE]
             values = read_values(self._checkpoint, index, first + begin, some.numel())
             copy_if_differs(some, rounded(values, here.dtype))
+            count_freed(3 * values.nbytes)  # with what rounding makes
         if not whole:
             here.copy_(flat.view(here.shape))
+        let_pages_go(here)
 
     def _read_box(self, index: int, target: torch.Tensor) -> torch.Tensor:
         """Reads this rank's part of `target`, in fp32, where the part is no contiguous run of the

@@ -7,7 +7,9 @@ than offload() takes.
 
 import contextlib
 import re
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +34,7 @@ WIDTH, DEPTH = 1024, 32  # blocks of 4 MiB
 HOST_BYTES = 8 * MIB  # of the optimizer's state
 FREED_BYTES = _memory._RETURNED_BYTES
 SLACK_BYTES = 16 * MIB  # for activations, and what the engine takes beside that
+READER_BYTES = 40 * MIB  # of a checkpoint, for what is hashed together, whose rest may be needed next
 
 
 class How(NamedTuple):
@@ -71,17 +74,24 @@ def forget_the_most() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def train(depth: int, folder: Path, how: How) -> float:
-    """Returns the last loss. The kernel then knows the most memory that training took, and with
-    `from_files` building too; under autocast that of a forward alone."""
+def made(depth: int, folder: Path, how: How) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     folder.mkdir()
-    forget_the_most()
     with streamed_init(folder) if how.from_files else contextlib.nullcontext():
         model = blocks(depth, how)
     if how.placement is not None:
         ziggurat.torch.offload(model, memory=memory_of(model), placement=how.placement)
+    trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    return model, ziggurat.torch.AdamW(
+        trained, lr=1e-2, placement=f"nvme:{folder}/store", host_memory=HOST_BYTES
+    )
+
+
+def train(depth: int, folder: Path, how: How) -> float:
+    """Returns the last loss. The kernel then knows the most memory that training took, and with
+    `from_files` building too; under autocast that of a forward alone."""
+    forget_the_most()
+    model, optimizer = made(depth, folder, how)
     trained = [param for param in model.parameters() if param.requires_grad]
-    optimizer = ziggurat.torch.AdamW(trained, lr=1e-2, placement=f"nvme:{folder}/store", host_memory=HOST_BYTES)
     optimizer.open()
     if not how.from_files:
         forget_the_most()
@@ -121,12 +131,39 @@ def train_and_measure(folder: Path, how: How) -> None:
     (folder / "measured").write_text(f"{peak} {loss!r} {memory_bytes}")
 
 
-def measured(folder: Path, how: How) -> tuple[int, str, int]:
-    folder.mkdir()
-    with forked_runs() as runs:
-        assert runs.status_of(runs.started(train_and_measure, folder, how), within=120) == 0
+def save(folder: Path, how: How) -> None:
+    model, optimizer = made(DEPTH, folder / "trained", how)
+    loss_of(model, how).backward()
+    optimizer.step()
+    ziggurat.torch.save_checkpoint(folder / "saved", optimizer, model)
+    (folder / "loss").write_text(repr(loss_of(model, how).item()))
+    optimizer.close()
+    shutil.rmtree(folder / "trained")
+
+
+def load_and_measure(folder: Path, how: How) -> None:
+    """Writes what train_and_measure() does, of loading what save() has saved."""
+    train(1, folder / "small", how)
+    model, optimizer = made(DEPTH, folder / "large", how)
+    memory_bytes = memory_of(model)
+    _memory.return_freed()
+    before = of_process("VmRSS")
+    forget_the_most()
+    ziggurat.torch.load_checkpoint(folder / "saved", optimizer, model)
+    peak = of_process("VmHWM") - before
+    (folder / "measured").write_text(f"{peak} {loss_of(model, how).item()!r} {memory_bytes}")
+
+
+def measured(folder: Path, how: How, run: Callable[..., None] = train_and_measure) -> tuple[int, str, int]:
+    folder.mkdir(exist_ok=True)
+    run_alone(run, folder, how)
     peak, loss, memory = (folder / "measured").read_text().split()
     return int(peak), loss, int(memory)
+
+
+def run_alone(run: Callable[..., None], *arguments) -> None:
+    with forked_runs() as runs:
+        assert runs.status_of(runs.started(run, *arguments), within=120) == 0
 
 
 @pytest.mark.parametrize(
@@ -146,6 +183,16 @@ def test_the_memory_of_a_model_on_nvme_is_what_offload_was_given(tmp_path, train
         # What is freed between other memory is given back from time to time.
         freed_bytes = 8 * MIB if autocast else FREED_BYTES if trains_all else 0
         assert ours_bytes < memory_bytes + HOST_BYTES + SLACK_BYTES + freed_bytes
+
+
+@pytest.mark.parametrize("trains_all", [False, True], ids=["frozen", "trained"])
+def test_loading_a_checkpoint_takes_memory_for_some_chunks(tmp_path, trains_all):
+    """Neither what is trained nor what is frozen is there as a whole, as values or as pages of files."""
+    how = How("params=nvme,grads=nvme", trains_all, from_files=True)
+    run_alone(save, tmp_path, how)
+    peak_bytes, loss, memory_bytes = measured(tmp_path, how, load_and_measure)
+    assert loss == (tmp_path / "loss").read_text()
+    assert peak_bytes < memory_bytes + HOST_BYTES + SLACK_BYTES + READER_BYTES + FREED_BYTES
 
 
 if __name__ == "__main__":
