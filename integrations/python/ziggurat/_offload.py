@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat import _storage
 from ziggurat._causal_loss import compute_in_chunks, find_head
+from ziggurat._encoders import look_at_first_layer
 from ziggurat._memory import bytes_of
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._opened import is_lent
@@ -84,6 +85,9 @@ def offload(
     names = {module: name for name, module in model.named_modules()}
     tokens = TokenCost()
     root = division.entries[0].module
+    for module in model.modules():
+        if isinstance(module, torch.nn.TransformerEncoder):
+            look_at_first_layer(module)
     for entry in division.entries:
         own = [pinned[unit.index] for unit in entry.units]
         is_root = entry.module is root

@@ -111,6 +111,15 @@ class Held:
         self._set_away(False)
         self.forget()
 
+    def show(self) -> None:
+        """Gives a parameter that is away its ordinary class: it can be looked at, but not read."""
+        self.param.__class__ = torch.nn.Parameter
+
+    def hide(self) -> None:
+        """Ends show(), if the parameter is still away."""
+        if not self.is_in():
+            self._set_away(True)
+
     @property
     def is_away(self) -> bool:
         return isinstance(self.param, Released)

@@ -56,7 +56,8 @@ def _automatic(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
     for name, module in model.named_modules():
         if module in inside:
             continue
-        blocks = [module] if name and type(module).__name__ in listed else _repeated(module)
+        is_block = type(module).__name__ in listed or isinstance(module, torch.nn.TransformerEncoderLayer)
+        blocks = [module] if name and is_block else _repeated(module)
         for block in blocks:
             inside.update(block.modules())
             chosen[block] = ""
@@ -71,6 +72,16 @@ def _automatic(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
 
 
 _LAYERS = (torch.nn.Embedding, torch.nn.Linear)
+
+
+def used_uncalled(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Returns the modules inside whose parameters the module's own forward may use."""
+    if not isinstance(module, torch.nn.TransformerEncoderLayer):
+        return []
+    # Its fused inference, of which only these are told.
+    named = ("self_attn", "norm1", "norm2", "linear1", "linear2")
+    inside = (getattr(module, name, None) for name in named)
+    return [inner for one in inside if one is not None for inner in one.modules()]
 
 
 def is_table(module: torch.nn.Module) -> bool:

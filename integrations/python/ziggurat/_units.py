@@ -13,7 +13,7 @@ from ziggurat import _storage
 from ziggurat._frozen_files import LEAST_BYTES, FileMappings, FileRange
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._packing import TILE, in_records, staggered
-from ziggurat._unit_choice import Choice, chosen_in, experts_in, is_table
+from ziggurat._unit_choice import Choice, chosen_in, experts_in, is_table, used_uncalled
 
 ROOT = "(root)"  #: the unit of all parameters that no other unit has
 
@@ -228,9 +228,10 @@ def divide(model: torch.nn.Module, choice: Choice, *, also_meta: bool = False) -
     homes: dict[torch.nn.Parameter, list[torch.nn.Module]] = {}
     found = list(_innermost(model, chosen))
     for module, innermost in found:
-        for param in module.parameters(recurse=False):
-            if param in named and innermost not in homes.setdefault(param, []):
-                homes[param].append(innermost)
+        for user in (module, *used_uncalled(module)):
+            for param in user.parameters(recurse=False):
+                if param in named and innermost not in homes.setdefault(param, []):
+                    homes[param].append(innermost)
     experts = experts_in(model)
     units = {model: Unit(0, ROOT)}
     for module, name in chosen.items():
