@@ -2,14 +2,15 @@
 """Finds what a model's forwards leave in its modules where another micro-batch's would find it.
 
 A module that has units inside keeps its attributes while other micro-batches run: it must find them
-as it has left them. All else runs within one turn, and may use its attributes there; but each
+as it has left them, but for what was None and was set, as models of transformers note in their config which
+kind of labels they get. The first that sets it goes on only if the others set the same. All else runs within one turn, and may use its attributes there; but each
 micro-batch must leave them as the first has, because what comes later may read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,21 +42,25 @@ class Attributes:
         """Returns what modules keep that may have run since the stage began."""
         return _kept_by((*self._inside.get(stage, ()), *self._elsewhere), closely=False)
 
-    def require_same(self, before: Kept, now: Kept) -> None:
-        """Errors: InvalidArgument if they differ, which names a module and its attribute."""
+    def require_same(self, before: Kept, now: Kept, may_set: bool = False) -> None:
+        """Errors: InvalidArgument if they differ, which names a module and its attribute. `may_set`: not where
+        something was None and is a plain value now."""
         if before == now:
             return
-        at = {**before, **now}
-        module, attribute = next(key for key in at if before.get(key) != now.get(key))
-        raise InvalidArgument(
-            f"module '{self._names[module]}' changes its attribute '{attribute}' in forward, and other "
-            "micro-batches find it so, or replace it before it is used: pass it on or return it instead, "
-            "or use the ordinary loop"
-        )
+        for module, attribute in {**before, **now}:
+            key = module, attribute
+            changed = _changed(before.get(key), now.get(key), may_set)
+            if changed is not None:
+                raise InvalidArgument(
+                    f"module '{self._names[module]}' changes its attribute '{attribute}{changed}' in forward, "
+                    "and other micro-batches find it so, or replace it before it is used: pass it on or return "
+                    "it instead, or use the ordinary loop"
+                )
 
 
 _OF_ALL = frozenset((*vars(torch.nn.Module()), "_offloaded"))  # attributes of PyTorch's, and ours
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_NONE = type(None), None
 _LENGTH_MAX = 1000  # of lists that are looked through
 
 
@@ -70,6 +75,28 @@ class _Same:
         return same and self._version == other._version  # type: ignore[attr-defined]
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class _Object(NamedTuple):
+    """An object, and what its own attributes are."""
+
+    itself: _Same
+    its: dict[str, Any]
+
+
+def _changed(before: Any, now: Any, may_set: bool) -> str | None:
+    """Returns None for what has not changed, else which attribute of an object has, or nothing of that."""
+    if before == now or (may_set and before == _NONE and _is_plain(now)):
+        return None
+    if isinstance(before, _Object) and isinstance(now, _Object) and before.itself == now.itself:
+        both = {name: (before.its.get(name), now.its.get(name)) for name in {**before.its, **now.its}}
+        differ = [name for name, (one, other) in both.items() if _changed(one, other, may_set) is not None]
+        return f".{differ[0]}" if differ else None
+    return ""
+
+
+def _is_plain(key: Any) -> bool:
+    return isinstance(key, tuple) and key[0] in _PLAIN
 
 
 def _kept_by(modules: Iterable[torch.nn.Module], closely: bool) -> Kept:
@@ -97,7 +124,9 @@ def _key(value: Any, closely: bool, depth: int) -> Any:
     if isinstance(value, (list, tuple, set)):
         return _keys(value, closely, depth)
     if closely and hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
-        return _Same(value), _keys(vars(value).values(), closely, depth=1)
+        if len(vars(value)) > _LENGTH_MAX:
+            return _Same(value)
+        return _Object(_Same(value), {name: _key(one, closely, depth=0) for name, one in vars(value).items()})
     return _Same(value)
 
 

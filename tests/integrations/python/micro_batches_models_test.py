@@ -10,6 +10,7 @@ import sys
 try:
     import pytest
     import torch
+    import transformers
     from language_models import batches, gpt2, llama
     from offload_models_test import MODELS
     from small_models import one_thread  # noqa: F401, a fixture
@@ -111,6 +112,19 @@ def test_outputs_of_all_blocks_are_each_micro_batchs_own():
             for one in batches(3)
         ]
         found.append([*run(model, given, loss), *(param.grad for param in model.parameters())])
+    assert all(map(torch.equal, *found))
+
+
+def test_a_classifier_that_notes_what_its_labels_are():
+    found = []
+    for run in (in_a_loop, micro_batches):
+        torch.manual_seed(1)
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+        config = transformers.LlamaConfig(vocab_size=300, pad_token_id=0, num_labels=3, **sizes)
+        model = offloaded(transformers.LlamaForSequenceClassification(config))
+        given = [{"input_ids": one, "labels": one[:, 0] % 3} for one in batches(3)]
+        found.append([*run(model, given), *(param.grad for param in model.parameters())])
+        assert model.config.problem_type == "single_label_classification"
     assert all(map(torch.equal, *found))
 
 

@@ -599,7 +599,8 @@ def test_a_model_that_keeps_something_else_for_each_batch_is_refused(what, resto
     batches = [torch.ones(4, 200), torch.ones(2, 200), torch.ones(4, 200)]
     with torch.no_grad():
         model(batches[0])
-    refused(model, "module 'the model' changes its attribute 'kept'", batches=batches, loss=of_itself)
+    attribute = "kept.value" if what == "object" else "kept"
+    refused(model, f"module 'the model' changes its attribute '{attribute}'", batches=batches, loss=of_itself)
     assert pinned(model) == []
 
 
@@ -620,6 +621,44 @@ def test_what_is_the_same_for_all_batches_may_be_kept():
     assert all(map(torch.equal, plain, ours))
     batches = [torch.ones(4, 200), torch.ones(2, 200), torch.ones(4, 200)]
     refused(model, "changes its attribute 'kept'", batches=batches, loss=of_itself)
+
+
+class Noting(torch.nn.Module):
+    """Notes in its config, behind its blocks, what it got first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(200, 200) for _ in range(3))
+        self.config = Plain()
+        self.config.value = None
+
+    def forward(self, x):
+        y = x
+        for block in self.blocks:
+            y = torch.tanh(block(y))
+        if self.config.value is None or len(x) > 4:
+            self.config.value = "few" if len(x) < 3 else "many"
+        return y.square().mean() + (self.config.value == "few")
+
+
+def test_what_was_none_may_be_set_once():
+    def run(how):
+        torch.manual_seed(1)
+        model = ziggurat.torch.offload(Noting(), memory="4MiB", units=[f"blocks.{index}" for index in range(3)])
+        batches = [torch.ones(2, 200), torch.ones(3, 200), torch.ones(4, 200)]
+        losses = how(model, batches, of_itself)
+        assert model.config.value == "few"
+        return [*losses, *(param.grad for param in model.parameters())], model
+
+    def loop(model, batches, loss):
+        return in_a_loop(model, [(batch,) for batch in batches], loss)
+
+    (plain, _), (ours, model) = run(loop), run(micro_batches)
+    assert all(map(torch.equal, plain, ours))
+    batches = [torch.ones(2, 200), torch.ones(5, 200)]
+    for value in (None, "few"):
+        model.config.value = value
+        refused(model, "'the model' changes its attribute 'config.value'", batches=batches, loss=of_itself)
 
 
 def test_another_thread_may_not_use_the_model_meanwhile():
