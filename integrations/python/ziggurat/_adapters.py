@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets PEFT merge adapters into an offloaded model: a layer's parameters are there while it does.
+"""Lets PEFT merge adapters into an offloaded model, and make prompts that are learned: the parameters of a layer,
+or of what makes the prompts, are there while it does, also outside of the model's call.
 
-A layer gets a made subclass, as the modules of units do (_passes.py). PEFT is not imported here: where a
+A layer, or a model with such prompts, gets a made subclass, as the modules of units do (_passes.py). PEFT is not imported here: where a
 script has not imported it, there are no such layers.
 """
 
@@ -18,20 +19,23 @@ from ziggurat._gathered import brought
 from ziggurat._streaming import Held, streaming_of
 from ziggurat._subclass import subclass
 
-_LAYERS, _MODELS = "BaseTunerLayer", "BaseTuner"  # of peft.tuners.tuners_utils
+_LAYERS = "BaseTunerLayer"  # of peft.tuners.tuners_utils
 
 
-def bring_for_merges(model: torch.nn.Module) -> None:
-    """Makes the calls that merge adapters into `model` bring the parameters, layer by layer. May be called
-    again, when adapters were added."""
-    peft = sys.modules.get("peft.tuners.tuners_utils")
+def bring_for_adapters(model: torch.nn.Module) -> None:
+    """Makes the calls that merge adapters into `model` bring the parameters, layer by layer, and those that make
+    prompts bring those of the prompts. May be called again, when adapters were added."""
+    peft = sys.modules.get("peft")
     if peft is None:
         return
+    tuners = sys.modules["peft.tuners.tuners_utils"]
     for module in model.modules():
-        if "_merges" in type(module).__dict__:
+        if "_brings" in type(module).__dict__:
             continue
-        if isinstance(module, getattr(peft, _LAYERS)):
+        if isinstance(module, getattr(tuners, _LAYERS)):
             module.__class__ = _layer(type(module))
+        elif isinstance(module, peft.PeftModel) and hasattr(module, "prompt_encoder"):
+            module.__class__ = _prompted(type(module))
 
 
 @functools.cache
@@ -44,7 +48,24 @@ def _layer(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     def unmerge(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _merged(self, original.unmerge, args, kwargs)  # type: ignore[attr-defined]
 
-    return subclass(original, {"merge": merge, "unmerge": unmerge, "_merges": True})
+    return subclass(original, {"merge": merge, "unmerge": unmerge, "_brings": True})
+
+
+@functools.cache
+def _prompted(original: type[Any]) -> type[Any]:
+    """Returns the subclass of a model's class that brings what makes its prompts: they are made for the
+    model's call, before it in generate(), and to be saved."""
+
+    def get_prompt(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with brought(self.prompt_encoder.parameters()):
+            return original.get_prompt(self, *args, **kwargs)
+
+    def get_prompt_embedding_to_save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with brought(self.prompt_encoder.parameters()):
+            return original.get_prompt_embedding_to_save(self, *args, **kwargs)
+
+    made = {"get_prompt": get_prompt, "get_prompt_embedding_to_save": get_prompt_embedding_to_save}
+    return subclass(original, {**made, "_brings": True})
 
 
 def _merged(layer: torch.nn.Module, call: Any, args: Any, kwargs: Any) -> Any:

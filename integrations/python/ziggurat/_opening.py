@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._adapters import bring_for_merges
+from ziggurat._adapters import bring_for_adapters
 from ziggurat._among_ranks import AmongRanks
 from ziggurat._dtypes import DTYPES
 from ziggurat._gradient_content import Slot
@@ -203,7 +203,7 @@ class Opening(AmongRanks, StateDicts):
         if streaming is None:
             return None
         if (model := streaming.model()) is not None:
-            bring_for_merges(model)
+            bring_for_adapters(model)
         if not found and streaming.is_open:  # which has what is frozen around these
             return None
         streaming.begin_opening(self, [name for name, _ in found] or [new[0][0]])

@@ -16,6 +16,7 @@ try:
     import transformers
     from language_models import assert_same_bits, batches, llama, loss_of
     from long_cases import long_case
+    from safetensors.torch import load_file
     from small_models import one_thread  # noqa: F401, a fixture
     from streamed_models import memory_of
 except ImportError as missing:
@@ -323,6 +324,32 @@ def test_an_adapter_is_saved_and_loaded(order, tmp_path):
         model.load_adapter(folder / "adapter", "default", is_trainable=True)  # over what was trained
         found.append(evaluated(model))
         assert found[-1] == found[3]
+        optimizer.close()
+        return found, kept
+
+    same_with_and_without(tmp_path, run)
+
+
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"])
+def test_learned_prompts_are_saved_and_generate(kind, tmp_path):
+    """Their parameters are used outside of the model's call."""
+
+    def run(offload, home, folder):
+        torch.manual_seed(2)
+        settings = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 4}
+        model = offload(peft.get_peft_model(base(), getattr(peft, kind)(**settings)))
+        optimizer = optimizer_of(model, folder / "state", home)
+        found = []
+        for batch in batches(3, size=2):
+            loss = model.train()(input_ids=batch, labels=batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        model.save_pretrained(folder / "prompts")
+        with torch.no_grad():
+            found += model.eval().generate(input_ids=batches(1)[0][:, :8], max_new_tokens=3, do_sample=False).tolist()
+        kept = [*values(model), *load_file(folder / "prompts" / "adapter_model.safetensors").values()]
         optimizer.close()
         return found, kept
 
