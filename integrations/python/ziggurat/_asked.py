@@ -20,7 +20,7 @@ from ziggurat._file_memory import LARGE_BYTES
 from ziggurat._memory import bytes_of, free_bytes, size_text
 from ziggurat._native import InvalidArgument, Param, ResourceExhausted
 from ziggurat._packing import TILE
-from ziggurat._placement import Homes, chosen, fits_half, room_beside_nvme, sums_bytes
+from ziggurat._placement import Homes, bytes_in_store, chosen, fits_half, room_beside_nvme, sums_bytes
 from ziggurat._plan_page import Plan
 from ziggurat._step_bound import step_bound
 from ziggurat._streaming import Streaming
@@ -263,7 +263,8 @@ class Asked:
         folder = os.path.abspath(self.path)
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
-        room = shutil.disk_usage(folder).free
+        # A run that goes on from a store writes into its files.
+        room = shutil.disk_usage(folder).free + bytes_in_store(self.path)
         if sum(on_drive.values()) > room:
             raise ResourceExhausted(
                 f"the drive of {self.path} has no room for this run: it takes "

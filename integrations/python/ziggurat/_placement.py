@@ -87,7 +87,16 @@ def has_store(path: str) -> bool:
 def ranks_in(path: str) -> int:
     """Counts the ranks that have a file of the store in `path`: on node-local storage, those of
     this node."""
-    return len(list(Path(path).glob("rank*.ziggurat")))
+    return len(_files_of_ranks(path))
+
+
+def bytes_in_store(path: str) -> int:
+    """Returns what the store in `path` takes of the drive: nothing if there is none."""
+    return sum(512 * file.stat().st_blocks for file in _files_of_ranks(path))
+
+
+def _files_of_ranks(path: str) -> list[Path]:
+    return list(Path(path).glob("rank*.ziggurat"))
 
 
 def added_stores(path: str) -> list[str]:

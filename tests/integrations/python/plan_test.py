@@ -312,6 +312,26 @@ def test_what_the_drive_has_no_room_for_is_refused(tmp_path, monkeypatch):
         ziggurat.torch.plan(model, tokens=1, memory="8MiB", optimizer_placement=where)
 
 
+def test_a_store_that_is_there_counts_as_room(tmp_path, monkeypatch):
+    """Or a script that plans at its start could not start again."""
+    where = {"placement": IN_FILES, "optimizer_placement": f"nvme:{tmp_path}/state"}
+    plan = ziggurat.torch.plan(gpt(), tokens=1, memory="8MiB", **where)
+    model = ziggurat.torch.offload(gpt(), memory="8MiB", placement=IN_FILES)
+    optimizer = ziggurat.torch.AdamW(model.parameters(), placement=where["optimizer_placement"])
+    model(torch.zeros(1, 16, dtype=torch.long)).sum().backward()
+    optimizer.step()
+    optimizer.close()
+    in_store = sum(512 * file.stat().st_blocks for file in (tmp_path / "state").iterdir())
+    needed = sum(plan.on_drive.values())
+    for left_bytes, is_enough in ((needed - in_store, True), (needed - in_store - 4096, False)):
+        monkeypatch.setattr("shutil.disk_usage", lambda folder, left=left_bytes: type("Usage", (), {"free": left}))
+        if is_enough:
+            ziggurat.torch.plan(gpt(), tokens=1, memory="8MiB", **where)
+        else:
+            with pytest.raises(ResourceExhausted, match="the drive of .* has no room"):
+                ziggurat.torch.plan(gpt(), tokens=1, memory="8MiB", **where)
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
