@@ -32,7 +32,7 @@ from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._placement import Homes, fits_half, sums_bytes
 from ziggurat._released import CONVERSIONS, NoAddress, Released, changes_nothing
 from ziggurat._table_rows import TablesCopied, placed_table
-from ziggurat._units import Division, check_params
+from ziggurat._units import ROOT, Division, check_params
 
 if TYPE_CHECKING:
     from ziggurat._engine_content import EngineSums
@@ -485,6 +485,11 @@ class Streaming(Pins):
                 "trains does"
             )
         kind = NoAddress if what == "data_ptr" else InvalidArgument
+        if held.unit.name == ROOT:
+            return kind(
+                f"{where} is used outside of the model's forward and backward, which bring it: call the "
+                "model, or use it within `with ziggurat.torch.gathered([param])`"
+            )
         return kind(
             f"{where} is away, because only the forward and backward of that unit's module bring "
             "it: use it within `with ziggurat.torch.gathered([param])`, or give offload() units "

@@ -140,6 +140,12 @@ def test_the_error_names_parameter_unit_and_fix():
         r".* units without 'blocks\.1'",
     ):
         model.blocks[1].mlp[0].weight.sum()
+    with pytest.raises(
+        ziggurat.InvalidArgument,
+        match=r"parameter 'position' of unit '\(root\)' is used outside of the model's forward.*: call the model, or "
+        r"use it within `with ziggurat\.torch\.gathered\(\[param\]\)`$",
+    ):
+        model.position.sum()
     with gathered(model.blocks[1].mlp[0].weight):
         model.blocks[1].mlp[0].weight.sum()
     optimizer.close()
