@@ -295,10 +295,13 @@ class Pins:
             if not str(error).startswith("acquire("):  # a drive that is full, say
                 raise
             in_use = ", ".join(f"'{one.name}'" for one in self.units if one.pins)
+            if self._until_step:
+                advice = "more memory, since a backward with create_graph keeps all units that it uses until the step"
+            else:
+                advice = "more memory, or smaller units"
             raise ResourceExhausted(
                 f"unit '{unit.name}' takes {unit.unit.size_bytes} bytes, and beside the units in use "
-                f"({in_use or 'none'}) memory={self.memory_bytes} has no room for them: give "
-                "offload() more memory, or smaller units"
+                f"({in_use or 'none'}) memory={self.memory_bytes} has no room for them: give offload() {advice}"
             ) from error
         except ZigguratError:
             raise
