@@ -2,8 +2,8 @@
 """Lets PEFT merge adapters into an offloaded model, and make prompts that are learned: the parameters of a layer,
 or of what makes the prompts, are there while it does, also outside of the model's call.
 
-A layer, or a model with such prompts, gets a made subclass, as the modules of units do (_passes.py). PEFT is not imported here: where a
-script has not imported it, there are no such layers.
+A layer, or a model with such prompts, gets a made subclass, as the modules of units do (_passes.py). PEFT is
+not imported here: where a script has not imported it, there are none of both.
 """
 
 from __future__ import annotations

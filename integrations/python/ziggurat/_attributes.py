@@ -3,8 +3,9 @@
 
 A module that has units inside keeps its attributes while other micro-batches run: it must find them
 as it has left them, but for what was None and was set, as models of transformers note in their config which
-kind of labels they get. The first that sets it goes on only if the others set the same. All else runs within one turn, and may use its attributes there; but each
-micro-batch must leave them as the first has, because what comes later may read them.
+kind of labels they get. The first that sets it goes on only if the others set the same. All else runs
+within one turn, and may use its attributes there; but each micro-batch must leave them as the first has,
+because what comes later may read them.
 """
 
 from __future__ import annotations

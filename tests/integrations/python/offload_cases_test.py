@@ -370,8 +370,8 @@ def test_a_backward_that_memory_has_no_room_for_is_an_error_by_name():
             loss = loss_of(model, tokens_of(7))
             with pytest.raises(
                 ziggurat.ResourceExhausted, match=r"unit 'blocks\.2' takes \d+ bytes, and beside the "
-                r"units in use \(.*'blocks\.3'.*\) memory=\d+ has no room for them: give offload\(\) more memory, since a "
-                r"backward with create_graph keeps all units that it uses until the step$"
+                r"units in use \(.*'blocks\.3'.*\) memory=\d+ has no room for them: give offload\(\) more memory, "
+                r"since a backward with create_graph keeps all units that it uses until the step$"
             ):
                 torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
             assert not pinned(model)
