@@ -240,6 +240,16 @@ class LentServeEnd : public ::testing::Test {
     trainer.step(*engines_[index]);
     engines_[index]->make_durable();
   }
+  /// Makes the second step; its blob is to follow.
+  void step_without_blob(int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    LentTrainer& trainer = world_.trainers[index];
+    trainer.make_gradients(2, {});
+    const std::vector<GroupStep> groups = trainer.groups_of({});
+    StepOptions options{.blob = {}, .blob_follows = true};
+    options.groups = groups;
+    engines_[index]->step(trainer.lent_gradients(), options);
+  }
   static void read(LentEngine& engine, int rank, const char* piece, std::uint64_t count) {
     std::vector<float> values(count);
     engine.read_state_of(rank, piece, "master", values);
@@ -320,12 +330,7 @@ TEST_F(LentServeEndInMemory, OfARanksEngineEndsACheckpointThatItHasNoPartIn) {
     expect_none(run_ranks(2, [&](int rank) {
       const auto index = static_cast<std::size_t>(rank);
       open(rank);
-      LentTrainer& trainer = world_.trainers[index];
-      trainer.make_gradients(2, {});
-      const std::vector<GroupStep> groups = trainer.groups_of({});
-      StepOptions options{.blob = {}, .blob_follows = true};
-      options.groups = groups;
-      engines_[index]->step(trainer.lent_gradients(), options);
+      step_without_blob(rank);
       engines_[index]->wait_all_updated();
       both.arrive_and_wait();
       if (rank == 1) {
@@ -355,17 +360,11 @@ TEST_F(LentServeEndInMemory, OfARanksEngineEndsACheckpointThatWasBegunBeforeARef
   expect_none(run_ranks(2, [&](int rank) {
     const auto index = static_cast<std::size_t>(rank);
     open(rank);
-    LentTrainer& trainer = world_.trainers[index];
-    trainer.make_gradients(2, {});
-    const std::vector<GroupStep> groups = trainer.groups_of({});
-    StepOptions options{.blob = {}, .blob_follows = true};
-    options.groups = groups;
-    engines_[index]->step(trainer.lent_gradients(), options);
+    step_without_blob(rank);
     engines_[index]->wait_all_updated();
     if (rank == 0) engines_[0]->give_blob({});
     both.arrive_and_wait();
-    const Error refused =
-        thrown_by([&] { engines_[index]->step(trainer.lent_gradients(), options); });
+    const Error refused = thrown_by([&] { step_without_blob(rank); });
     EXPECT_EQ(refused.code(), ErrorCode::kInvalidArgument);
     if (rank == 1) {
       engines_[1].reset();

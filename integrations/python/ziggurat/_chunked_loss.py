@@ -129,8 +129,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         how: _How,
     ) -> torch.Tensor:
         wanted = [how.trains and needs for needs in ctx.needs_input_grad[:3]]
-        kept = _KeptLogits(weight, how) if wanted[1] and _KeptLogits.take_less(len(counted), weight, how) else None
-        grads = _Gradients(hidden, weight, how, [wanted[0], wanted[1] and kept is None, wanted[2]])
+        keeps_logits = wanted[1] and _take_less(len(counted), weight, how)
+        kept: list[torch.Tensor] = []  # the gradients of all chunks' logits
+        grads = _Gradients(hidden, weight, how, [wanted[0], wanted[1] and not keeps_logits, wanted[2]])
         losses = torch.empty(len(counted), dtype=how.wide, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             weight_used = weight.to(how.dtype)
@@ -149,12 +150,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if any(wanted):
                     grads.add_bias(logits)
                     grads.add(rows, hidden_used, weight_used, narrow.copy_(logits))
-                if kept is not None:
-                    kept.add(narrow)
+                if keeps_logits:
+                    kept.append(narrow)
                 del narrow, logits  # or they would be there beside the next
         if any(wanted):
-            ctx.kept = kept
-            ctx.save_for_backward(divisor, *grads.made(), *(() if kept is None else (hidden, counted, *kept.taken())))
+            ctx.how, ctx.vocabulary = how, len(weight)
+            ctx.save_for_backward(divisor, *grads.made(), *((hidden, counted, *kept) if keeps_logits else ()))
             ctx.dtypes = [None if one is None else one.dtype for one in (hidden, weight, bias)]
         return losses.sum() / divisor
 
@@ -176,7 +177,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             for one, dtype in zip(made, ctx.dtypes, strict=True)
         ]
         if of_logits:
-            scaled[1] = ctx.kept.weight_gradient(*of_logits, factor=factor)
+            made_of = ctx.vocabulary, ctx.dtypes[1], ctx.how, factor
+            scaled[1] = _weight_gradient(*made_of, *of_logits)
         return (*scaled, None, None, None, None)
 
 
@@ -248,41 +250,31 @@ def _words_at_a_time(most: int, hidden: torch.Tensor) -> int:
     return max(1, most // hidden.shape[1])
 
 
-class _KeptLogits:
-    """The gradients of all chunks' logits, of which backward makes the weight's."""
+def _take_less(tokens: int, weight: torch.Tensor, how: _How) -> bool:
+    """Returns whether the gradients of all logits take less than the weight's gradient in fp32."""
+    return tokens * how.dtype.itemsize < weight.shape[1] * how.wide.itemsize
 
-    @staticmethod
-    def take_less(tokens: int, weight: torch.Tensor, how: _How) -> bool:
-        """Returns whether they take less than the weight's gradient in fp32."""
-        return tokens * how.dtype.itemsize < weight.shape[1] * how.wide.itemsize
 
-    def __init__(self, weight: torch.Tensor, how: _How) -> None:
-        self._vocabulary, self._dtype, self._how = len(weight), weight.dtype, how
-        self._chunks: list[torch.Tensor] = []
-
-    def add(self, of_logits: torch.Tensor) -> None:
-        self._chunks.append(of_logits)
-
-    def taken(self) -> list[torch.Tensor]:
-        """Returns the chunks, for autograd to keep."""
-        chunks, self._chunks = self._chunks, []
-        return chunks
-
-    def weight_gradient(
-        self, hidden: torch.Tensor, counted: torch.Tensor, *chunks: torch.Tensor, factor: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns what _Gradients and _scaled() make of the chunks together."""
-        how = self._how
-        used = [hidden[rows].to(how.dtype) for rows in counted.split(how.chunk)]
-        made = torch.empty(self._vocabulary, hidden.shape[1], dtype=self._dtype, device=hidden.device)
-        count = _words_at_a_time(made.numel(), hidden)
-        with torch.autocast(hidden.device.type, enabled=False):
-            for begin, part in zip(range(0, len(made), count), made.split(count), strict=True):
-                total = torch.zeros_like(part, dtype=how.wide)
-                for of_logits, of_hidden in zip(chunks, used, strict=True):
-                    total += of_logits[:, begin : begin + count].t() @ of_hidden
-                part.copy_(total.mul_(factor))
-        return made
+def _weight_gradient(
+    vocabulary: int,
+    dtype: torch.dtype,
+    how: _How,
+    factor: torch.Tensor,
+    hidden: torch.Tensor,
+    counted: torch.Tensor,
+    *chunks: torch.Tensor,
+) -> torch.Tensor:
+    """Returns what _Gradients and _scaled() make of the gradients of all `chunks` of logits."""
+    used = [hidden[rows].to(how.dtype) for rows in counted.split(how.chunk)]
+    made = torch.empty(vocabulary, hidden.shape[1], dtype=dtype, device=hidden.device)
+    count = _words_at_a_time(made.numel(), hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
+        for begin, part in zip(range(0, len(made), count), made.split(count), strict=True):
+            total = torch.zeros_like(part, dtype=how.wide)
+            for of_logits, of_hidden in zip(chunks, used, strict=True):
+                total += of_logits[:, begin : begin + count].t() @ of_hidden
+            part.copy_(total.mul_(factor))
+    return made
 
 
 _SCALED_BYTES = 16 << 20
