@@ -17,12 +17,14 @@ import torch.distributed as dist
 from ziggurat._background_save import BackgroundSave, check_copied, limits, refuse_limits
 from ziggurat._dtypes import DTYPES
 from ziggurat._foreign._plan import Places
+from ziggurat._memory import free_bytes
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Save, Values, save_checkpoint as save_natively
 from ziggurat._opened import Opened
 from ziggurat._optimizer import EngineOptimizer
+from ziggurat._placement import fits_half
 from ziggurat._resume import random_states
-from ziggurat._streaming import values_of
+from ziggurat._streaming import is_away, values_of
 
 MAGIC = b"ziggurat.torch 1\n"  # marks this package's part of a checkpoint's blob
 
@@ -113,7 +115,7 @@ def save_checkpoint(
     random = _of_all_ranks(optimizer, random_states())
 
     def prepared() -> tuple[_Saving, bytes, int, str]:
-        saving = _Saving(optimizer, model)
+        saving = _Saving(optimizer, model, None if background else folder)
         number = saving.steps_done() if step is None else int(step)
         content = saving.content() | {
             "folder": folder,
@@ -167,9 +169,10 @@ def _ranks(optimizer: EngineOptimizer) -> int:
 
 
 class _Saving:
-    """Decides which part of a model and its optimizer is stored where in a checkpoint."""
+    """Decides which part of a model and its optimizer is stored where in a checkpoint. Copies of what is
+    away and not trained are files in `folder`, if there is one and memory has little room for them."""
 
-    def __init__(self, optimizer: EngineOptimizer, model: torch.nn.Module) -> None:
+    def __init__(self, optimizer: EngineOptimizer, model: torch.nn.Module, folder: str | None) -> None:
         if not optimizer._opened:
             raise InvalidArgument(
                 "save_checkpoint(): the optimizer trains no parameter, so there is no state to save"
@@ -186,9 +189,20 @@ class _Saving:
         self._held: list[torch.Tensor] = []  # keeps alive the host memory that `values` points to
         self.values: list[Values] = []
         self._others: dict[str, torch.Tensor] = {}  # tensors that the engine's format cannot hold
+        self._copies_folder = None if folder is None else self._folder_of_copies(folder)
         for name, target in self._places.targets.items():
             if self._places.name_of(target) == name:
                 self._add(name, target)
+
+    def _folder_of_copies(self, folder: str) -> str | None:
+        """Returns `folder`, which is then there, if copies of what is away and not trained would take more
+        than half of the memory that is free."""
+        trained = self._optimizer._opened_with
+        away = {target for target in self._places.targets.values() if is_away(target) and target not in trained}
+        if fits_half(sum(target.nbytes for target in away), free_bytes()):
+            return None
+        os.makedirs(folder, exist_ok=True)
+        return folder
 
     def _add(self, name: str, target: torch.Tensor) -> None:
         trained = target in self._optimizer._opened_with
@@ -205,7 +219,7 @@ class _Saving:
         if trained or not sharing.saves(target, trained=False):
             return
         part = sharing.whole_or_shard(target)
-        held = values_of(part.memory()).to("cpu").contiguous()
+        held = values_of(part.memory(), self._copies_folder).to("cpu").contiguous()
         if held.numel() == 0:
             return
         self._held.append(held)

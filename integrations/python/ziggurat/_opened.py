@@ -232,8 +232,10 @@ class Opened:
             if loaded is not None:  # which may lack some
                 there -= {i for i, given in enumerate(loaded[1]["parts"]) if given is None}
             streaming.take(self, there)
-            if stored and model_has_values:
-                self._become_masters.update(i for i in range(len(self.parts)) if self._is_kept(i))
+            # Records that are there already were made of a store's values, or in memory of none.
+            if stored or self.store is None:
+                written = set(range(len(self.parts))) - there
+                self._become_masters.update(index for index in written if self._is_kept(index))
         _all.add(self)
 
     def _address(self, index: int, tensor: torch.Tensor) -> int | None:

@@ -413,14 +413,15 @@ class Streaming(Pins):
                 self.unpin([held.unit])
         raise self._refusal(what, held)
 
-    def copy_of(self, held: Held) -> torch.Tensor:
-        """Returns the values in memory of PyTorch's. Errors: ResourceExhausted if it has no room
-        for them."""
+    def copy_of(self, held: Held, folder: str | None = None) -> torch.Tensor:
+        """Returns the values in memory of PyTorch's, or in a file in `folder`. Errors: ResourceExhausted if
+        there is no room for them."""
         free = free_bytes()
         opened = self._opened
         if opened is None:
             raise self._refusal("copy", held)
-        folder = opened.store if is_in_file(held.param) else self._copies_folder  # a table is in one
+        if folder is None:
+            folder = opened.store if is_in_file(held.param) else self._copies_folder  # a table is in one
         if folder is not None:
             return self._read_into_file(opened.engine, held, folder)
         if held.size_bytes > free:
@@ -519,10 +520,16 @@ def streaming_around(params: Sequence[torch.Tensor]) -> Streaming | None:
     return next((one for one in list(_all) if one.has_around(params)), None)
 
 
-def values_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor's present values: its own memory, or a copy if it is away."""
-    found = streaming_of(tensor) if isinstance(tensor, Released) else None
-    return tensor.detach() if found is None else found[0].copy_of(found[1])
+def is_away(tensor: torch.Tensor) -> bool:
+    """Returns whether it is a parameter of an offloaded model that is not there."""
+    return isinstance(tensor, Released)
+
+
+def values_of(tensor: torch.Tensor, folder: str | None = None) -> torch.Tensor:
+    """Returns the tensor's present values: its own memory, or a copy if it is away, in a file in `folder`
+    if that is given."""
+    found = streaming_of(tensor) if is_away(tensor) else None
+    return tensor.detach() if found is None else found[0].copy_of(found[1], folder)
 
 
 def _used(func: Any, what: str, param: torch.Tensor, args: Any, kwargs: Any) -> Any:

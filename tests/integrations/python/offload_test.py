@@ -365,6 +365,30 @@ def test_state_dicts_and_checkpoints(tmp_path):
     assert results[1][0][4:8] == results[1][0][8:12] == results[1][0][12:]
 
 
+@pytest.mark.parametrize(("placement", "state"), [("host", "host"), ("host", "nvme"), ("nvme", "nvme")])
+def test_a_checkpoint_before_the_first_step_has_the_models_values(tmp_path, placement, state):
+    def run(offloads):
+        model = adapted_gpt()
+        if offloads:
+            offload(model, placement=placement, memory=memory_for(model))
+        where = "host" if state == "host" else f"nvme:{tmp_path}/{offloads}"
+        return model, ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement=where)
+
+    model, optimizer = run(offloads=True)
+    optimizer.open()
+    ziggurat.torch.save_checkpoint(tmp_path / "saved", optimizer, model)
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    other, its = run(offloads=False)
+    with torch.no_grad():
+        for param in other.parameters():
+            param.zero_()
+    ziggurat.torch.load_checkpoint(tmp_path / "saved", its, other)
+    assert same(other.state_dict(), values)
+    assert train(model, optimizer, range(2)) == train(other, its, range(2))
+    optimizer.close()
+    its.close()
+
+
 @pytest.mark.parametrize("placement", ["host", "nvme"])
 def test_what_a_checkpoint_lacks_keeps_its_values(tmp_path, placement):
     model = gpt()

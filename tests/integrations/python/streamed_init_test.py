@@ -25,7 +25,7 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat import _streamed_init, _streaming
+from ziggurat import _checkpoint, _streamed_init, _streaming
 from ziggurat.torch import streamed_init
 
 MIB = 1 << 20
@@ -193,6 +193,34 @@ def test_a_state_dict_that_memory_has_no_room_for_is_in_files(tmp_path, monkeypa
     assert in_files() == [MIB, MIB]  # the biases stay in memory
     assert copied.keys() == in_memory.keys()
     assert all(same(value, in_memory[name]) for name, value in copied.items())
+    optimizer.close()
+
+
+def test_a_checkpoint_copies_frozen_parameters_into_files_that_memory_has_no_room_for(tmp_path, monkeypatch):
+    def made():
+        model = small_blocks()
+        model[0].requires_grad_(False)
+        ziggurat.torch.offload(model, memory=memory_of(model))
+        return model, ziggurat.torch.AdamW(model.parameters())
+
+    copies = []
+    save = _checkpoint.save_natively
+    monkeypatch.setattr(_checkpoint, "save_natively", lambda *given: (copies.append(in_files()), save(*given)))
+    model, optimizer = made()
+    optimizer.open()
+    frozen_bytes = sum(param.nbytes for param in model[0].parameters())
+    for free in (2 * frozen_bytes, 2 * frozen_bytes - 1):
+        monkeypatch.setattr(_checkpoint, "free_bytes", lambda free=free: free)
+        ziggurat.torch.save_checkpoint(tmp_path / str(free), optimizer, model)
+        other, its = made()
+        with torch.no_grad():
+            other[0].weight.zero_()
+        ziggurat.torch.load_checkpoint(tmp_path / str(free), its, other)
+        theirs = other.state_dict()
+        assert all(same(value, theirs[name]) for name, value in model.state_dict().items())
+        its.close()
+    assert copies == [[], [MIB]]  # the bias stays in memory
+    assert in_files() == []
     optimizer.close()
 
 
