@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import libraries
+
 GIB = 1 << 30
 MIB = 1 << 20
 STEPS = 3
@@ -145,6 +147,7 @@ def main() -> None:
     if given.run is not None:
         train(given)
         return
+    libraries.require()
     given.folder = given.folder / f"in-a-group-{os.getpid()}"
     given.folder.mkdir(parents=True)
     group = Group(given.group * MIB)

@@ -22,6 +22,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import libraries
+
 MIB = 1 << 20
 SLACK = 128  # MiB
 SHAPE = "12x1024x16000"
@@ -177,6 +179,7 @@ def main() -> None:
         how, offloads = json.loads(given.run)
         print(json.dumps(train(given.folder, Setting(*how), offloads)))
         return
+    libraries.require()
     folder = given.folder / f"memory-{os.getpid()}"
     folder.mkdir(parents=True)
     try:

@@ -25,10 +25,9 @@ _LAYERS = "BaseTunerLayer"  # of peft.tuners.tuners_utils
 def bring_for_adapters(model: torch.nn.Module) -> None:
     """Makes the calls that merge adapters into `model` bring the parameters, layer by layer, and those that make
     prompts bring those of the prompts. May be called again, when adapters were added."""
-    peft = sys.modules.get("peft")
-    if peft is None:
+    peft, tuners = sys.modules.get("peft"), sys.modules.get("peft.tuners.tuners_utils")
+    if peft is None or tuners is None:  # another module may have the name
         return
-    tuners = sys.modules["peft.tuners.tuners_utils"]
     for module in model.modules():
         if "_brings" in type(module).__dict__:
             continue

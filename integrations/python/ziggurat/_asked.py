@@ -20,7 +20,7 @@ from ziggurat._file_memory import LARGE_BYTES
 from ziggurat._memory import bytes_of, free_bytes, size_text
 from ziggurat._native import InvalidArgument, Param, ResourceExhausted
 from ziggurat._packing import TILE
-from ziggurat._placement import Homes, bytes_in_store, chosen, fits_half, room_beside_nvme, sums_bytes
+from ziggurat._placement import Homes, added_stores, bytes_in_store, chosen, fits_half, room_beside_nvme, sums_bytes
 from ziggurat._plan_page import Plan
 from ziggurat._step_bound import step_bound
 from ziggurat._streaming import Streaming
@@ -30,6 +30,7 @@ from ziggurat._units import Division, UnitPart
 _SOMEWHERE = 64  #: stands for an address, which nobody follows
 #: formats whose records hold parameters of so many bytes bit for bit (optimizer/state_format.h)
 _HELD = {4: ("fp32", "bf16-moments", "8bit"), 2: ("split", "bf16")}
+_IN_SLOTS = "optimizer state, in two slots"
 _PLENTY = 1 << 60  #: memory in which any state fits
 
 
@@ -241,7 +242,7 @@ class Asked:
             in_budget = sum(part.home_bytes for part in (*trained, *frozen) if not part.by_rows)
             kept = budget.budget_bytes - (in_budget if in_host else 0)
             here["optimizer state that stays or is on its way"] = kept
-            drive["optimizer state, in two slots"] = 2 * state_bytes
+            drive[_IN_SLOTS] = 2 * state_bytes
         sums = sum(4 * TILE * part.tiles for part in trained) if grads_on_drive else 0
         files = 2 if wide and not grads_on_drive else 1  # what is added, and to what
         in_files = files * sum(part.elements * part.itemsize for part in tables)
@@ -263,13 +264,16 @@ class Asked:
         folder = os.path.abspath(self.path)
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
-        # A run that goes on from a store writes into its files.
-        room = shutil.disk_usage(folder).free + bytes_in_store(self.path)
-        if sum(on_drive.values()) > room:
+        # A run that goes on from a store writes into its files. Parameters and gradients have others, which
+        # are made at each start.
+        stored = sum(bytes_in_store(store) for store in (self.path, *added_stores(self.path)))
+        needed, free = sum(on_drive.values()), shutil.disk_usage(folder).free
+        there = min(stored, on_drive.get(_IN_SLOTS, 0))
+        if needed > free + there:
+            beside = f" beside {size_text(there)} of the store that is there" if there else ""
             raise ResourceExhausted(
-                f"the drive of {self.path} has no room for this run: it takes "
-                f"{size_text(sum(on_drive.values()))} there, and {size_text(room)} are free: give a "
-                "directory on another drive, or free some space"
+                f"the drive of {self.path} has no room for this run: it takes {size_text(needed)} there, and "
+                f"{size_text(free)} are free{beside}: give a directory on another drive, or free some space"
             )
 
     def _advice(self, needed: int, in_use: int) -> str:

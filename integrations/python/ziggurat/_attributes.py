@@ -2,10 +2,9 @@
 """Finds what a model's forwards leave in its modules where another micro-batch's would find it.
 
 A module that has units inside keeps its attributes while other micro-batches run: it must find them
-as it has left them, but for what was None and was set, as models of transformers note in their config which
-kind of labels they get. The first that sets it goes on only if the others set the same. All else runs
-within one turn, and may use its attributes there; but each micro-batch must leave them as the first has,
-because what comes later may read them.
+as it has left them, but for the kind of labels that models of transformers note in their config, since only
+the loss reads it. All else runs within one turn, and may use its attributes there; but each micro-batch must
+leave them as the first has, because what comes later may read them.
 """
 
 from __future__ import annotations
@@ -43,14 +42,13 @@ class Attributes:
         """Returns what modules keep that may have run since the stage began."""
         return _kept_by((*self._inside.get(stage, ()), *self._elsewhere), closely=False)
 
-    def require_same(self, before: Kept, now: Kept, may_set: bool = False) -> None:
-        """Errors: InvalidArgument if they differ, which names a module and its attribute. `may_set`: not where
-        something was None and is a plain value now."""
+    def require_same(self, before: Kept, now: Kept) -> None:
+        """Errors: InvalidArgument if they differ, which names a module and its attribute."""
         if before == now:
             return
         for module, attribute in {**before, **now}:
             key = module, attribute
-            changed = _changed(before.get(key), now.get(key), may_set)
+            changed = _changed(before.get(key), now.get(key))
             if changed is not None:
                 raise InvalidArgument(
                     f"module '{self._names[module]}' changes its attribute '{attribute}{changed}' in forward, "
@@ -61,8 +59,9 @@ class Attributes:
 
 _OF_ALL = frozenset((*vars(torch.nn.Module()), "_offloaded"))  # attributes of PyTorch's, and ours
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_NONE = type(None), None
 _LENGTH_MAX = 1000  # of lists that are looked through
+# What models of transformers find out from the first labels, behind all units, and read there alone
+_NOTED_OF_LABELS, _NONE = "problem_type", (type(None), None)
 
 
 class _Same:
@@ -77,6 +76,10 @@ class _Same:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def is_config(self) -> bool:
+        """Returns whether it is a model's config of transformers."""
+        return any(one.__module__.startswith("transformers.") for one in type(self._value).__mro__)
+
 
 class _Object(NamedTuple):
     """An object, and what its own attributes are."""
@@ -85,19 +88,16 @@ class _Object(NamedTuple):
     its: dict[str, Any]
 
 
-def _changed(before: Any, now: Any, may_set: bool) -> str | None:
+def _changed(before: Any, now: Any) -> str | None:
     """Returns None for what has not changed, else which attribute of an object has, or nothing of that."""
-    if before == now or (may_set and before == _NONE and _is_plain(now)):
+    if before == now:
         return None
     if isinstance(before, _Object) and isinstance(now, _Object) and before.itself == now.itself:
-        both = {name: (before.its.get(name), now.its.get(name)) for name in {**before.its, **now.its}}
-        differ = [name for name, (one, other) in both.items() if _changed(one, other, may_set) is not None]
-        return f".{differ[0]}" if differ else None
+        differ = [name for name in {**before.its, **now.its} if before.its.get(name) != now.its.get(name)]
+        if differ == [_NOTED_OF_LABELS] and before.its[_NOTED_OF_LABELS] == _NONE and before.itself.is_config():
+            return None
+        return f".{differ[0]}"
     return ""
-
-
-def _is_plain(key: Any) -> bool:
-    return isinstance(key, tuple) and key[0] in _PLAIN
 
 
 def _kept_by(modules: Iterable[torch.nn.Module], closely: bool) -> Kept:

@@ -66,7 +66,7 @@ def chunked_cross_entropy(
     second one needs ``retain_graph=True``, and ``create_graph`` is Unimplemented. Until then they
     take memory: hidden's in its type, the weight's and the bias's in fp32. Of so few tokens that
     they take less (in 16 bits up to twice `width`), the gradients of all logits are kept in place of
-    the weight's, which backward makes of them. It is summed over chunks, whose products have the type
+    the weight's in 16 bits, which backward makes of them: `hidden` may not be written until then. It is summed over chunks, whose products have the type
     of the computation, and is rounded once, in backward: so its bits depend on `chunk`.
 
     Errors: InvalidArgument for shapes, types, labels and settings that do not fit.
@@ -251,7 +251,10 @@ def _words_at_a_time(most: int, hidden: torch.Tensor) -> int:
 
 
 def _take_less(tokens: int, weight: torch.Tensor, how: _How) -> bool:
-    """Returns whether the gradients of all logits take less than the weight's gradient in fp32."""
+    """Returns whether the gradients of all logits take less than a sum that has to be rounded to the
+    weight's gradient."""
+    if weight.dtype == how.wide:  # the sum is the gradient
+        return False
     return tokens * how.dtype.itemsize < weight.shape[1] * how.wide.itemsize
 
 

@@ -10,7 +10,7 @@ where it goes the other way, whose values are others.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -20,9 +20,12 @@ from ziggurat._streaming import streaming_of
 from ziggurat._subclass import subclass
 
 
-def look_at_first_layer(encoder: torch.nn.TransformerEncoder) -> None:
-    """Makes the encoder's forward find the parameters of its first layer as those of a layer that is there."""
-    encoder.__class__ = _made(type(encoder))
+def look_at_first_layer(encoder: torch.nn.TransformerEncoder, stages: Container[torch.nn.Module]) -> None:
+    """Makes the encoder's forward find the parameters of its first layer as those of a layer that is there, if
+    the layer, or a module of it, is one of the `stages` that bring their own parameters."""
+    layers = getattr(encoder, "layers", ())
+    if len(layers) and any(module in stages for module in layers[0].modules()):
+        encoder.__class__ = _made(type(encoder))
 
 
 @functools.cache

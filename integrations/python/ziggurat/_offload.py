@@ -85,9 +85,10 @@ def offload(
     names = {module: name for name, module in model.named_modules()}
     tokens = TokenCost()
     root = division.entries[0].module
+    stages = {entry.module for entry in division.entries} - {root}
     for module in model.modules():
         if isinstance(module, torch.nn.TransformerEncoder):
-            look_at_first_layer(module)
+            look_at_first_layer(module, stages)
     for entry in division.entries:
         own = [pinned[unit.index] for unit in entry.units]
         is_root = entry.module is root

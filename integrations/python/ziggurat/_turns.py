@@ -114,7 +114,7 @@ class Turns:
         self._hand_on(lane)
         lane.turn.acquire()
         self._check()
-        self._attributes.require_same(kept, self._attributes.around(), may_set=True)
+        self._attributes.require_same(kept, self._attributes.around())
         if self._held_for != lane.position:
             self._leave_stage()
             self._streaming.pin(units, self._held)

@@ -288,6 +288,12 @@ def test_few_tokens_take_no_gradient_of_the_weight_in_fp32(tmp_path):
     assert measured(tmp_path, torch.bfloat16, True, tokens, width) < 16 * tokens * LARGE + gradients + SLACK_BYTES
 
 
+def test_a_sum_that_is_the_gradient_is_not_kept_as_all_logits(tmp_path):
+    tokens, width = 1000, 1024
+    gradients = 4 * (tokens + LARGE) * width
+    assert measured(tmp_path, torch.float32, True, tokens, width) < 16 * CHUNK * LARGE + gradients + SLACK_BYTES
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("chunk", [2, 21])
 def test_the_gradient_of_the_weight_has_the_bits_of_one_that_is_summed_at_once(chunk, dtype, monkeypatch):

@@ -6,6 +6,7 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, 
 than offload() takes.
 """
 
+import io
 import sys
 
 try:
@@ -123,6 +124,51 @@ def test_a_layer_is_one_unit():
     assert [unit.name for unit in divide(model, "auto").units] == ["(root)", "inner.layers.0"]
     assert [unit.name for unit in divide(wide, "auto").units] == ["(root)"]
     assert [unit.name for unit in divide(model, UNITS["inner layers"]).units] == ["(root)"]
+
+
+class Within(nn.Module):
+    """A unit with an encoder inside."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x):
+        return 2 * self.encoder(x)
+
+
+def test_an_encoder_within_a_unit_stays_what_it_is():
+    encoder = nn.TransformerEncoder(layer(), 2, enable_nested_tensor=False)
+    model = nn.Sequential(Within(encoder), nn.Linear(WIDTH, 1))
+    model[0].compile(fullgraph=True, backend="eager")
+    ziggurat.torch.offload(model, memory="16MiB", units=["0"])
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(2):
+        model(torch.ones(2, LENGTH, WIDTH)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert type(encoder) is nn.TransformerEncoder
+    optimizer.close()
+    torch.save(encoder, io.BytesIO())
+
+
+def test_an_encoder_with_a_forward_of_its_own_needs_no_layers():
+    class Blocks(nn.TransformerEncoder):
+        def __init__(self):
+            nn.Module.__init__(self)
+            self.blocks = nn.ModuleList(layer() for _ in range(3))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    model = nn.Sequential(Blocks(), nn.Linear(WIDTH, 1))
+    ziggurat.torch.offload(model, memory="16MiB")
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    model(torch.ones(2, LENGTH, WIDTH)).sum().backward()
+    optimizer.step()
+    optimizer.close()
 
 
 if __name__ == "__main__":

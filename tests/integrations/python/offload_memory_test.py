@@ -26,7 +26,7 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat import _memory
+from ziggurat import _checkpoint_load, _memory
 from ziggurat.torch import streamed_init
 
 MIB = 1 << 20
@@ -149,7 +149,16 @@ def load_and_measure(folder: Path, how: How) -> None:
     _memory.return_freed()
     before = of_process("VmRSS")
     forget_the_most()
+    read = _checkpoint_load.read_values
+    counts = []
+
+    def counted(checkpoint, index, first, count):
+        counts.append(count)
+        return read(checkpoint, index, first, count)
+
+    _checkpoint_load.read_values = counted
     ziggurat.torch.load_checkpoint(folder / "saved", optimizer, model)
+    assert sum(counts) == (0 if how.trains_all else DEPTH * WIDTH * WIDTH)  # the engine reads what is trained
     peak = of_process("VmHWM") - before
     (folder / "measured").write_text(f"{peak} {loss_of(model, how).item()!r} {memory_bytes}")
 

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 
 try:
@@ -387,6 +388,16 @@ def test_a_checkpoint_before_the_first_step_has_the_models_values(tmp_path, plac
     assert train(model, optimizer, range(2)) == train(other, its, range(2))
     optimizer.close()
     its.close()
+
+
+def test_another_module_may_be_called_peft(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", types.ModuleType("peft"))
+    monkeypatch.delitem(sys.modules, "peft.tuners.tuners_utils", raising=False)
+    model = gpt()
+    offload(model, memory=memory_for(model))
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, range(1))
+    optimizer.close()
 
 
 @pytest.mark.parametrize("placement", ["host", "nvme"])
