@@ -38,6 +38,7 @@ from ziggurat._words import in_arguments
 
 # Stands for a gradient that was not lent, because the engine had it.
 _AT_ENGINE = torch.empty(0)
+_WHOLE = Part, Kept  #: whose gradients are as backward has made them
 
 _Laid = tuple[torch.Size, tuple[int, ...]]
 
@@ -434,7 +435,7 @@ class Opened:
             if index in without:
                 continue
             # Most gradients are whole and as backward made them.
-            content = in_place(part.param.grad) if type(part) is Part else None
+            content = in_place(part.param.grad) if type(part) in _WHOLE else None
             if content is not None:
                 content.taken = True
                 taken[index] = content.part
@@ -487,20 +488,21 @@ class Opened:
         """Called when the engine has written the `pending` parameters: gives them back to the
         model."""
         held = [self.parts[index].memory() for index in pending]
-        faults = {
-            index: "moved" if param._version == self._versions[index] else "written"
-            for index, param in zip(pending, held, strict=True)
-            if param._version != self._versions[index] or self._moved(index, param)
-        }
-        count_writes(held)
-        for index, param in zip(pending, held, strict=True):
-            if index not in faults:
-                self._versions[index] = param._version
+        with torch._C.DisableTorchFunctionSubclass():  # what is away would be asked for each look
+            faults = {
+                index: "moved" if param._version == self._versions[index] else "written"
+                for index, param in zip(pending, held, strict=True)
+                if param._version != self._versions[index] or self._moved(index, param)
+            }
+            count_writes(held)
+            for index, param in zip(pending, held, strict=True):
+                if index not in faults:
+                    self._versions[index] = param._version
         copying = {place for place in self._every_place if place.copies_back}
         for index, param in zip(pending, held, strict=True):
             del self._lent[index]
             part = self.parts[index]
-            content = in_place(part.param.grad) if type(part) is Part else None
+            content = in_place(part.param.grad) if type(part) in _WHOLE else None
             if content is None:
                 part.consumed(self._hooks)
             elif content.taken:

@@ -261,7 +261,12 @@ class Streaming(Pins):
         where = "host memory" if self.placement == "host" else opened.store
         grads = "memory" if opened.sums is None else opened.store
         in_files = self.files.size_bytes
-        stay = f" ({size_text(in_files)} that are frozen stay in their own files)" if in_files else ""
+        there = f" are in {where}, and are"
+        if in_files:
+            there = (
+                f": {size_text(self.size_bytes)} are in {where}, and {size_text(in_files)} that are frozen stay "
+                "in their own files; they are"
+            )
         brought = size_text(self.size_bytes + in_files)
         rows = [unit.name for unit in self.units if unit.unit.by_rows]
         by_rows = f"; of {', '.join(rows)} each batch's rows are read" if rows else ""
@@ -272,8 +277,8 @@ class Streaming(Pins):
             else f"a forward brings {brought}{called}, and so does a backward, less what stays"
         )
         print(
-            f"ziggurat: offload(): {len(self.units)} units with {brought} of parameters are in {where}"
-            f"{stay}, and are brought within memory={size_text(self.memory_bytes)}: {brings}; "
+            f"ziggurat: offload(): {len(self.units)} units with {brought} of parameters{there} brought within "
+            f"memory={size_text(self.memory_bytes)}: {brings}; "
             f"gradients are in {grads}{by_rows}",
             file=sys.stderr,
         )
