@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "base/numerics/typed_value.h"
@@ -88,14 +89,13 @@ void EmbeddedEngine::sum_gradient(std::size_t param, TypedSpan<const std::byte> 
   }
   if (sums_on_nvme_) {
     const auto id = static_cast<ParamId>(param);
-    if (!gradient.values.bytes.empty())
-      engine_->add_gradient(id, gradient.values, gradient.scale, /*instead_of_zeros=*/true);
-    // From here on the sum is what the parameter has, also if the rest fails.
-    gradient.on_nvme = gradient.present();
-    gradient.values = {};
-    gradient.scale = 1;
-    engine_->add_gradient(id, values, scale, /*instead_of_zeros=*/!gradient.on_nvme);
+    const bool first = !gradient.present();
+    const TypedSpan<const std::byte> lent = std::exchange(gradient.values, {});
+    const float factor = std::exchange(gradient.scale, 1.0F);
+    // Also if the rest fails: the caller may free what was lent, and the engine refuses the sum.
     gradient.on_nvme = true;
+    if (!lent.bytes.empty()) engine_->add_gradient(id, lent, factor, /*instead_of_zeros=*/true);
+    engine_->add_gradient(id, values, scale, /*instead_of_zeros=*/first);
     return;
   }
   if (is_own(gradient)) return accumulate_gradient(values, scale, gradient.sum);

@@ -120,7 +120,11 @@ TEST_F(LentSumsOnAFailingDrive, RefuseTheStepUntilTheyAreDiscarded) {
   engine_->make_durable();
   fail(FaultPoint::kWrite, 0);
   for (int i = 0; i < 2; ++i) {
-    expect_eio([&] { trainer_.step(*engine_, {.summed = {2, 4}}); });
+    expect_eio(
+        [&] {
+          trainer_.step(*engine_, {.summed = {2, 4}});
+        },
+        i == 0 ? "discard its gradient" : "");  // the second adds to a sum, which fails first
     EXPECT_EQ(engine_->generation(), 1U);
     if (i == 0) fail_no_more();
   }
@@ -149,6 +153,27 @@ TEST_F(LentSumsOnAFailingDrive, RefuseTheStepWhereASummandWasAddedInPart) {
     engine_->discard_sum(4);
   }
   trainer_.step(*engine_, {.summed = {2, 4}});
+  engine_->make_durable();
+  EXPECT_TRUE(trainer_.same());
+}
+
+// The two share a record, so that the first summand of one is put beside the other's sum.
+TEST_F(LentSumsOnAFailingDrive, RefuseTheStepWhereAFirstSummandWasNotAdded) {
+  trainer_.make_gradients(1, {});
+  const std::vector<TypedSpan<const std::byte>> gradients = trainer_.lent_gradients();
+  engine_->add_gradient(1, gradients[1], 1);
+  fail(FaultPoint::kRead, 0);
+  expect_eio([&] { engine_->add_gradient(0, gradients[0], 1); });
+  fail_no_more();
+  std::vector<float> value(1);
+  const char* const why = "the sum of gradients of parameter 0 lacks a part of what was added";
+  expect_eio([&] { engine_->read_sum(0, 0, value); }, why);
+  expect_eio([&] { engine_->add_gradient(0, gradients[0], 1); }, why);
+  expect_eio([&] { trainer_.step(*engine_, {.left_out = {0, 1}}); }, why);
+  EXPECT_EQ(engine_->generation(), 0U);
+  engine_->discard_sum(0);
+  engine_->discard_sum(1);
+  trainer_.step(*engine_, {.summed = {0, 1}});
   engine_->make_durable();
   EXPECT_TRUE(trainer_.same());
 }

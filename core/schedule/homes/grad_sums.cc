@@ -80,10 +80,11 @@ Task<> GradSums::add(ParamId param, std::span<const ChunkRun> runs,
   } catch (...) {
     failure = std::current_exception();
   }
-  // Some chunks may have the summand and others not. A first one is made from nothing once more.
-  if (failure && has(param)) incomplete_[param] = failure;
-  if (failure) std::rethrow_exception(failure);
+  // Some chunks may have the summand and others not. Without a first one the parameter has a sum
+  // all the same: a step that left it out would take it for one without a gradient.
   coming_[param] = true;
+  if (failure) incomplete_[param] = failure;
+  if (failure) std::rethrow_exception(failure);
 }
 
 void GradSums::require_complete(ParamId param) const {
@@ -110,8 +111,10 @@ Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<cons
   const std::span<float> sums(reinterpret_cast<float*>(memory.bytes().data()),
                               context_.table.chunk(id).count);
   const std::vector<ParamRun> all = context_.table.param_runs(id);
-  const bool others = std::ranges::any_of(
-      all, [&](const ParamRun& other) { return other.lent != param && coming_[other.lent]; });
+  // What an incomplete sum has in the chunk is of no use, and may never have been written.
+  const bool others = std::ranges::any_of(all, [&](const ParamRun& other) {
+    return other.lent != param && coming_[other.lent] && !incomplete_.contains(other.lent);
+  });
   const bool begun = coming_[param];
   if (begun || others) {
     co_await fetch_wide(id, sums);
@@ -188,9 +191,10 @@ Task<> GradSums::settle() {
       failure = std::current_exception();
     }
     const std::vector<ParamRun> runs = context_.table.param_runs(id);
-    const bool used =
-        std::ranges::any_of(runs, [&](const ParamRun& run) { return coming_[run.lent]; });
-    if (failure && used) std::rethrow_exception(failure);
+    const auto used =
+        std::ranges::find_if(runs, [&](const ParamRun& run) { return coming_[run.lent]; });
+    context_.cancel.check();
+    if (failure && used != runs.end()) throw_incomplete(used->lent, failure);
   }
 }
 

@@ -31,8 +31,8 @@ class GradSums {
 
   /// Adds `scale` times `values` to the sum of a parameter for the step to come, in fp32. Its first
   /// summand is added to zeros, or with `instead_of_zeros` takes their place. The sweep must not
-  /// be using the parameter's last sum. When this returns, `values` were read. After an error in a
-  /// further summand the sum is of no use: calls throw until it is discarded.
+  /// be using the parameter's last sum. When this returns, `values` were read. After an error
+  /// the parameter has a sum that is of no use: calls throw until it is discarded.
   Task<> add(ParamId param, std::span<const ChunkRun> runs, TypedSpan<const std::byte> values,
              float scale, bool instead_of_zeros);
   /// Reads elements from `first` on of a sum for the step to come.
@@ -44,8 +44,8 @@ class GradSums {
     incomplete_.erase(param);
   }
 
-  /// Returns when all sums are written. Errors: of a write of sums for the step to come, or of a
-  /// summand that was not added whole, until they are discarded.
+  /// Returns when all sums are written. Errors, which name the parameter: of a write of sums for
+  /// the step to come, or of a summand that was not added whole, until they are discarded.
   Task<> settle();
   /// Makes the sums for the step to come those of the step that is being made.
   void take();
