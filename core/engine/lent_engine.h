@@ -141,7 +141,8 @@ class LentEngine : public StateEngine {
   /// padding, aligned to its elements.
   virtual TypedDeviceSpan<std::byte> place(ParamId param) const = 0;
   /// Brings home what the trainer has written into an acquired parameter with work that is queued
-  /// on `stream`. The next step is given GroupStep::params_written for it. Until that step is
+  /// on `stream`. The next step is given GroupStep::params_written for it. Before the first step it
+  /// is the parameter's master at once, for read_state() and begin_copy() too. Until that step is
   /// durable, a crash loses what was written. After any error except kInvalidArgument the engine
   /// has ended, because a part of the parameter may be home.
   virtual void store_param(ParamId param, StreamRef& stream) = 0;

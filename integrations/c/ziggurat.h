@@ -380,7 +380,9 @@ ZIGGURAT_API ziggurat_status ziggurat_expect_gradients(ziggurat_engine engine);
 ZIGGURAT_API ziggurat_status ziggurat_lend_param(ziggurat_engine engine, uint64_t param,
                                                  const ziggurat_memory* values);
 /// Says that the caller has written the parameter: before the next step its master is taken from it
-/// again, and its moments stay. On a GPU the work that wrote it has ended.
+/// again, and its moments stay. Until then ziggurat_read_state() and saves have the master of
+/// before; but a streamed parameter that is written before the first step is its master at once. On
+/// a GPU the work that wrote it has ended.
 ZIGGURAT_API ziggurat_status ziggurat_param_written(ziggurat_engine engine, uint64_t param);
 
 /// Streamed parameters have no address in ziggurat_param.values: the engine keeps them where

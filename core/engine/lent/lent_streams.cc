@@ -171,6 +171,7 @@ void LentEngineImpl::store_param(ParamId param, StreamRef& stream) {
     self.state_.check();
     Task<> storing = self.or_end(params.store(of, event));  // a part of it may be home
     co_await std::move(storing);
+    self.state_.param_stored(of);
   }(*this, its, param, written));
 }
 

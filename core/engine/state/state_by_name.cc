@@ -71,7 +71,7 @@ Task<TrainingState::NewestRecord> TrainingState::newest_record(ChunkId id) {
 }
 
 /// Reads what the trainer has written since the step, rounded in the store's format; or else the
-/// newest record.
+/// newest record. A streamed parameter that was written before the first step is its master.
 Task<> TrainingState::read_run(ChunkId id, std::size_t index, ParamRun run,
                                std::span<float> values) {
   co_await sweep_->record_written(id, generation_);
@@ -81,6 +81,8 @@ Task<> TrainingState::read_run(ChunkId id, std::size_t index, ParamRun run,
     const auto found = writes->find({.index = index, .begin = run.begin});
     if (found != writes->end()) written = found->second;
   }
+  if (index == StateWrites::kMaster && generation_ == 0 && given_.contains(run.lent))
+    written = std::make_shared<const std::vector<float>>(co_await values_at_home(id, run));
   if (written != nullptr) {
     const std::function<void()> job = [&] {
       const RecordFormat format = record_format(table_->state());
@@ -103,6 +105,7 @@ Task<> TrainingState::read_run(ChunkId id, std::size_t index, ParamRun run,
 Task<> TrainingState::write_state(ParamId param, std::size_t index, std::span<const float> values) {
   cancel_.check();
   at_rest_ = false;
+  if (index == StateWrites::kMaster) given_.erase(param);  // the later one counts
   for (const ChunkRun& its : lent_runs(param)) {
     // State that was written before the newest step belongs to that step's record. This waits for
     // that record, so that the new values go into the next one.

@@ -14,6 +14,7 @@
 #include "core/plan/lent_placement.h"
 #include "core/sharding/packing.h"
 #include "core/sharding/piece_layout.h"
+#include "optimizer/gradient.h"
 
 namespace ziggurat {
 namespace {
@@ -113,6 +114,39 @@ std::vector<ChunkRun> TrainingState::lent_runs(ParamId param) const {
                             .count = last - first}});
   }
   return runs;
+}
+
+/// Returns what a run of a parameter is at home.
+Task<std::vector<float>> TrainingState::values_at_home(ChunkId id, ParamRun run) {
+  // A GPU copies parameters only to memory of the pool.
+  const Lease memory = co_await state_lease(id, params_->item_bytes(table_->chunk(id)));
+  co_await params_->bring(id, memory.bytes(), std::span(&run, 1));
+  const TypedSpan<const std::byte> params = params_->destination(id, memory.bytes());
+  std::vector<float> values(run.count);
+  const std::function<void()> job = [&] { widen(params.subspan(run.begin, run.count), values); };
+  co_await context_->run_near(id, "widen parameters", job);
+  co_return values;
+}
+
+/// Returns the masters of parameters that were written before the first step, but for those of
+/// records that do not exist yet: these are made from the parameters.
+Task<PieceCopy::Written> TrainingState::given_masters() {
+  PieceCopy::Written given;
+  if (generation_ > 0) co_return given;
+  for (const ParamId param : given_) {
+    for (const ChunkRun& its : lent_runs(param)) {
+      const StateWrites::Place master{.index = StateWrites::kMaster, .begin = its.run.begin};
+      const std::shared_ptr<const StateWrites::Arrays> writes = writes_->of(its.chunk);
+      if (sweep_->is_unmade(its.chunk) && (writes == nullptr || !writes->contains(master)))
+        continue;
+      std::vector<float> values = co_await values_at_home(its.chunk, its.run);
+      const std::shared_ptr<const StateWrites::Arrays>& before = given[its.chunk];
+      StateWrites::Arrays arrays = before != nullptr ? *before : StateWrites::Arrays();
+      arrays[master] = std::make_shared<const std::vector<float>>(std::move(values));
+      given[its.chunk] = std::make_shared<const StateWrites::Arrays>(std::move(arrays));
+    }
+  }
+  co_return given;
 }
 
 }  // namespace ziggurat

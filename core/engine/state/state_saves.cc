@@ -145,6 +145,7 @@ Task<std::shared_ptr<StateCopy>> TrainingState::begin_copy(CopyOptions options) 
     throw Error(ErrorCode::kInvalidArgument,
                 "a save of this engine's state is under way: wait for its end first");
   }
+  PieceCopy::Written given = co_await given_masters();
   if (generation_ == 0) co_await sweep_->make_all();
   PieceCopy::Written written;
   for (ChunkId id = 0; id < table_->chunks().size(); ++id) {
@@ -152,6 +153,11 @@ Task<std::shared_ptr<StateCopy>> TrainingState::begin_copy(CopyOptions options) 
     // What was written before the step belongs to its record.
     co_await sweep_->record_written(id, generation_);
     if (auto its = writes_->of(id)) written.emplace(id, std::move(its));
+  }
+  for (auto& [id, masters] : given) {
+    StateWrites::Arrays arrays = *masters;
+    if (const auto its = writes_->of(id)) arrays.insert(its->begin(), its->end());
+    written[id] = std::make_shared<const StateWrites::Arrays>(std::move(arrays));
   }
   copy_ = std::make_shared<PieceCopy>(
       PieceCopy::Parts{.context = *context_, .copier = *copier_, .tasks = *copying_}, generation_,

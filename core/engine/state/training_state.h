@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -280,6 +281,11 @@ class TrainingState {
     const LentPlace& place = lent_places_[param];
     return model_.units[place.unit].params[place.param];
   }
+  /// Notes that a streamed parameter was brought home as its trainer has written it. Before the
+  /// first step its values are its masters from now on, whoever asks for them.
+  void param_stored(ParamId param) {
+    if (generation_ == 0 && param < stored_params_) given_.insert(param);
+  }
   /// The runs of a parameter's elements, chunk by chunk.
   std::vector<ChunkRun> lent_runs(ParamId param) const;
   /// Returns those of a chunk, if its unit is packed.
@@ -378,6 +384,8 @@ class TrainingState {
   Task<> choose_lent_placement_if_automatic(std::optional<std::string> layout);
   void pack(const std::optional<std::string>& layout);
   void require_places(const std::string& layout) const;
+  Task<std::vector<float>> values_at_home(ChunkId id, ParamRun run);
+  Task<PieceCopy::Written> given_masters();
 
   // state_by_name.cc
   /// The record of a packed unit that was read last, because the parameters in it are read one by
@@ -480,7 +488,8 @@ class TrainingState {
   std::vector<std::uint64_t> own_steps_;
   std::vector<LentPlace> lent_places_;  // by ParamSpec::lent
   std::size_t stored_params_ = 0;
-  bool unmade_ = false;  // the first sweep makes the records that do not stay in memory
+  std::set<ParamId> given_;  // streamed parameters that were written before the first step
+  bool unmade_ = false;      // the first sweep makes the records that do not stay in memory
   std::optional<LastRead> last_read_;
   double state_seconds_ = 0;
   std::vector<std::byte> last_blob_;     // blob of generation_, with the engine's header

@@ -29,6 +29,7 @@ namespace ziggurat {
 
 class StateWrites {
  public:
+  static constexpr std::size_t kMaster = 0;  ///< index in state_names()
   /// Values of a parameter's run in a chunk.
   struct Place {
     std::size_t index;    ///< in state_names()
@@ -56,7 +57,7 @@ class StateWrites {
     const std::shared_ptr<const Arrays> its = of(chunk);
     if (!its) return false;
     const auto again = rounded_again_.find(chunk);
-    return its->contains({.index = 0, .begin = run.begin}) ||
+    return its->contains({.index = kMaster, .begin = run.begin}) ||
            (again != rounded_again_.end() && again->second.contains(run.begin));
   }
   /// Returns what was written so far; null if nothing was.

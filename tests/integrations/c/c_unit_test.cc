@@ -3,6 +3,7 @@
 // the bits of parameters that are lent, in every type, saved and loaded too; and what is refused.
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <thread>
 
 #include "tests/integrations/c/embedder.h"
@@ -34,6 +35,38 @@ class CUnits : public Embedder {
     std::string text(8192, '\0');
     EXPECT_EQ(call(engine_, text.data(), text.size(), nullptr), ZIGGURAT_OK);
     return text.c_str();
+  }
+  std::string folder() const { return directory_.path() + "/saved"; }
+  /// Begins to save both parameters.
+  ziggurat_save save_begun() {
+    ziggurat_save_options saving = ZIGGURAT_INIT(ziggurat_save_options);
+    saving.engine_count = 1;
+    saving.engines = &engine_;
+    const std::string content =
+        R"({"folder": ")" + folder() +
+        R"(", "step": 1, "keep_last": 0, "keep_every": 0, "model": "m", "dtype": "fp32",
+          "placement": "nvme", "resume": {}, "values": [],
+          "params": [{"name": "first", "shape": [3, 5, 7], "trained": true},
+                     {"name": "second", "shape": [200, 200], "trained": true}],
+          "engines": [[{"param": 0, "first": 0}, {"param": 1, "first": 0}]]})";
+    ziggurat_save save = 0;
+    EXPECT_EQ(ziggurat_save_begin(runtime_, &saving, content.c_str(), &save), ZIGGURAT_OK)
+        << ziggurat_last_error();
+    return save;
+  }
+  /// Closes the engine, and opens another from what was saved.
+  void load(const char* more) {
+    close();
+    ziggurat_checkpoint checkpoint = 0;
+    ASSERT_DONE(ziggurat_checkpoint_open(runtime_, folder().c_str(), &checkpoint));
+    const std::string other = R"({"store": ")" + directory_.path() + "/other\"" + more + "}";
+    ASSERT_DONE(ziggurat_engine_load(runtime_, params_.data(), kParams, other.c_str(), checkpoint,
+                                     R"({"parts": [
+          {"name": "first", "shape": [3, 5, 7], "first": 0},
+          {"name": "second", "shape": [200, 200], "first": 0}], "steps": [1, 1],
+          "weights_only": false})",
+                                     &engine_));
+    ASSERT_DONE(ziggurat_checkpoint_close(checkpoint));
   }
   TypedArray read(std::size_t param) const {
     TypedArray values(values_[param].dtype, kCounts[param]);
@@ -138,35 +171,89 @@ TEST_F(CUnits, AreSavedAndLoaded) {
   lend_both(1);
   ASSERT_DONE(step());
   std::array<TypedArray, kParams> saved{read(0), read(1)};
-  const std::string folder = directory_.path() + "/saved";
-  ziggurat_save_options saving = ZIGGURAT_INIT(ziggurat_save_options);
-  saving.engine_count = 1;
-  saving.engines = &engine_;
-  const std::string content =
-      R"({"folder": ")" + folder +
-      R"(", "step": 1, "keep_last": 0, "keep_every": 0, "model": "m", "dtype": "fp32",
-          "placement": "nvme", "resume": {}, "values": [],
-          "params": [{"name": "first", "shape": [3, 5, 7], "trained": true},
-                     {"name": "second", "shape": [200, 200], "trained": true}],
-          "engines": [[{"param": 0, "first": 0}, {"param": 1, "first": 0}]]})";
-  ziggurat_save save = 0;
-  ASSERT_DONE(ziggurat_save_begin(runtime_, &saving, content.c_str(), &save));
+  const ziggurat_save save = save_begun();
   lend_both(2);
   ASSERT_DONE(step());  // of which the checkpoint has nothing
   ASSERT_DONE(ziggurat_save_wait(save, nullptr, 0, nullptr));
   ASSERT_DONE(ziggurat_save_close(save));
   EXPECT_NE(read(1).bytes, saved[1].bytes);
-  close();
-  ziggurat_checkpoint checkpoint = 0;
-  ASSERT_DONE(ziggurat_checkpoint_open(runtime_, folder.c_str(), &checkpoint));
-  const std::string other = R"({"store": ")" + directory_.path() + "/other\"" + kOnNvme + "}";
-  ASSERT_DONE(ziggurat_engine_load(runtime_, params_.data(), kParams, other.c_str(), checkpoint,
-                                   R"({"parts": [{"name": "first", "shape": [3, 5, 7], "first": 0},
-                    {"name": "second", "shape": [200, 200], "first": 0}], "steps": [1, 1],
-          "weights_only": false})",
-                                   &engine_));
+  load(kOnNvme);
   for (std::size_t p = 0; p < kParams; ++p) EXPECT_EQ(read(p).bytes, saved[p].bytes);
-  ASSERT_DONE(ziggurat_checkpoint_close(checkpoint));
+}
+
+class CUnitsBeforeTheirFirstStep : public CUnits,
+                                   public ::testing::WithParamInterface<const char*> {
+ protected:
+  TypedArray master(std::size_t param) const {
+    TypedArray values(DType::kFloat32, kCounts[param]);
+    const ziggurat_memory memory = memory_of(values);
+    EXPECT_EQ(ziggurat_read_state(engine_, param, "master", &memory), ZIGGURAT_OK)
+        << ziggurat_last_error();
+    return values;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(
+    Tiers, CUnitsBeforeTheirFirstStep,
+    ::testing::Values(R"(, "placement": "params=host,optimizer=host", "device_memory": "1MiB")",
+                      R"(, "placement": "params=nvme,optimizer=nvme", "device_memory": "1MiB")"),
+    [](const auto& one) { return one.index == 0 ? "host" : "nvme"; });
+
+// The store's first records are made at open, or in the first step: either way, of what is written.
+TEST_P(CUnitsBeforeTheirFirstStep, AreSavedAndReadAsTheyWereWritten) {
+  stream(DType::kFloat32);
+  ASSERT_DONE(open(settings(GetParam())));
+  const TypedArray first = values_[0];
+  const TypedArray second = values_[1];
+  write_both();
+  for (std::size_t p = 0; p < kParams; ++p) EXPECT_EQ(master(p).bytes, values_[p].bytes);
+  ziggurat_save save = save_begun();
+  values_[1] = gradient_of(1, 9);  // of which that checkpoint has nothing
+  write_both();
+  ASSERT_DONE(ziggurat_save_wait(save, nullptr, 0, nullptr));
+  ASSERT_DONE(ziggurat_save_close(save));
+  EXPECT_EQ(master(1).bytes, values_[1].bytes);
+  load(GetParam());
+  EXPECT_EQ(read(0).bytes, first.bytes);
+  EXPECT_EQ(master(1).bytes, second.bytes);
+}
+
+TEST_P(CUnitsBeforeTheirFirstStep, MayBeWrittenAgainAfterASave) {
+  stream(DType::kFloat32);
+  ASSERT_DONE(open(settings(GetParam())));
+  write_both();
+  for (const std::uint64_t again : {1, 2}) {
+    std::filesystem::remove_all(folder());
+    values_[1] = gradient_of(1, again);
+    write_both();
+    const ziggurat_save save = save_begun();
+    ASSERT_DONE(ziggurat_save_close(save));
+  }
+  const TypedArray newest = values_[1];
+  load(GetParam());
+  EXPECT_EQ(read(1).bytes, newest.bytes);
+}
+
+TEST_P(CUnitsBeforeTheirFirstStep, AndTheirMastersCountAsTheyWereWrittenLast) {
+  stream(DType::kFloat32);
+  ASSERT_DONE(open(settings(GetParam())));
+  TypedArray other = gradient_of(0, 3);
+  const ziggurat_memory written = memory_of(other);
+  for (const bool master_last : {true, false}) {
+    const ziggurat_memory values = memory_of(values_[0]);
+    if (master_last) {
+      ASSERT_DONE(ziggurat_write_param(engine_, 0, &values));
+    }
+    ASSERT_DONE(ziggurat_write_state(engine_, 0, "master", &written));
+    if (!master_last) {
+      ASSERT_DONE(ziggurat_write_param(engine_, 0, &values));
+    }
+    EXPECT_EQ(master(0).bytes, master_last ? other.bytes : values_[0].bytes);
+  }
+  const TypedArray last = values_[0];
+  const ziggurat_save save = save_begun();
+  ASSERT_DONE(ziggurat_save_close(save));
+  load(GetParam());
+  EXPECT_EQ(read(0).bytes, last.bytes);
 }
 
 TEST_F(CUnits, MayHaveFrozenParametersThatNoStoreAndNoCheckpointHas) {
