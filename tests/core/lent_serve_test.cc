@@ -235,6 +235,8 @@ class LentServeEnd : public ::testing::Test {
     LentTrainer& trainer = world_.trainers[index];
     EngineConfig config = world_.config(rank);
     config.durable_every_s = durable_every_s_;
+    config.durable_every_steps = durable_every_steps_;
+    config.placement.grads = grads_;
     engines_[index] =
         LentEngine::open(trainer.own_model(), config, *runtimes_[index], trainer.lent());
     trainer.step(*engines_[index]);
@@ -257,6 +259,8 @@ class LentServeEnd : public ::testing::Test {
 
   World world_;
   double durable_every_s_ = 0;
+  std::uint64_t durable_every_steps_ = 1;
+  Tier grads_ = Tier::kHost;
   std::vector<std::unique_ptr<Runtime>> runtimes_ = connected_runtimes(2, 1);
   std::vector<std::unique_ptr<LentEngine>> engines_{2};
 };
@@ -399,30 +403,48 @@ TEST_F(LentServeEnd, OfAnOpeningThatFindsAStoreLostHoldsNobodyUp) {
   }));
 }
 
+/// Two ranks whose engines are closed one by one, while a second engine of each goes on.
+class LentServeEndOfSome : public LentServeEnd {
+ protected:
+  std::unique_ptr<LentEngine> open_second(int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    LentTrainer& trainer = second_.trainers[index];
+    return LentEngine::open(trainer.own_model(), second_.config(rank), *runtimes_[index],
+                            trainer.lent());
+  }
+  /// Rank 0's first engine was closed; rank 1's is closed now.
+  void expect_to_go_on(LentEngine& other, int rank) {
+    LentTrainer& trainer = second_.trainers[static_cast<std::size_t>(rank)];
+    trainer.step(other);
+    trainer.step(other);
+    if (rank == 1) engines_[1].reset();
+    EXPECT_EQ(state_of(other, 1 - rank).size(), rank == 0 ? 3U : 18U);
+    other.wait_all_updated();
+    EXPECT_TRUE(trainer.same()) << "rank " << rank;
+  }
+
+ private:
+  World second_{kTiny, Where::kMemory};
+};
+
 // What an engine does that is closed between two steps; no other rank waits for any of it.
 using Last = void (*)(LentEngine&);
-class LentServeEndOfOne : public LentServeEnd, public ::testing::WithParamInterface<Last> {};
+class LentServeEndOfOne : public LentServeEndOfSome, public ::testing::WithParamInterface<Last> {
+ protected:
+  LentServeEndOfOne() { grads_ = Tier::kNvme; }
+};
 
 // The engines of a runtime end one by one, in whatever order, and others go on.
 TEST_P(LentServeEndOfOne, LeavesTheOthersOfItsRuntime) {
   std::barrier<> both(2);
-  World second(kTiny, Where::kMemory);
   expect_none(run_ranks(2, [&](int rank) {
-    const auto index = static_cast<std::size_t>(rank);
     open(rank);
-    LentTrainer& trainer = second.trainers[index];
-    auto other = LentEngine::open(trainer.own_model(), second.config(rank), *runtimes_[index],
-                                  trainer.lent());
+    const auto other = open_second(rank);
     if (rank == 0) {
       GetParam()(*engines_[0]);
       engines_[0].reset();
     }
-    trainer.step(*other);
-    trainer.step(*other);
-    if (rank == 1) engines_[1].reset();
-    EXPECT_EQ(state_of(*other, 1 - rank).size(), rank == 0 ? 3U : 18U);
-    other->wait_all_updated();
-    EXPECT_TRUE(trainer.same()) << "rank " << rank;
+    expect_to_go_on(*other, rank);
     both.arrive_and_wait();
   }));
 }
@@ -434,14 +456,47 @@ INSTANTIATE_TEST_SUITE_P(BetweenSteps, LentServeEndOfOne,
                                its.make_durable();
                              },
                              [](LentEngine& its) {
-                               its.make_durable();
                                its.expect_gradients();
+                               const std::vector<float> values(its.pieces_of(0)[0].count, 0.5F);
+                               its.add_gradient(0, as_typed(std::span(values)), 1);
                              },
                              [](LentEngine& its) {
                                its.expect_gradients();
                                const std::vector<float> values(its.pieces_of(0)[0].count, 0.5F);
                                its.write_state(0, "exp_avg", values);
                              }));
+
+// No other rank waits for a step that nothing makes durable, also while its records are written.
+TEST_F(LentServeEndOfSome, LeavesTheOthersWhereTheLastStepIsNotMadeDurable) {
+  durable_every_steps_ = 2;
+  FaultyEngine* drive = nullptr;
+  runtimes_[0]->io_engine = [&](Reactor& reactor, const std::string& path) {
+    auto faulty = std::make_unique<FaultyEngine>(reactor, choose_io_engine(reactor, path));
+    drive = faulty.get();
+    return faulty;
+  };
+  std::barrier<> both(2);
+  expect_none(run_ranks(2, [&](int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    LentTrainer& trainer = world_.trainers[index];
+    open(rank);
+    const auto other = open_second(rank);
+    trainer.step(*engines_[index]);  // the second: durable by itself
+    engines_[index]->make_durable();
+    if (rank == 0) {
+      runtimes_[0]->reactor.block_on([](FaultyEngine& its) -> Task<> {
+        its.plan(Fault::slow(FaultPoint::kWrite, 100ms)
+                     .at(its.calls(FaultPoint::kWrite))
+                     .from_then_on());
+        co_return;
+      }(*drive));
+    }
+    trainer.step(*engines_[index]);
+    if (rank == 0) engines_[0].reset();
+    expect_to_go_on(*other, rank);
+    both.arrive_and_wait();
+  }));
+}
 
 TEST_F(LentServeEnd, OfARanksProcessIsSaidToWhoAsks) {
   std::barrier<> both(2);

@@ -70,7 +70,7 @@ void TrainingState::close_storage() {
 /// then only what makes it durable.
 bool TrainingState::awaited_by_ranks() const {
   if (of_pieces() && records_)
-    return storing_ || (records_->through_store() && sweep_ && sweep_->step_ending());
+    return storing_ || (records_->through_store() && sweep_ && sweep_->step_sealing());
   if ((tasks_ && tasks_->count() > 0) || (sweep_ && sweep_->step_open())) return true;
   return hand_ != nullptr && hand_->in_step();
 }

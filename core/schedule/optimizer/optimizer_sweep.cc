@@ -73,9 +73,10 @@ std::uint64_t OptimizerSweep::storing() const noexcept {
 
 bool OptimizerSweep::step_open() const { return current_ && current_->state == Pass::State::kOpen; }
 
-bool OptimizerSweep::step_ending() const {
-  const PassPtr pass = step_open() ? current_->previous : current_;
-  return pass && !pass->done.is_set();
+bool OptimizerSweep::step_sealing() const {
+  for (PassPtr pass = step_open() ? current_->previous : current_; pass; pass = pass->previous)
+    if (pass->seals && !pass->done.is_set()) return true;
+  return false;
 }
 
 void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,

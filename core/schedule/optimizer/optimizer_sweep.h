@@ -102,8 +102,8 @@ class OptimizerSweep {
   Task<> undo_step();
   /// Whether a step has begun (with its first gradient) and has not been judged yet.
   bool step_open() const;
-  /// Whether a step that was judged good is still being updated or, on NVMe, made durable.
-  bool step_ending() const;
+  /// Whether a step that was judged good has yet to be made durable by its sweep, on all ranks.
+  bool step_sealing() const;
 
   /// Returns the newest generation, in the engine's count, of which every record is durable on
   /// every rank. Any thread.
