@@ -118,6 +118,8 @@ TEST_P(RealFaults, ADriveThatIsGone) {
 
 // In a process of its own, where SIGXFSZ does what it does by default: kill.
 TEST_P(RealFaults, AFileSizeLimitIsAnErrorAndNotTheEndOfTheProcess) {
+  // A mere fork of a process with threads may find an allocator's lock held for ever.
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   const TemporaryDirectory directory;
   const auto child = [&] {
     std::signal(SIGXFSZ, SIG_DFL);
