@@ -13,7 +13,7 @@ namespace ziggurat {
 
 struct LockHolder {
   pid_t pid = 0;
-  std::string name;    ///< empty if the process is gone
+  std::string name;    ///< empty if the process is gone, or hidden from this one
   bool ended = false;  ///< whether the process is gone, or is ending
 };
 

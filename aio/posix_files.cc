@@ -18,12 +18,10 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <optional>
-#include <thread>
 #include <utility>
 
+#include "aio/file_lock.h"
 #include "aio/fork_closed.h"
-#include "aio/lock_holder.h"
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/disk_full.h"
@@ -33,16 +31,11 @@
 namespace ziggurat {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 /// The mode of locked files and of unnamed ones. Whoever may open a file may also lock it, and a
 /// store or checkpoint folder whose lock a stranger holds is of no use to its owner.
 constexpr mode_t kPrivateMode = 0600;
 /// The mode of all other files, less the umask: they may be shared.
 constexpr mode_t kMode = 0666;
-constexpr std::chrono::milliseconds kLockPoll{5};
-/// How long the last writes of a process that has ended may take, on a drive that others keep busy.
-constexpr std::chrono::milliseconds kLastWritesWait{60'000};
 constexpr int kReopensMax = 8;
 
 // statx's fields for direct I/O (Linux 6.1), by their offset in the kernel's struct, because older
@@ -100,52 +93,6 @@ bool still_named(const UniqueFd& fd, const std::string& path) {
   return open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
 }
 
-/// Returns ", PID (name)", or nothing if nobody knows. Of one that has ended somebody has the lock
-/// who inherited it.
-std::string told(const std::optional<LockHolder>& holder) {
-  if (!holder) return "";
-  if (holder->ended) return fmt::format(", a child of {}, which has ended", holder->pid);
-  return fmt::format(", {} ({})", holder->pid, holder->name);
-}
-
-/// Says once that the lock is waited for.
-void say_wait(const std::string& path, const std::optional<LockHolder>& holder,
-              std::chrono::milliseconds wait) {
-  if (holder && holder->ended) {
-    log().warn(
-        "{} is locked by process {}, which has ended: waiting up to {} ms for its last writes",
-        path, holder->pid, wait.count());
-    return;
-  }
-  log().warn(
-      "{} is locked by another process{}: waiting up to {} ms, because the last writes of a "
-      "killed process can hold the lock for a moment",
-      path, told(holder), wait.count());
-}
-
-void lock_file(const UniqueFd& fd, const std::string& path, const OpenOptions& options,
-               SteadyClock::time_point begin) {
-  bool said = false;
-  while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    const int error = errno;
-    if (error == EINTR) continue;
-    if (error != EWOULDBLOCK) throw system_error(error, "lock " + path);
-    const std::optional<LockHolder> holder = lock_holder(fd.get());
-    const bool ended = holder && holder->ended && options.lock_wait.count() > 0;
-    const auto wait = ended ? std::max(options.lock_wait, kLastWritesWait) : options.lock_wait;
-    if (SteadyClock::now() >= begin + wait) {
-      throw Error(
-          ErrorCode::kUnavailable,
-          fmt::format("{} is in use by another process{} (this process waited {} ms for its lock); "
-                      "stop that process, or name another file",
-                      path, told(holder), wait.count()),
-          error);
-    }
-    if (!std::exchange(said, true)) say_wait(path, holder, wait);
-    std::this_thread::sleep_for(kLockPoll);
-  }
-}
-
 // Switches the open file to direct I/O and returns whether that worked. O_DIRECT is not given to
 // open(): with O_CREAT, a filesystem that refuses it leaves the new file behind.
 bool make_direct(const UniqueFd& fd, const std::string& path) {
@@ -170,6 +117,42 @@ void require_regular(const UniqueFd& fd, const std::string& path, bool writable)
   if (!S_ISREG(status.st_mode) && (writable || !S_ISBLK(status.st_mode))) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("cannot open {}: it is not a regular file", path));
+  }
+}
+
+/// An open file that children forked from now on do not keep: with a lock they would hold it.
+class ForkClosedFile {
+ public:
+  explicit ForkClosedFile(UniqueFd fd) : fd_(std::move(fd)) { close_in_children(fd_.get()); }
+  ForkClosedFile(ForkClosedFile&&) = default;
+  ForkClosedFile& operator=(ForkClosedFile&&) = delete;
+  ~ForkClosedFile() {
+    if (fd_) forget_for_children(fd_.get());
+  }
+  const UniqueFd& fd() const noexcept { return fd_; }
+  /// Gives the descriptor to one who calls forget_for_children() before it closes it.
+  UniqueFd release() noexcept { return std::move(fd_); }
+
+ private:
+  UniqueFd fd_;
+};
+
+/// Opens the file, and waits for its lock if it is to be locked.
+ForkClosedFile opened(const std::string& path, const OpenOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (int opens = 0;; ++opens) {
+    // Before the lock is waited for: another thread may fork meanwhile.
+    ForkClosedFile file(options.unnamed ? open_unnamed(path) : open_named(path, options));
+    require_regular(file.fd(), path, options.writable);
+    if (!options.lock) return file;
+    lock_file({.fd = file.fd().get(), .path = path, .wait = options.lock_wait, .begin = begin});
+    if (options.unnamed || still_named(file.fd(), path)) return file;
+    if (opens == kReopensMax || options.create) {
+      throw Error(ErrorCode::kUnavailable,
+                  fmt::format("another process replaces {} again and again; stop that process, or "
+                              "name another file",
+                              path));
+    }
   }
 }
 
@@ -224,30 +207,15 @@ PosixFiles::PosixFiles() {
 }
 
 FileHandle PosixFiles::open(const std::string& path, const OpenOptions& options) {
-  const auto begin = SteadyClock::now();
-  UniqueFd fd;
-  for (int opens = 0;; ++opens) {
-    fd = options.unnamed ? open_unnamed(path) : open_named(path, options);
-    require_regular(fd, path, options.writable);
-    if (!options.lock) break;
-    lock_file(fd, path, options, begin);
-    if (options.unnamed || still_named(fd, path)) break;
-    if (opens == kReopensMax || options.create) {
-      throw Error(ErrorCode::kUnavailable,
-                  fmt::format("another process replaces {} again and again; stop that process,  "
-                              "or name another file",
-                              path));
-    }
-  }
-  const bool direct = options.direct && make_direct(fd, path);
+  ForkClosedFile file = opened(path, options);
+  const bool direct = options.direct && make_direct(file.fd(), path);
 
   const std::lock_guard guard(mutex_);
   const auto free_slot =
-      std::find_if(files_.begin(), files_.end(), [](const File& file) { return !file.fd; });
+      std::find_if(files_.begin(), files_.end(), [](const File& other) { return !other.fd; });
   const int id = static_cast<int>(free_slot - files_.begin());
   if (free_slot == files_.end()) files_.emplace_back();
-  close_in_children(fd.get());
-  files_[static_cast<std::size_t>(id)] = {std::move(fd), path, options.lock, direct,
+  files_[static_cast<std::size_t>(id)] = {file.release(), path, options.lock, direct,
                                           next_serial_++};
   return {id};
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "aio/direct_file.h"
+#include "aio/file_lock.h"
 #include "aio/probe.h"
 #include "base/bytes.h"
 #include "base/error.h"
@@ -232,8 +233,11 @@ int doctor(const std::vector<std::string>& paths) {
   }
   say("limits",
       fmt::format(
-          "an interrupted transfer is tried {} times; a store in use is waited for {} s; {}",
+          "an interrupted transfer is tried {} times; a store in use is waited for {} s, and for "
+          "{} "
+          "s if its process has ended; {}",
           DirectFile::kRetriesMax, OpenOptions{}.lock_wait.count() / 1000,
+          kLastWritesWait.count() / 1000,
           "workers: one for each physical core of the budget unless --threads says otherwise"));
   const std::vector<std::string> degraded = degraded_modes();
   for (const std::string& mode : degraded) say("degraded", mode);
