@@ -261,10 +261,11 @@ std::unique_ptr<DirectFile> lock_checkpoints(TextPlace place, const std::string&
     // EEXIST: another process has made the file since exists() looked.
     const bool is_other = native == EWOULDBLOCK || native == EEXIST;
     if (!is_other) throw;
+    const std::string holder = native == EWOULDBLOCK ? fmt::format(" ({})", error.what()) : "";
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("another process saves a checkpoint in {} now: save to another folder, "
-                            "or wait until the other process has ended",
-                            folder),
+                fmt::format("another save in {} is under way, or its last writes are{}: save to "
+                            "another folder, or wait until it has ended",
+                            folder, holder),
                 EWOULDBLOCK);
   }
 }

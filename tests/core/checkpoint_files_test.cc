@@ -213,7 +213,8 @@ TEST_F(SavedCheckpoint, IsNotMadeWhileAnotherProcessSavesInTheFolder) {
       rank.engine->save_checkpoint(request);
       ADD_FAILURE() << "two at a time";
     } catch (const Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr("another process saves a checkpoint in"));
+      EXPECT_THAT(error.what(), HasSubstr("another save in " + folder_ + " is under way"));
+      EXPECT_THAT(error.what(), HasSubstr("is in use by"));
     }
     io.close(held);
     rank.engine->save_checkpoint(request);
