@@ -29,7 +29,6 @@ Task<> ended(std::optional<WorkGroup>& tasks) {
 }  // namespace
 
 Task<> TrainingState::close() {
-  if (hand_ != nullptr && !cancel_.cancelled()) co_await hand_->end_loads();
   const auto closed =
       std::make_exception_ptr(Error(ErrorCode::kCancelled, "the engine was closed"));
   // After make_durable() the other ranks need nothing more from this rank, and may still be in the
@@ -37,6 +36,8 @@ Task<> TrainingState::close() {
   // that never ends, so they are told.
   if (awaited_by_ranks() && !cancel_.cancelled() && !at_rest_) tell_ranks(closed);
   if (service_) co_await service_->close(begun_);
+  // Only now, because the drive may not answer: the other ranks would wait for this one meanwhile.
+  if (hand_ != nullptr && !cancel_.cancelled()) co_await hand_->end_loads();
   if (!cancel_.cancelled()) cancel_.cancel(closed);
   ended_ = true;
   co_await ended(tasks_);
