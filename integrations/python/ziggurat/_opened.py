@@ -233,8 +233,7 @@ class Opened:
             if loaded is not None:  # which may lack some
                 there -= {i for i, given in enumerate(loaded[1]["parts"]) if given is None}
             streaming.take(self, there)
-            # Records that are there already were made of a store's values, or in memory of none.
-            if stored or self.store is None:
+            if stored:  # whose records have other values
                 written = set(range(len(self.parts))) - there
                 self._become_masters.update(index for index in written if self._is_kept(index))
         _all.add(self)
