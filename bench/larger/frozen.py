@@ -18,7 +18,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import libraries
+import processes
 
 GB = 1e9
 
@@ -138,28 +138,12 @@ def write_safetensors(folder: Path, blocks: int) -> None:
     its.save_pretrained(folder)
 
 
-def read_rate(folder: Path) -> float:
-    command = ["fio", "--name=read", f"--directory={folder}", "--size=4g", "--bs=1m", "--direct=1", "--ioengine=io_uring", "--iodepth=16",
-               "--rw=read", "--time_based", "--runtime=8", "--output-format=json"]
-    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)["jobs"][0]
-    (folder / "read.0.0").unlink()
-    return float(found["read"]["bw_bytes"])
-
-
 def child(given: argparse.Namespace, run: str) -> list[dict[str, Any]]:
     """Returns what a process says, line by line."""
     command = [sys.executable, "-W", "ignore", __file__, "--run", run, "--folder", str(given.folder)]
     for name in ("blocks", "memory", "tokens", "steps", "threads"):
         command += [f"--{name}", str(getattr(given, name))]
-    said = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(f"  {run}: {line.strip()}", flush=True)
-            said.append(json.loads(line))
-    if process.returncode != 0:
-        sys.exit(f"the process '{run}' ended with {process.returncode}")
-    return said
+    return list(processes.said_by(command, run))
 
 
 def main() -> None:
@@ -185,7 +169,7 @@ def main() -> None:
             if run == "loaded":
                 write_safetensors(given.folder / "model", given.blocks)
                 os.sync()
-            report(child(given, run), read_rate(given.folder), compute_s)
+            report(child(given, run), processes.drive_rate(given.folder, "4g", 8, "--rw=read"), compute_s)
     finally:
         shutil.rmtree(given.folder, ignore_errors=True)
 

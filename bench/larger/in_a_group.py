@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import libraries
+import processes
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -121,17 +121,7 @@ def child(given: argparse.Namespace, run: str, group: Group | None) -> dict[int,
     for name in ("memory", "host_memory", "tokens"):
         command += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
     enter = (lambda: group.of(os.getpid())) if group is not None else None
-    losses = {}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=enter) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(f"  {run}: {line.strip()}", flush=True)
-            said = json.loads(line)
-            if "loss" in said:
-                losses[said["step"]] = said["loss"]
-    if process.returncode != 0:
-        sys.exit(f"the process that was to {run} ended with {process.returncode}")
-    return losses
+    return {said["step"]: said["loss"] for said in processes.said_by(command, run, enter) if "loss" in said}
 
 
 def main() -> None:

@@ -26,11 +26,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +40,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "peers"))
 
 import libraries  # noqa: E402
+import processes  # noqa: E402
 from turns import Row, alternate, answer_turns, interval, slowest  # noqa: E402
 
 ROWS = ["plain", "again", "fits", "host", "nvme", "nvme-clip", "ds-cpu", "ds-nvme"]
@@ -235,13 +234,9 @@ def share_of_reads(given: argparse.Namespace) -> float:
     return step.read / (step.read + step.written)
 
 
-def drive_rate(folder: Path, reads: float) -> float:
-    """Returns the bytes a second, reads and writes together, that fio moves past the page cache if `reads` of them are read."""
-    share = round(100 * reads)
-    command = ["fio", "--name=mix", f"--directory={folder}", "--size=1g", "--bs=1m", "--direct=1", "--ioengine=io_uring", "--iodepth=16",
-               "--rw=randrw", f"--rwmixread={share}", "--time_based", "--runtime=4", "--output-format=json"]
-    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)["jobs"][0]
-    return found["read"]["bw_bytes"] + found["write"]["bw_bytes"]
+def mixed_rate(folder: Path, reads: float) -> float:
+    """Returns the bytes a second, reads and writes together, that fio moves if `reads` of them are read."""
+    return processes.drive_rate(folder, "1g", 4, "--rw=randrw", f"--rwmixread={round(100 * reads)}")
 
 
 Said = list[list[dict[str, Any]]]  # of a row, by round and rank
@@ -324,7 +319,7 @@ def main() -> None:
             rows.append(Row(name, [command], folder, [{"DS_ACCELERATOR": "cpu"}]))
         on_drive = any(row.name in ON_DRIVE for row in rows)
         reads = share_of_reads(given) if on_drive else 0.0
-        report(alternate(rows, given.rounds, lambda: rates.append(drive_rate(folder, reads)) if on_drive else None), rates)
+        report(alternate(rows, given.rounds, lambda: rates.append(mixed_rate(folder, reads)) if on_drive else None), rates)
     finally:
         for row in rows:
             row.close()

@@ -234,8 +234,7 @@ int doctor(const std::vector<std::string>& paths) {
   say("limits",
       fmt::format(
           "an interrupted transfer is tried {} times; a store in use is waited for {} s, and for "
-          "{} "
-          "s if its process has ended; {}",
+          "{} s if its process has ended; {}",
           DirectFile::kRetriesMax, OpenOptions{}.lock_wait.count() / 1000,
           kLastWritesWait.count() / 1000,
           "workers: one for each physical core of the budget unless --threads says otherwise"));

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "tests/core/trained_store.h"
+#include "tests/support/faults_under.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -106,11 +107,7 @@ void expect_what_a_sweep_says(TrainedStore& store, const std::vector<Place>& unr
   // Opened before the drive goes bad: the next generation is trained, then read.
   const auto runtimes = connected_runtimes(1, 1);
   FaultyEngine* drive = nullptr;
-  runtimes[0]->io_engine = [&](Reactor& reactor, const std::string& path) {
-    auto faulty = std::make_unique<FaultyEngine>(reactor, choose_io_engine(reactor, path));
-    drive = faulty.get();
-    return faulty;
-  };
+  put_faults_under(*runtimes[0], drive);
   std::string said;
   {
     EngineConfig config = store.config();

@@ -13,9 +13,9 @@
 #include <thread>
 
 #include "aio/faulty_engine.h"
-#include "aio/probe.h"
 #include "base/memory_exhausted.h"
 #include "tests/core/lent_world.h"
+#include "tests/support/faults_under.h"
 #include "tiers/store_layout.h"
 #include "tiers/superblock.h"
 
@@ -469,12 +469,8 @@ INSTANTIATE_TEST_SUITE_P(BetweenSteps, LentServeEndOfOne,
 // No other rank waits for a step that nothing makes durable, also while its records are written.
 TEST_F(LentServeEndOfSome, LeavesTheOthersWhereTheLastStepIsNotMadeDurable) {
   durable_every_steps_ = 2;
-  FaultyEngine* drive = nullptr;
-  runtimes_[0]->io_engine = [&](Reactor& reactor, const std::string& path) {
-    auto faulty = std::make_unique<FaultyEngine>(reactor, choose_io_engine(reactor, path));
-    drive = faulty.get();
-    return faulty;
-  };
+  FaultyEngine* drive = nullptr;  // once it is opened
+  put_faults_under(*runtimes_[0], drive);
   std::barrier<> both(2);
   expect_none(run_ranks(2, [&](int rank) {
     const auto index = static_cast<std::size_t>(rank);
@@ -539,12 +535,8 @@ TEST(LentServeFault, OfADriveIsSaidToWhoAsks) {
   World world(kTwo, Where::kNvme);
   world.host_budget_bytes = smallest_budget(world);  // no record is kept in memory
   const auto runtimes = connected_runtimes(2, 1);
-  FaultyEngine* drive = nullptr;
-  runtimes[1]->io_engine = [&](Reactor& reactor, const std::string& path) {
-    auto faulty = std::make_unique<FaultyEngine>(reactor, choose_io_engine(reactor, path));
-    drive = faulty.get();
-    return faulty;
-  };
+  FaultyEngine* drive = nullptr;  // once it is opened
+  put_faults_under(*runtimes[1], drive);
   std::barrier<> both(2);
   expect_none(run_ranks(2, [&](int rank) {
     const auto index = static_cast<std::size_t>(rank);

@@ -66,8 +66,9 @@ def chunked_cross_entropy(
     second one needs ``retain_graph=True``, and ``create_graph`` is Unimplemented. Until then they
     take memory: hidden's in its type, the weight's and the bias's in fp32. Of so few tokens that
     they take less (in 16 bits up to twice `width`), the gradients of all logits are kept in place of
-    the weight's in 16 bits, which backward makes of them: `hidden` may not be written until then. It is summed over chunks, whose products have the type
-    of the computation, and is rounded once, in backward: so its bits depend on `chunk`.
+    the weight's in 16 bits, which backward makes of them: `hidden` may not be written until then. It
+    is summed over chunks, whose products have the type of the computation, and is rounded once, in
+    backward: so its bits depend on `chunk`.
 
     Errors: InvalidArgument for shapes, types, labels and settings that do not fit.
     """
