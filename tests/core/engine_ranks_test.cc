@@ -342,13 +342,13 @@ TEST(EngineRanksStore, RefusesAnotherNumberOfRanks) {
   expect_none(open_with(2));
 }
 
-// Its writes take longer than a call may stand still; the other rank's are done long before.
+// Its writes together take longer than ranks may stand still; the other rank's are done long before.
 TEST(EngineRanksStore, ARankWithASlowDriveIsWaitedForHoweverLongItTakes) {
   using namespace std::chrono_literals;
   const ScratchDirectory directory;
   const ModelSpec model = small_model();
   const EngineConfig config = small_config(directory.path());
-  const auto runtimes = connected_runtimes(2, 1, /*timeout=*/2s);
+  const auto runtimes = connected_runtimes(2, 1, /*timeout=*/5s);
   runtimes[1]->io_engine = [](Reactor& reactor, const std::string& path) {
     auto slow = std::make_unique<FaultyEngine>(reactor, choose_io_engine(reactor, path));
     slow->plan(Fault::slow(FaultPoint::kWrite, 1200ms).from_then_on());

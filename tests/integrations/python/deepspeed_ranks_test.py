@@ -4,6 +4,7 @@
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
+import ctypes
 import datetime
 import os
 import resource
@@ -39,6 +40,9 @@ import ziggurat
 import ziggurat.deepspeed as deepspeed
 import ziggurat.torch
 from ziggurat.deepspeed import _meeting
+
+_M_MMAP_THRESHOLD = -3  # malloc.h
+
 
 @pytest.mark.parametrize(("drive", "bf16"), [(False, False), (True, True)])
 def test_two_ranks_are_one_with_both_batches(tmp_path, drive, bf16):
@@ -361,6 +365,8 @@ def test_saving_and_loading_take_memory_for_a_few_chunks(ranks, tmp_path):
 
     def grown_by(do):
         def run(rank):
+            # What is freed goes back at once: what malloc keeps differs from run to run.
+            assert ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 17) == 1
             engine = engine_of()
             before = peak()
             do(engine)
@@ -392,7 +398,7 @@ def test_saving_and_loading_take_memory_for_a_few_chunks(ranks, tmp_path):
     assert saved < 2 * 2 * (6 << 20) + (8 << 20)
     # The pages of the module's file, which are no state. Beside them: what was read and is kept for
     # a neighbour, 32 MiB; the records that are made of it; and what ranks exchange parameters with.
-    assert loaded < count * rows * columns * 2 + (256 << 20)
+    assert loaded < count * rows * columns * 2 + (192 << 20)
 
 
 def test_gathered_parameters_give_what_one_rank_writes_to_all():
