@@ -8,6 +8,7 @@
 #include <sys/sysmacros.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -17,6 +18,11 @@ namespace ziggurat {
 namespace {
 
 constexpr unsigned long kExiting = 0x4;  // PF_EXITING of the kernel's include/linux/sched.h
+constexpr unsigned long kKilled = 1UL << (SIGKILL - 1);  // in a set of signals
+/// Fields of a stat, counted from 1 (man 5 proc).
+constexpr int kState = 3;
+constexpr int kFlags = 9;
+constexpr int kPendingSignals = 31;
 
 /// The fields of a process's or a thread's stat that are of use.
 struct Stat {
@@ -24,8 +30,7 @@ struct Stat {
   bool ended = false;
 };
 
-/// Reads a file of "PID (name) state ppid pgrp session tty tpgid flags ...", if this process may.
-/// The name may contain parentheses.
+/// Reads a stat, if this process may.
 std::optional<Stat> read_stat(const std::string& path) {
   std::ifstream file(path);
   std::string line;
@@ -33,15 +38,7 @@ std::optional<Stat> read_stat(const std::string& path) {
   const std::size_t begin = line.find('(');
   const std::size_t end = line.rfind(')');
   if (begin == std::string::npos || end == std::string::npos) return std::nullopt;
-  std::istringstream rest(line.substr(end + 1));
-  char state = 0;
-  long skipped = 0;
-  unsigned long flags = 0;
-  rest >> state;
-  for (int i = 0; i < 5; ++i) rest >> skipped;
-  rest >> flags;
-  const bool ended = state == 'Z' || state == 'X' || (flags & kExiting) != 0;
-  return Stat{line.substr(begin + 1, end - begin - 1), ended};
+  return Stat{line.substr(begin + 1, end - begin - 1), thread_ended(line)};
 }
 
 /// Whether some thread of the process goes on. A process outlives its main thread.
@@ -77,6 +74,19 @@ std::optional<LockHolder> find_in_locks(const std::string& file) {
 }
 
 }  // namespace
+
+bool thread_ended(const std::string& stat) {
+  // The name, which is in parentheses, may contain some.
+  std::istringstream rest(stat.substr(stat.rfind(')') + 1));
+  std::string word;
+  for (int field = kState; rest >> word; ++field) {
+    if (field == kState && (word == "Z" || word == "X")) return true;
+    if (field == kFlags && (std::strtoul(word.c_str(), nullptr, 10) & kExiting) != 0) return true;
+    // It was killed, but waits for a drive first.
+    if (field == kPendingSignals) return (std::strtoul(word.c_str(), nullptr, 10) & kKilled) != 0;
+  }
+  return false;
+}
 
 std::optional<LockHolder> lock_holder(int fd) {
   struct stat status {};

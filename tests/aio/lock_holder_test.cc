@@ -162,6 +162,25 @@ class FileLock : public LockHolderTest {
 };
 
 // Its last writes done, the kernel forgets who it was before the lock is free for others.
+/// The line of a thread that is named like a shell's, in `state`, with `flags` and `pending`
+/// signals.
+std::string stat_of(char state, unsigned flags, unsigned pending) {
+  const std::string limit = "18446744073709551615";  // of the resident set, which is field 25
+  return "7 (a) (sh) " + std::string(1, state) + " 1 7 7 0 -1 " + std::to_string(flags) +
+         " 10 0 11 0 12 13 14 15 16 17 18 0 20 21 22 " + limit + " 24 25 26 27 28 " +
+         std::to_string(pending) + " 30 31 32";
+}
+
+TEST(ThreadEnded, IsToldByItsStateItsFlagsAndASignalThatKillsIt) {
+  constexpr unsigned kUsual = 0x400040;
+  EXPECT_FALSE(thread_ended(stat_of('D', kUsual, 0)));
+  EXPECT_FALSE(thread_ended(stat_of('S', kUsual, 1U << (SIGTERM - 1))));
+  EXPECT_TRUE(thread_ended(stat_of('Z', kUsual, 0)));
+  EXPECT_TRUE(thread_ended(stat_of('R', kUsual | 0x4, 0)));
+  EXPECT_TRUE(thread_ended(stat_of('D', kUsual, 1U << (SIGKILL - 1)))) << "it waits for a drive";
+  EXPECT_FALSE(thread_ended(""));
+}
+
 TEST_F(FileLock, IsWaitedForUntilTheEndedHolderOfBeforeIsGone) {
   const LockHolder ended{.pid = 2, .name = "killed", .ended = true};
   std::atomic<bool> gone = false;
