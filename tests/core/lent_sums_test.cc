@@ -157,6 +157,41 @@ TEST_F(LentSumsOnAFailingDrive, RefuseTheStepWhereASummandWasAddedInPart) {
   EXPECT_TRUE(trainer_.same());
 }
 
+// The two share a record, whose write fails while backward goes on.
+TEST_F(LentSumsOnAFailingDrive, AreAllLostThatShareARecord) {
+  trainer_.make_gradients(1, {});
+  const std::vector<TypedSpan<const std::byte>> gradients = trainer_.lent_gradients();
+  engine_->add_gradient(1, gradients[1], 1);
+  fail(FaultPoint::kWrite, 0);
+  engine_->add_gradient(0, gradients[0], 1);
+  for (const ParamId param : {ParamId{0}, ParamId{1}}) {
+    expect_eio(
+        [&] {
+          trainer_.step(*engine_, {.left_out = {0, 1}});
+        },
+        param == 0 ? "parameter 0 lacks" : "parameter 1 lacks");
+    fail_no_more();
+    engine_->discard_sum(param);
+  }
+  trainer_.step(*engine_, {.summed = {0, 1}});
+  engine_->make_durable();
+  EXPECT_TRUE(trainer_.same());
+}
+
+// So that a discarded sum can be made again while nobody looks at the other.
+TEST_F(LentSumsOnAFailingDrive, AreMadeAgainBesideOthersThatAreLost) {
+  trainer_.make_gradients(1, {});
+  const std::vector<TypedSpan<const std::byte>> gradients = trainer_.lent_gradients();
+  engine_->add_gradient(1, gradients[1], 1);
+  fail(FaultPoint::kWrite, 0);
+  engine_->add_gradient(0, gradients[0], 1);
+  expect_eio([&] { trainer_.step(*engine_, {.left_out = {0, 1}}); });
+  fail_no_more();
+  engine_->discard_sum(0);
+  engine_->add_gradient(0, gradients[0], 1);
+  expect_eio([&] { trainer_.step(*engine_, {.left_out = {0, 1}}); }, "parameter 1 lacks");
+}
+
 // The two share a record, so that the first summand of one is put beside the other's sum.
 TEST_F(LentSumsOnAFailingDrive, RefuseTheStepWhereAFirstSummandWasNotAdded) {
   trainer_.make_gradients(1, {});

@@ -87,15 +87,12 @@ Task<> GradSums::add(ParamId param, std::span<const ChunkRun> runs,
   if (failure) std::rethrow_exception(failure);
 }
 
-void GradSums::require_complete(ParamId param) const {
-  if (const auto found = incomplete_.find(param); found != incomplete_.end())
-    throw_incomplete(param, found->second);
-}
-
 /// Throws an error with the code of the failure that left the sum without a part of a summand.
-void GradSums::throw_incomplete(ParamId param, const std::exception_ptr& failure) const {
+void GradSums::require_complete(ParamId param) const {
+  const auto found = incomplete_.find(param);
+  if (found == incomplete_.end()) return;
   try {
-    std::rethrow_exception(failure);
+    std::rethrow_exception(found->second);
   } catch (const Error& error) {
     throw Error(error.code(),
                 fmt::format("the sum of gradients of parameter {} lacks a part of what was added "
@@ -166,11 +163,18 @@ Task<> GradSums::write(ChunkId id, Lease sums, std::uint64_t hash, std::shared_p
     failure = std::current_exception();
   }
   if (failure) {
+    lose(id, failure);
     done->fail(failure);
     co_return;
   }
   writes_.erase(id);
   done->set();
+}
+
+/// Notes that all sums for the step to come in a chunk are of no use.
+void GradSums::lose(ChunkId id, const std::exception_ptr& failure) {
+  for (const ParamRun& run : context_.table.param_runs(id))
+    if (coming_[run.lent]) incomplete_.try_emplace(run.lent, failure);
 }
 
 Task<> GradSums::written(ChunkId id) {
@@ -181,7 +185,6 @@ Task<> GradSums::written(ChunkId id) {
 }
 
 Task<> GradSums::settle() {
-  if (!incomplete_.empty()) require_complete(incomplete_.begin()->first);
   const std::map<ChunkId, std::shared_ptr<Signal>> all = writes_;
   for (const auto& [id, done] : all) {
     std::exception_ptr failure;
@@ -190,12 +193,10 @@ Task<> GradSums::settle() {
     } catch (...) {
       failure = std::current_exception();
     }
-    const std::vector<ParamRun> runs = context_.table.param_runs(id);
-    const auto used =
-        std::ranges::find_if(runs, [&](const ParamRun& run) { return coming_[run.lent]; });
     context_.cancel.check();
-    if (failure && used != runs.end()) throw_incomplete(used->lent, failure);
+    if (failure) lose(id, failure);  // a first sum may have come to the chunk since
   }
+  if (!incomplete_.empty()) require_complete(incomplete_.begin()->first);
 }
 
 /// Returns the part of `item` that a chunk takes in its type.

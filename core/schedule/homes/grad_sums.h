@@ -63,8 +63,8 @@ class GradSums {
                  float scale, bool instead_of_zeros);
   Task<> write(ChunkId chunk, Lease sums, std::uint64_t hash, std::shared_ptr<Signal> written);
   Task<> written(ChunkId chunk);
+  void lose(ChunkId chunk, const std::exception_ptr& failure);
   void require_complete(ParamId param) const;
-  void throw_incomplete(ParamId param, const std::exception_ptr& failure) const;
 
   Context& context_;
   std::unique_ptr<SwapFile> file_;  // an item for each chunk
