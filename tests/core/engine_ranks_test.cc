@@ -342,7 +342,8 @@ TEST(EngineRanksStore, RefusesAnotherNumberOfRanks) {
   expect_none(open_with(2));
 }
 
-// Its writes together take longer than ranks may stand still; the other rank's are done long before.
+// Its writes together take longer than ranks may stand still; the other rank's are done long
+// before.
 TEST(EngineRanksStore, ARankWithASlowDriveIsWaitedForHoweverLongItTakes) {
   using namespace std::chrono_literals;
   const ScratchDirectory directory;

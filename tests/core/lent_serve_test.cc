@@ -5,17 +5,22 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <barrier>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <span>
 #include <thread>
 
 #include "aio/faulty_engine.h"
 #include "base/memory_exhausted.h"
 #include "tests/core/lent_world.h"
 #include "tests/support/faults_under.h"
+#include "tiers/host_device.h"
 #include "tiers/store_layout.h"
 #include "tiers/superblock.h"
 
@@ -116,6 +121,47 @@ TEST_P(LentServe, ReadsTheNewestStepWhileTheOtherWaitsInTheNext) {
   for (std::size_t step = 0; step < own.size(); ++step)
     EXPECT_EQ(served[step], own[step]) << "step " << step;
   EXPECT_NE(own[0], own[1]);
+}
+
+// Before the first step the values at home are the state, and the trainer writes them.
+TEST(LentServeStreamed, ReadsAParameterWholeThatItsTrainerWrites) {
+  constexpr std::int64_t kCount = 600'000;  // several chunks
+  const ScratchDirectory directory;
+  const auto runtimes = connected_runtimes(2, 2);
+  std::atomic<bool> read = false;
+  std::barrier<> all_done(2);
+  expect_none(run_ranks(2, [&](int rank) {
+    ModelSpec model = lent_model({kCount}, DType::kFloat32);
+    model.units[0].params[0].name = fmt::format("weight{}", rank);
+    model.units[0].params[0].streamed = 0;
+    EngineConfig config = config_of(Where::kNvme, fmt::format("{}/{}", directory.path(), rank));
+    config.placement.params = Tier::kNvme;
+    Runtime& runtime = *runtimes[static_cast<std::size_t>(rank)];
+    const auto device = HostDevice::create(runtime.reactor, 4 * kMiB);
+    const std::array<TypedSpan<std::byte>, 1> none{{{DType::kFloat32, {}}}};
+    const auto engine = LentEngine::open(model, config, runtime, none, device.get());
+    struct Together {
+      std::atomic<bool>& ended;
+      std::barrier<>& all;
+      ~Together() {
+        ended = true;
+        all.arrive_and_wait();
+      }
+    } const leaving{read, all_done};
+    Host host;
+    for (float value = 1; rank == 1 && (!read || value == 1); ++value) {
+      engine->acquire(0, host);
+      auto* const first = reinterpret_cast<float*>(engine->place(0).bytes.address());
+      std::ranges::fill(std::span(first, kCount), value);
+      engine->store_param(0, host);
+      engine->release(0, host);
+    }
+    std::vector<float> values(kCount);
+    for (int i = 0; rank == 0 && i < 40; ++i) {
+      engine->read_state_of(1, "weight1", "master", values);
+      ASSERT_EQ(std::ranges::count(values, values[0]), kCount);
+    }
+  }));
 }
 
 /// The least memory in which every rank's engine works.

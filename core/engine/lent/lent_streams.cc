@@ -169,6 +169,7 @@ void LentEngineImpl::store_param(ParamId param, StreamRef& stream) {
   const Event written = on_stream([&] { return stream.record(); });
   run([](LentEngineImpl& self, StreamedParams& params, ParamId of, Event event) -> Task<> {
     self.state_.check();
+    const ParamUses::Use writing = co_await self.state_.param_uses().write(of);
     Task<> storing = self.or_end(params.store(of, event));  // a part of it may be home
     co_await std::move(storing);
     self.state_.param_stored(of);

@@ -36,6 +36,7 @@ Task<> TrainingState::close() {
   // that never ends, so they are told.
   if (awaited_by_ranks() && !cancel_.cancelled() && !at_rest_) tell_ranks(closed);
   if (service_) co_await service_->close(begun_);
+  closing_ = true;
   // Only now, because the drive may not answer: the other ranks would wait for this one meanwhile.
   if (hand_ != nullptr && !cancel_.cancelled()) co_await hand_->end_loads();
   if (!cancel_.cancelled()) cancel_.cancel(closed);
@@ -81,7 +82,7 @@ void TrainingState::fail(std::exception_ptr error) {
   cancel_.cancel(error);
   ended_ = true;
   // The rank that failed first tells the others why. All ranks know already that a store is lost.
-  if (!followed_from_another(error) && !is_lost_store(error)) tell_ranks(error);
+  if (!closing_ && !followed_from_another(error) && !is_lost_store(error)) tell_ranks(error);
 }
 
 /// Ends the state with `error`, and tells the other ranks.

@@ -128,17 +128,35 @@ Task<std::vector<float>> TrainingState::values_at_home(ChunkId id, ParamRun run)
   co_return values;
 }
 
+/// Whether a record does not exist yet, and will have what a run is at home for its masters.
+bool TrainingState::is_made_from_params(const ChunkRun& its) const {
+  const StateWrites::Place master{.index = StateWrites::kMaster, .begin = its.run.begin};
+  const std::shared_ptr<const StateWrites::Arrays> writes = writes_->of(its.chunk);
+  return sweep_->is_unmade(its.chunk) && (writes == nullptr || !writes->contains(master));
+}
+
+/// Makes all records that do not exist yet. Parameters that were written before have their masters
+/// there then.
+Task<> TrainingState::make_records() {
+  std::vector<ParamId> made;
+  for (const ParamId param : given_) {
+    const std::vector<ChunkRun> runs = lent_runs(param);
+    if (std::ranges::all_of(runs, [&](const ChunkRun& its) { return is_made_from_params(its); }))
+      made.push_back(param);
+  }
+  co_await sweep_->make_all();
+  for (const ParamId param : made) given_.erase(param);
+}
+
 /// Returns the masters of parameters that were written before the first step, but for those of
-/// records that do not exist yet: these are made from the parameters.
+/// records that are made from the parameters.
 Task<PieceCopy::Written> TrainingState::given_masters() {
   PieceCopy::Written given;
   if (generation_ > 0) co_return given;
   for (const ParamId param : given_) {
     for (const ChunkRun& its : lent_runs(param)) {
       const StateWrites::Place master{.index = StateWrites::kMaster, .begin = its.run.begin};
-      const std::shared_ptr<const StateWrites::Arrays> writes = writes_->of(its.chunk);
-      if (sweep_->is_unmade(its.chunk) && (writes == nullptr || !writes->contains(master)))
-        continue;
+      if (is_made_from_params(its)) continue;
       std::vector<float> values = co_await values_at_home(its.chunk, its.run);
       const std::shared_ptr<const StateWrites::Arrays>& before = given[its.chunk];
       StateWrites::Arrays arrays = before != nullptr ? *before : StateWrites::Arrays();

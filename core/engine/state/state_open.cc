@@ -385,6 +385,7 @@ void TrainingState::make_sweep() {
       .work_items = plan_.items,
       .seal_every = records_->through_store() ? config_.durable_every_steps : 0,
       .before_seal = config_.before_seal,
+      .unsealed = unsealed_,
       .unmade = unmade_,
       .initial_accumulator = config_.optimizer.initial_accumulator};
   OptimizerSweep::Parts parts{
@@ -418,8 +419,10 @@ Task<> TrainingState::create_state() {
   if (loader_) co_await require_same_step(storage_->quorum, loader_->step(), source_->place());
   count_steps();
   unmade_ = of_pieces() && !loader_ && records_->through_store();
+  unsealed_ = storage_->store && !co_await seals_its_beginning();
+  StripedStore* const store = unsealed_ ? nullptr : storage_->store.get();
   const std::function<Task<>(std::size_t)> create = [&](std::size_t id) {
-    return create_chunk(static_cast<ChunkId>(id));
+    return create_chunk(static_cast<ChunkId>(id), store);
   };
   co_await for_each_index(runtime_.reactor, table_->stored_chunks().size(), chunks_at_once(),
                           create);
@@ -429,18 +432,28 @@ Task<> TrainingState::create_state() {
   const std::function<void()> before_seal = [this] {
     if (config_.before_seal) config_.before_seal(generation_);
   };
-  if (storage_->store && !unmade_) {
-    co_await storage_->store->commit(0, last_blob_, before_seal);
-    storage_->store->set_durable_everywhere(0);
+  if (store != nullptr) {
+    co_await store->commit(0, last_blob_, before_seal);
+    store->set_durable_everywhere(0);
   }
   make_sweep();
 }
 
-Task<> TrainingState::create_chunk(ChunkId id) {
+/// Whether the store has what the run begins with. It has not while records are still to be made,
+/// nor if some rank's trainer writes its parameters only now: a store of zeros would be resumed.
+Task<bool> TrainingState::seals_its_beginning() {
+  if (unmade_) co_return false;
+  if (!of_pieces() || loader_) co_return true;
+  const bool zeros = std::ranges::any_of(model_.units, [](const UnitSpec& unit) {
+    return unit.stored() && unit.params.front().streamed.has_value();
+  });
+  co_return co_await storage_->quorum.max(zeros ? 1 : 0) == 0;
+}
+
+Task<> TrainingState::create_chunk(ChunkId id, StripedStore* store) {
   const Chunk& chunk = table_->chunk(id);
   if (unmade_ && !table_->has_home(chunk.unit)) co_return;
   const ItemMemory memory = co_await item_of(id);
-  StripedStore* const store = unmade_ ? nullptr : storage_->store.get();
   bool given = true;
   std::uint64_t hash = 0;
   const std::uint64_t seed = store != nullptr ? store->write_seed(id, 0) : 0;

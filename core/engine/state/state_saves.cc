@@ -146,7 +146,7 @@ Task<std::shared_ptr<StateCopy>> TrainingState::begin_copy(CopyOptions options) 
                 "a save of this engine's state is under way: wait for its end first");
   }
   PieceCopy::Written given = co_await given_masters();
-  if (generation_ == 0) co_await sweep_->make_all();
+  if (generation_ == 0) co_await make_records();
   PieceCopy::Written written;
   for (ChunkId id = 0; id < table_->chunks().size(); ++id) {
     if (!writes_->of(id)) continue;

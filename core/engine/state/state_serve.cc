@@ -58,7 +58,9 @@ Task<> TrainingState::read_state_of(int rank, std::uint64_t piece, std::size_t s
 Task<> TrainingState::serve_state(std::uint64_t piece, std::uint64_t state,
                                   const StateService::Give& give) {
   cancel_.check();
-  for (const ChunkRun& its : lent_runs(static_cast<ParamId>(piece))) {
+  const auto param = static_cast<ParamId>(piece);
+  const ParamUses::Use reading = co_await uses_.read(param);  // its trainer may go on meanwhile
+  for (const ChunkRun& its : lent_runs(param)) {
     std::vector<float> values(its.run.count);
     co_await read_run(its.chunk, state, its.run, values);
     co_await give(values);

@@ -41,6 +41,7 @@
 #include "core/schedule/context.h"
 #include "core/schedule/homes/grad_sums.h"
 #include "core/schedule/optimizer/optimizer_sweep.h"
+#include "core/schedule/param_uses.h"
 #include "core/schedule/rank_channels.h"
 #include "core/schedule/unit_gates.h"
 #include "core/sharding/strategy.h"
@@ -286,6 +287,8 @@ class TrainingState {
   void param_stored(ParamId param) {
     if (generation_ == 0 && param < stored_params_) given_.insert(param);
   }
+  /// Who reads and writes the values of streamed parameters at home before the first step.
+  ParamUses& param_uses() noexcept { return uses_; }
   /// The runs of a parameter's elements, chunk by chunk.
   std::vector<ChunkRun> lent_runs(ParamId param) const;
   /// Returns those of a chunk, if its unit is packed.
@@ -328,7 +331,8 @@ class TrainingState {
   void make_context();
   Task<> build_floors();
   Task<> create_state();
-  Task<> create_chunk(ChunkId id);
+  Task<bool> seals_its_beginning();
+  Task<> create_chunk(ChunkId id, StripedStore* store);
   Task<> fill_homes();
   Task<> fill_home(ChunkId id);
   std::size_t chunks_at_once() const;
@@ -386,6 +390,8 @@ class TrainingState {
   void require_places(const std::string& layout) const;
   Task<std::vector<float>> values_at_home(ChunkId id, ParamRun run);
   Task<PieceCopy::Written> given_masters();
+  bool is_made_from_params(const ChunkRun& its) const;
+  Task<> make_records();
 
   // state_by_name.cc
   /// The record of a packed unit that was read last, because the parameters in it are read one by
@@ -489,7 +495,9 @@ class TrainingState {
   std::vector<LentPlace> lent_places_;  // by ParamSpec::lent
   std::size_t stored_params_ = 0;
   std::set<ParamId> given_;  // streamed parameters that were written before the first step
-  bool unmade_ = false;      // the first sweep makes the records that do not stay in memory
+  ParamUses uses_{cancel_};
+  bool unsealed_ = false;  // the store has no generation yet when the state is made
+  bool unmade_ = false;    // the first sweep makes the records that do not stay in memory
   std::optional<LastRead> last_read_;
   double state_seconds_ = 0;
   std::vector<std::byte> last_blob_;     // blob of generation_, with the engine's header
@@ -507,6 +515,7 @@ class TrainingState {
   Signal stored_;                // set when that checkpoint has ended
   Nanoseconds stored_at_{0};     // when the last one ended, by the reactor's clock
   bool at_rest_ = false;         // no call was made since make_durable()
+  bool closing_ = false;         // the other ranks know, and need nothing more
   std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()
   std::vector<std::string> notes_;
 };

@@ -29,7 +29,7 @@ OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
       written_generation_(context.table.chunks().size(), generation),
       stored_in_(context.table.chunks().size(),
                  parts_.store != nullptr ? parts_.store->durable_generation() : 0),
-      next_stored_(parts_.store != nullptr && !settings_.unmade
+      next_stored_(parts_.store != nullptr && !settings_.unsealed
                        ? parts_.store->durable_generation() + 1
                        : 0) {
   for (ChunkId id = 0; id < context.table.chunks().size(); ++id) {

@@ -67,8 +67,10 @@ class OptimizerSweep {
     /// sealed.
     std::uint64_t seal_every = 1;
     std::function<void(std::uint64_t generation)> before_seal;  ///< called with the engine's count
-    /// Whether the store has no generation yet, and no record exists. The first sweep makes them
-    /// from the parameters, and seals the store's first generation.
+    /// Whether the store has no generation yet.
+    bool unsealed = false;
+    /// Whether no record exists either. The first sweep makes them from the parameters, and seals
+    /// the store's first generation.
     bool unmade = false;
     float initial_accumulator = 0;  ///< with which records are made
   };
