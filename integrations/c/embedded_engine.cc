@@ -43,14 +43,18 @@ ModelSpec model_of(const std::vector<EmbeddedParam>& params,
     ParamSpec spec{.name = param.name,
                    .shape = param.shape,
                    .group = static_cast<std::uint32_t>(model.units.size())};
-    if (param.streamed()) spec.streamed = param.unit;
+    if (param.streamed) spec.streamed = param.unit;
     spec.frozen = param.frozen;
     if (model.units.size() < pieces.size()) spec.whole = pieces[model.units.size()];
-    if (!param.streamed() && param.values.count() != spec.count()) {
+    const bool left_out = param.streamed && param.values.bytes.empty();
+    if (!left_out && param.values.count() != spec.count()) {
       throw wrong(fmt::format("parameter '{}' has {} elements by its shape, but {} in memory",
                               param.name, spec.count(), param.values.count()));
     }
-    model.units.push_back({.name = param.name, .params = {spec}, .dtype = param.values.dtype});
+    model.units.push_back({.name = param.name,
+                           .params = {spec},
+                           .dtype = param.values.dtype,
+                           .optional = param.optional});
   }
   return model;
 }

@@ -29,11 +29,13 @@ struct EmbeddedParam {
   std::string name;
   std::vector<std::int64_t> shape;
   std::uint32_t group = 0;
-  /// The parameter, lent to the engine. Without memory it is streamed, and only the type counts.
+  /// The parameter, lent to the engine. If it is streamed, its first values; without memory only
+  /// the type counts.
   TypedSpan<std::byte> values{};
+  bool streamed = false;   ///< the engine keeps it
   std::uint32_t unit = 0;  ///< with which it is acquired, if it is streamed
   bool frozen = false;     ///< never trained; after all that are
-  bool streamed() const noexcept { return values.bytes.empty(); }
+  bool optional = false;   ///< some steps do not use the unit
   std::uint64_t count() const { return ParamSpec{.name = {}, .shape = shape}.count(); }
 };
 

@@ -27,20 +27,33 @@ EmbeddedParam param_of(const ziggurat_param& given) {
   }
   param.group = given.group;
   param.unit = given.unit;
-  if ((given.flags & ~std::uint32_t{ZIGGURAT_FROZEN}) != 0)
-    throw wrong(fmt::format("param.flags of '{}' is {:#x}: only ZIGGURAT_FROZEN is known",
-                            param.name, given.flags));
+  constexpr std::uint32_t kKnown = ZIGGURAT_FROZEN | ZIGGURAT_OPTIONAL | ZIGGURAT_STREAMED;
+  if ((given.flags & ~kKnown) != 0)
+    throw wrong(
+        fmt::format("param.flags of '{}' is {:#x}: only ZIGGURAT_FROZEN, ZIGGURAT_OPTIONAL "
+                    "and ZIGGURAT_STREAMED are known",
+                    param.name, given.flags));
   param.frozen = (given.flags & ZIGGURAT_FROZEN) != 0;
+  param.optional = (given.flags & ZIGGURAT_OPTIONAL) != 0;
+  param.streamed = given.values.address == nullptr || (given.flags & ZIGGURAT_STREAMED) != 0;
   if (given.values.address == nullptr) {
     param.values.dtype = dtype_of(copied(&given.values, "param.values").dtype, "param.values");
   } else {
+    param.values = memory_of(&given.values, "param.values");
+  }
+  if (!param.streamed) {
     if (given.unit != 0) {
       throw wrong(
           fmt::format("parameter '{}' has a unit, but is in the caller's memory: give it no unit, "
                       "or no address",
                       param.name));
     }
-    param.values = memory_of(&given.values, "param.values");
+    if (param.optional) {
+      throw wrong(
+          fmt::format("parameter '{}' is ZIGGURAT_OPTIONAL, but in the caller's memory, where it "
+                      "stays: leave the flag out",
+                      param.name));
+    }
   }
   return param;
 }

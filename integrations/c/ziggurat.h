@@ -105,6 +105,14 @@ typedef struct ziggurat_memory {
 /// of it, so write it after each open with ziggurat_write_param(); until then it is zero. It takes
 /// no gradient and has no state. Frozen parameters come after all others in the table.
 #define ZIGGURAT_FROZEN 1u
+/// Bit of ziggurat_param.flags, for all streamed parameters of a unit: some steps do not use the
+/// unit, as a router leaves out an expert. It is brought ahead only where the last two steps have
+/// used it at the same place among the units that all steps use.
+#define ZIGGURAT_OPTIONAL 2u
+/// Bit of ziggurat_param.flags: the parameter is streamed, although it has an address. A new store
+/// begins with the values that are there, and so does a parameter that a checkpoint lacks. They are
+/// read while the engine is opened, and never written.
+#define ZIGGURAT_STREAMED 4u
 
 typedef struct ziggurat_param {
   uint32_t struct_size;
@@ -112,12 +120,12 @@ typedef struct ziggurat_param {
   const char* name;        ///< unique in the model
   const int64_t* shape;    ///< `dimensions` of them
   uint32_t dimensions;     ///< 0: one element
-  uint32_t unit;           ///< without an address: the unit with which it is acquired, from 0 on
+  uint32_t unit;           ///< of a streamed one: the unit with which it is acquired, from 0 on
   ziggurat_memory values;  ///< the parameter, lent to the engine until it is closed; a new store's
                            ///< masters are made from it, at the first step if state is on NVMe.
                            ///< With a null address only its dtype counts: then the parameter is
                            ///< streamed, see ziggurat_acquire()
-  uint32_t flags;          ///< of ZIGGURAT_FROZEN
+  uint32_t flags;          ///< of ZIGGURAT_FROZEN, ZIGGURAT_OPTIONAL and ZIGGURAT_STREAMED
   uint32_t reserved;
 } ziggurat_param;
 

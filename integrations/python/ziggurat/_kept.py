@@ -11,11 +11,13 @@ from ziggurat._parts import Part
 
 
 class Kept(Part):
-    """A whole parameter of an offloaded model: the engine keeps it, and brings it with `unit`."""
+    """A whole parameter of an offloaded model: the engine keeps it, and brings it with `unit`, which
+    only some steps use if it is `optional`."""
 
-    def __init__(self, param: torch.Tensor, unit: int) -> None:
+    def __init__(self, param: torch.Tensor, unit: int, optional: bool) -> None:
         super().__init__(param)
         self.unit = unit
+        self.optional = optional
 
 
 class AtEngine(InPlace):

@@ -72,6 +72,10 @@ class Param:
     unit: int = 0  #: without an address: the unit with which it is acquired, from 0 on
     #: Never trained, and not in the store: written after each open. After all that are trained.
     frozen: bool = False
+    optional: bool = False  #: without an address: some steps do not use its unit
+    #: Without an address: where a new store, or a load from a checkpoint that lacks it, finds its
+    #: values. They are read while the engine is opened. 0: nowhere, and it begins with zeros.
+    begins_at: int = 0
 
     @property
     def count(self) -> int:
@@ -167,7 +171,7 @@ def _stored(runtime: Runtime, settings: Mapping[str, Any]) -> list[dict[str, Any
 def _structs(params: Sequence[Param]) -> Any:
     """Returns the parameters as an array of C structs."""
     structs = array_of("ziggurat_param", len(params))
-    frozen = constant("FROZEN")
+    frozen, optional, streamed = (constant(name) for name in ("FROZEN", "OPTIONAL", "STREAMED"))
     for given, param in zip(structs, params, strict=True):
         given.struct_size = ctypes.sizeof(given)
         given.group = param.group
@@ -175,12 +179,13 @@ def _structs(params: Sequence[Param]) -> Any:
         given.shape = (ctypes.c_int64 * len(param.shape))(*param.shape)
         given.dimensions = len(param.shape)
         given.unit = param.unit
-        given.flags = frozen if param.frozen else 0
+        given.flags = frozen * param.frozen | optional * param.optional
+        given.flags |= streamed * (param.begins_at != 0)
         code, element_bytes = DTYPES[param.dtype]
         values = given.values  # filled in place: an object for each would only be copied
         values.struct_size = ctypes.sizeof(values)
-        values.dtype, values.address = code, param.address
-        values.size_bytes = 0 if param.address is None else param.count * element_bytes
+        values.dtype, values.address = code, param.address or param.begins_at
+        values.size_bytes = param.count * element_bytes if values.address else 0
     return structs
 
 

@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -187,17 +188,34 @@ class Opened:
         self._staged = {place for place in self._places if isinstance(place, Staged)}
         memory = [self._places[i].read(i, param) for i, param in enumerate(held)]
         self._lent_at = [self._address(i, lent) for i, lent in enumerate(memory)]
+        loaded = None if load is None else load(self.parts)
         listed = [
-            Param(name, kind.shape, kind.dtype, address, group, getattr(part, "unit", 0))
+            Param(
+                name,
+                kind.shape,
+                kind.dtype,
+                address,
+                group,
+                unit=getattr(part, "unit", 0),
+                optional=getattr(part, "optional", False),
+            )
             for name, kind, address, group, part in zip(
                 self.names, self._kinds, self._lent_at, own_groups, self.parts, strict=True
             )
         ]
+        lacking: dict[int, torch.Tensor] = {}
+        if loaded is not None:  # what the engine keeps, and the checkpoint lacks
+            lacking = {
+                i: memory[i].detach().contiguous()
+                for i, given in enumerate(loaded[1]["parts"])
+                if given is None and self._is_kept(i)
+            }
+        for i, values in lacking.items():
+            listed[i] = replace(listed[i], begins_at=values.data_ptr())
         if streaming is not None:
             listed += streaming.frozen(self.params, self.names)
         for place in self._staged:
             place.finish_reading()
-        loaded = None if load is None else load(self.parts)
         # The engine rounds an element alike on whatever rank it is, if the settings, the store or
         # the checkpoint ask for stochastic rounding.
         firsts = [part.first_element() if part.is_run() else 0 for part in self.parts]
@@ -229,13 +247,10 @@ class Opened:
         self._memory = [param.detach() for param in held]  # keeps the memory alive while it is lent
         if streaming is not None:
             stored = self.engine.resumed or loaded is not None
-            there = set(range(len(self.parts)) if stored and not model_has_values else ())
-            if loaded is not None:  # which may lack some
-                there -= {i for i, given in enumerate(loaded[1]["parts"]) if given is None}
+            there = range(len(self.parts) if stored and not model_has_values else 0)
             streaming.take(self, there)
-            if stored:  # whose records have other values
-                written = set(range(len(self.parts))) - there
-                self._become_masters.update(index for index in written if self._is_kept(index))
+            if stored and model_has_values:  # and the records have others
+                self._become_masters.update(i for i in range(len(self.parts)) if self._is_kept(i))
         _all.add(self)
 
     def _address(self, index: int, tensor: torch.Tensor) -> int | None:
@@ -568,10 +583,15 @@ class Opened:
             self.engine.param_written(index)
             return
         self._versions[index] = self.params[index]._version
-        self._becomes_master(index)
+        self.engine.param_written(index)
+        self._become_masters.add(index)
 
     def _becomes_master(self, index: int) -> None:
-        self.engine.param_written(index)
+        if self._is_kept(index):  # and away, as a rule
+            values = self._places[index].values(index, self.parts[index].memory())
+            self.engine.write_param(index, values.data_ptr())
+        else:
+            self.engine.param_written(index)
         self._become_masters.add(index)
 
     def becomes_master(self, param: torch.Tensor) -> None:

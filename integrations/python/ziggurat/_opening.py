@@ -191,7 +191,10 @@ class Opening(AmongRanks, StateDicts):
 
     def _part(self, param: torch.Tensor) -> Part:
         found = kept_by_engine(param)
-        return self._sharing.part(param) if found is None else Kept(param, found[1].unit.unit.number)
+        if found is None:
+            return self._sharing.part(param)
+        unit = found[1].unit.unit
+        return Kept(param, unit.number, optional=unit.is_expert)
 
     def _streaming(
         self, new: list[tuple[str, torch.Tensor, int]], path: str | None

@@ -426,9 +426,11 @@ class StateDicts(torch.optim.Optimizer):
     def _give_loaded(self, opened: Opened) -> None:
         """Gives loaded state to an engine that was just opened; an engine that resumed has its
         own."""
-        given = {p: self._to_load.pop(p) for p in opened.members if p in self._to_load}
+        given = {p: self._to_load[p] for p in opened.members if p in self._to_load}
         if not opened.engine.resumed:
             self._give(opened, given, fresh=True)
+        for param in given:
+            self._to_load.pop(param, None)
 
     def _give(
         self, opened: Opened, entries: Mapping[torch.Tensor, Entry], fresh: bool = False
@@ -440,19 +442,18 @@ class StateDicts(torch.optim.Optimizer):
                 if fresh or not (loaded or opened.steps_of(param)):
                     continue  # the parameter starts from the beginning without a state
                 entry = self._first_entry(param)
-            self._to_load.pop(param, None)
             opened.loaded = True
             for name in MOMENTS[self._kind]:
                 opened.write_state(param, name, entry[name])
             # PyTorch's SGD counts no steps: all steps but the first are alike.
             opened.set_steps(param, int(entry.get("step", 1)))
             opened.masters.pop(param, None)
-            if param.dtype == torch.float32:
-                continue
-            if "master" in entry:
-                opened.masters[param] = entry["master"]
-            else:
-                opened.becomes_master(param)
+            if param.dtype != torch.float32:
+                if "master" in entry:
+                    opened.masters[param] = entry["master"]
+                else:
+                    opened.becomes_master(param)
+            self._to_load.pop(param, None)
 
 
 class Groups:

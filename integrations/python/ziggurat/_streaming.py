@@ -234,6 +234,7 @@ class Streaming(Pins):
                 None,
                 unit=held.unit.unit.number,
                 frozen=True,
+                optional=held.unit.unit.is_expert,
             )
             for held in self._all()
             if held.param not in known

@@ -256,6 +256,57 @@ TEST_P(CUnitsBeforeTheirFirstStep, AndTheirMastersCountAsTheyWereWrittenLast) {
   EXPECT_EQ(read(0).bytes, last.bytes);
 }
 
+TEST_P(CUnitsBeforeTheirFirstStep, BeginWithTheValuesThatTheyAreOpenedWith) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    std::filesystem::remove_all(directory_.path() + "/store");
+    stream(dtype);
+    const std::array<TypedArray, kParams> first = values_;
+    for (std::size_t p = 0; p < kParams; ++p) {
+      params_[p].values = memory_of(values_[p]);
+      params_[p].flags = ZIGGURAT_STREAMED;
+    }
+    ASSERT_DONE(open(settings(GetParam())));
+    for (TypedArray& values : values_) std::ranges::fill(values.bytes, std::byte{0x33});
+    for (std::size_t p = 0; p < kParams; ++p) {
+      EXPECT_EQ(read(p).bytes, first[p].bytes);
+      EXPECT_EQ(values_[p].bytes[0], std::byte{0x33});
+    }
+    lend_both(1);
+    ASSERT_DONE(step());
+    ASSERT_DONE(ziggurat_wait(engine_, ZIGGURAT_ALL_PARAMS));
+    for (const TypedArray& values : values_)
+      EXPECT_EQ(std::ranges::count(values.bytes, std::byte{0x33}), std::ssize(values.bytes));
+    const TypedArray stepped = read(1);
+    EXPECT_NE(stepped.bytes, first[1].bytes);
+    ASSERT_DONE(ziggurat_make_durable(engine_));
+    close();
+    ASSERT_DONE(open(settings(GetParam())));
+    EXPECT_EQ(state().resumed, 1);
+    EXPECT_EQ(read(1).bytes, stepped.bytes) << "a store that is there has its own";
+    close();
+  }
+}
+
+// Nothing of it is durable, and a store of zeros would be resumed.
+TEST_P(CUnitsBeforeTheirFirstStep, AreNotYetInTheStore) {
+  stream(DType::kFloat32);
+  for (const bool steps : {false, true}) {
+    ASSERT_DONE(open(settings(GetParam())));
+    EXPECT_EQ(state().resumed, 0);
+    write_both();
+    ASSERT_DONE(ziggurat_make_durable(engine_));
+    if (steps) {
+      lend_both(1);
+      ASSERT_DONE(step());
+      ASSERT_DONE(ziggurat_make_durable(engine_));
+    }
+    close();
+  }
+  ASSERT_DONE(open(settings(GetParam())));
+  EXPECT_EQ(state().resumed, 1);
+  EXPECT_EQ(state().generation, 1U);
+}
+
 TEST_F(CUnits, MayHaveFrozenParametersThatNoStoreAndNoCheckpointHas) {
   stream(DType::kFloat32);
   params_[1].unit = 0;
@@ -318,8 +369,12 @@ TEST_F(CUnits, RefuseFrozenParametersThatAreLentOrComeFirst) {
   stream(DType::kFloat32);
   std::swap(params_[0].flags, params_[1].flags);
   EXPECT_REFUSED(open(settings(kOnNvme)), "give the frozen parameters after all others");
+  params_[0].flags = ZIGGURAT_OPTIONAL;
+  params_[1].flags = ZIGGURAT_FROZEN | ZIGGURAT_OPTIONAL;
+  ASSERT_DONE(open(settings(kOnNvme)));
+  close();
   params_[0].flags = 8;
-  EXPECT_REFUSED(open(settings(kOnNvme)), "only ZIGGURAT_FROZEN is known");
+  EXPECT_REFUSED(open(settings(kOnNvme)), "ZIGGURAT_OPTIONAL and ZIGGURAT_STREAMED are known");
 }
 
 TEST_F(CUnits, AreNotThoseOfParametersThatAreLent) {

@@ -26,7 +26,7 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat import _frozen_files
+from ziggurat import _frozen_files, _native
 from ziggurat._pins import Pins
 from ziggurat._streaming import streaming_of
 from ziggurat._units import divide
@@ -247,6 +247,22 @@ def test_only_what_is_called_is_brought(tmp_path, brought, checkpointing):
     assert figures["brought_experts"] == len(called) + len(backward)
     assert figures["brought_units"] == len(brought) - figures["brought_experts"]
     optimizer.close()
+
+
+def test_the_engine_knows_what_a_router_may_leave_out(monkeypatch):
+    """So that what is brought ahead of the blocks does not depend on it."""
+    given = []
+    structs = _native._structs
+    monkeypatch.setattr(_native, "_structs", lambda params: given.extend(params) or structs(params))
+    model = made()
+    for param in model.blocks[0].mixture.experts[0].parameters():
+        param.requires_grad_(False)
+    offloaded(model)
+    ziggurat.torch.AdamW(one for one in model.named_parameters() if one[1].requires_grad).open()
+    assert len(given) == len(list(model.parameters()))
+    assert {param.name for param in given if param.optional} == {
+        name for name, _ in model.named_parameters() if ".experts." in name
+    }
 
 
 @pytest.mark.parametrize("checkpointing", [None, long_case("reentrant"), "not reentrant"])
