@@ -228,7 +228,8 @@ Task<std::vector<Event>> StreamedParams::acquire(StreamedUnit unit, std::thread:
 /// for what is released. Those who wait hold nothing meanwhile, and take turns.
 Task<> StreamedParams::bring(StreamedUnit unit, std::vector<Event>& landed) {
   if (co_await try_bring(units_[unit], landed, /*again=*/false)) co_return;
-  co_await turns_->wait(next_turn_++);
+  const std::uint64_t turn = next_turn_++;
+  co_await turns_->wait(turn);
   std::exception_ptr error;
   try {
     for (bool there = false; !there;) {

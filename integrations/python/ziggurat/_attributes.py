@@ -94,7 +94,7 @@ def _changed(before: Any, now: Any) -> str | None:
         return None
     if isinstance(before, _Object) and isinstance(now, _Object) and before.itself == now.itself:
         differ = [name for name in {**before.its, **now.its} if before.its.get(name) != now.its.get(name)]
-        if differ == [_NOTED_OF_LABELS] and before.its[_NOTED_OF_LABELS] == _NONE and before.itself.is_config():
+        if differ == [_NOTED_OF_LABELS] and before.its.get(_NOTED_OF_LABELS) == _NONE and before.itself.is_config():
             return None
         return f".{differ[0]}"
     return ""

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from ziggurat._memory import free_bytes, size_text
 from ziggurat._native import InvalidArgument
-from ziggurat._native_checkpoint import Save, Values
+from ziggurat._native_checkpoint import Save
 
 # Records that steps would change before they are saved may take this share of the free memory; so
 # may the parameters that are not trained, and buffers.
@@ -17,7 +16,6 @@ _SHARE = 0.5
 _STALL_MAX = 60.0  # seconds
 _LONGEST = 1e9  # seconds; JSON knows no infinity
 _FASTEST = 1e15  # bytes a second; no drive needs such a limit
-_ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 class BackgroundSave:
@@ -53,18 +51,18 @@ def memory_share() -> int:
     return int(free_bytes() * _SHARE / ranks)
 
 
-def check_copied(values: Sequence[Values]) -> int:
-    """Returns the memory that is left when `values` are copied. Errors: InvalidArgument if they
-    take more than a save may."""
-    copied = sum(one.count * _ELEMENT_BYTES[one.dtype] for one in values)
+def check_copied(copied_bytes: int, twice_bytes: int) -> int:
+    """Returns the memory that is left when so many bytes are copied, of which `twice_bytes` take as
+    much again at first. Errors: InvalidArgument if they take more than a save may."""
     most = memory_share()
-    if copied > most:
+    if copied_bytes + twice_bytes > most:
+        again = f", {size_text(twice_bytes)} of them twice," if twice_bytes else ""
         raise InvalidArgument(
-            f"save_checkpoint(background=True) would copy {size_text(copied)} of parameters that are "
-            f"not trained and of buffers, but may take only {size_text(most)} of memory: save "
+            f"save_checkpoint(background=True) would copy {size_text(copied_bytes)}{again} of parameters "
+            f"that are not trained and of buffers, but may take only {size_text(most)} of memory: save "
             "without background"
         )
-    return most - copied
+    return most - copied_bytes
 
 
 def limits(bandwidth: float | None, stall_max: float | None, memory_bytes: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Save, Values, save_checkpoint as save_natively
 from ziggurat._opened import Opened
 from ziggurat._optimizer import EngineOptimizer
+from ziggurat._parts import Part
 from ziggurat._placement import fits_half
 from ziggurat._resume import random_states
 from ziggurat._streaming import is_away, values_of
@@ -116,6 +117,8 @@ def save_checkpoint(
 
     def prepared() -> tuple[_Saving, bytes, int, str]:
         saving = _Saving(optimizer, model, None if background else folder)
+        memory = saving.check_copied() if background else 0
+        saving.take_values()
         number = saving.steps_done() if step is None else int(step)
         content = saving.content() | {
             "folder": folder,
@@ -126,7 +129,7 @@ def save_checkpoint(
             "resume": _resume_facts(optimizer, resume, kept),
         }
         if background:
-            content |= limits(bandwidth, stall_max, check_copied(saving.values))
+            content |= limits(bandwidth, stall_max, memory)
         else:
             refuse_limits(bandwidth, stall_max)
         return saving, saving.blob(kept, random), number, json.dumps(content)
@@ -185,24 +188,39 @@ class _Saving:
         self._places = Places(optimizer, model)
         self._params: list[dict[str, Any]] = []
         self._indices: dict[torch.Tensor, int] = {}
+        self._untrained: list[Part] = []
         self._value_parts: list[dict[str, Any]] = []
         self._held: list[torch.Tensor] = []  # keeps alive the host memory that `values` points to
         self.values: list[Values] = []
         self._others: dict[str, torch.Tensor] = {}  # tensors that the engine's format cannot hold
-        self._copies_folder = None if folder is None else self._folder_of_copies(folder)
+        self._folder = folder
         for name, target in self._places.targets.items():
             if self._places.name_of(target) == name:
                 self._add(name, target)
 
-    def _folder_of_copies(self, folder: str) -> str | None:
-        """Returns `folder`, which is then there, if copies of what is away and not trained would take more
-        than half of the memory that is free."""
-        trained = self._optimizer._opened_with
-        away = {target for target in self._places.targets.values() if is_away(target) and target not in trained}
-        if fits_half(sum(target.nbytes for target in away), free_bytes()):
-            return None
-        os.makedirs(folder, exist_ok=True)
-        return folder
+    def check_copied(self) -> int:
+        """Returns the memory that is left for the state when values that nobody trains are copied. Errors:
+        InvalidArgument if they take more than a save may."""
+        copied_bytes = sum(part.memory().nbytes for part in self._untrained)
+        return check_copied(copied_bytes, self._away_bytes())
+
+    def _away_bytes(self) -> int:
+        return sum(part.memory().nbytes for part in self._untrained if is_away(part.memory()))
+
+    def take_values(self) -> None:
+        """Finds the values of what nobody trains, and copies what of it is away."""
+        folder = self._folder
+        if folder is None or fits_half(self._away_bytes(), free_bytes()):
+            folder = None
+        else:
+            os.makedirs(folder, exist_ok=True)
+        for part in self._untrained:
+            held = values_of(part.memory(), folder).to("cpu").contiguous()
+            if held.numel() == 0:
+                continue
+            self._held.append(held)
+            self.values.append(Values(DTYPES[held.dtype], held.data_ptr(), held.numel()))
+            self._value_parts.append({"param": self._indices[part.param]} | part.place())
 
     def _add(self, name: str, target: torch.Tensor) -> None:
         trained = target in self._optimizer._opened_with
@@ -216,15 +234,8 @@ class _Saving:
         param = {"name": name, "shape": list(target.shape), "trained": trained}
         self._params.append(param if trained else param | {"dtype": DTYPES[target.dtype]})
         sharing = self._optimizer._sharing
-        if trained or not sharing.saves(target, trained=False):
-            return
-        part = sharing.whole_or_shard(target)
-        held = values_of(part.memory(), self._copies_folder).to("cpu").contiguous()
-        if held.numel() == 0:
-            return
-        self._held.append(held)
-        self.values.append(Values(DTYPES[held.dtype], held.data_ptr(), held.numel()))
-        self._value_parts.append({"param": self._indices[target]} | part.place())
+        if not trained and sharing.saves(target, trained=False):
+            self._untrained.append(sharing.whole_or_shard(target))
 
     def _parts_of(self, opened: Opened) -> list[dict[str, Any] | None]:
         parts: list[dict[str, Any] | None] = []

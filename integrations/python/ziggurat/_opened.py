@@ -650,7 +650,11 @@ class Opened:
         this. No step is in progress."""
         self.params_written()
         self._give_masters()
+        begins = self.engine.generation == 0
         for index in sorted(self._become_masters):
+            if begins and self._is_kept(index):  # and is its own master already
+                self._become_masters.discard(index)
+                continue
             values = self._places[index].values(index, self.parts[index].memory())
             self._write_state(index, "master", values)
             self.loaded = True

@@ -16,6 +16,7 @@ import os
 import sys
 import weakref
 from collections.abc import Container, Iterable, Iterator, Sequence
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +44,11 @@ if TYPE_CHECKING:
 _kept: Any = WeakTensorKeyDictionary()
 
 _all: weakref.WeakSet[Streaming] = weakref.WeakSet()
+
+# What of a module's state_dict() and load_state_dict() reads and writes its own parameters.
+_SAVE = torch.nn.Module._save_to_state_dict.__code__
+_LOAD = torch.nn.Module._load_from_state_dict.__code__
+_FRAMES_BETWEEN = 8  # at most, of PyTorch's and ours
 
 _CLOSED = (
     "its optimizer was closed when memory had no room for all values: make the model and its optimizer "
@@ -407,11 +413,13 @@ class Streaming(Pins):
                 later = functools.partial(self.copy_of, held)
                 self._copies[held] = Later.of(held.param, later) if self._copies_later else later()
             return self._copies[held]
+        if what == "detach" and self._opened is not None and _is_called_by(_SAVE):
+            return self.copy_of(held)  # of a module within a unit
         if what in CONVERSIONS and changes_nothing(func, held.param, args, kwargs):
             return held.param
         if what == "data" and len(args) == 2 and args[1] is held.param:
             return None  # model.to() assigns what it has converted
-        if self._loading and what == "copy_" and args[0] is held.param:
+        if what == "copy_" and args[0] is held.param and (self._loading or _is_called_by(_LOAD)):
             self.pin([held.unit])
             try:
                 return func(*args, **kwargs)
@@ -536,6 +544,16 @@ def values_of(tensor: torch.Tensor, folder: str | None = None) -> torch.Tensor:
     if that is given."""
     found = streaming_of(tensor) if is_away(tensor) else None
     return tensor.detach() if found is None else found[0].copy_of(found[1], folder)
+
+
+def _is_called_by(code: CodeType) -> bool:
+    """Returns whether `code` has called what uses a parameter now."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES_BETWEEN):
+        if frame is None or frame.f_code is code:
+            break
+        frame = frame.f_back
+    return frame is not None and frame.f_code is code
 
 
 def _used(func: Any, what: str, param: torch.Tensor, args: Any, kwargs: Any) -> Any:

@@ -246,7 +246,7 @@ def test_a_failure_that_nobody_asked_for_is_a_warning(tmp_path):
 
 def test_steps_that_have_waited_long_enough_give_the_save_up(tmp_path, monkeypatch):
     monkeypatch.setattr(_background_save, "memory_share", lambda: 0)
-    monkeypatch.setattr(_checkpoint, "check_copied", lambda values: 0)
+    monkeypatch.setattr(_checkpoint, "check_copied", lambda copied_bytes, twice_bytes: 0)
     model, optimizer = new_run(tmp_path)
     twin, its = new_run(tmp_path / "twin")
     train(model, optimizer, 1)

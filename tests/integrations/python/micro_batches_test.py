@@ -630,7 +630,9 @@ class Noting(torch.nn.Module):
         super().__init__()
         self.when, self.config = when, Plain()
         self.blocks = torch.nn.ModuleList(torch.nn.Linear(200, 200) for _ in range(3))
-        self.config.value = self.config.problem_type = None
+        self.config.value = None
+        if when != "behind, and was not there":
+            self.config.problem_type = None
 
     def forward(self, x):
         if self.when == "long batch" and len(x) > 3:
@@ -641,17 +643,17 @@ class Noting(torch.nn.Module):
             if self.when == "between blocks":
                 self.config.value = None if index == 0 else 2
             x = torch.tanh(block(x))
-        if self.when in ("behind", "behind, as transformers"):
+        if self.when.startswith("behind"):
             setattr(self.config, "value" if self.when == "behind" else "problem_type", "few")
         return x.square().mean()
 
 
-@pytest.mark.parametrize("when", ["long batch", "between blocks", "behind", "behind, as transformers"])
+@pytest.mark.parametrize("when", ["long batch", "between blocks", "behind", "behind, as transformers", "behind, and was not there"])
 def test_what_was_none_and_is_set_is_refused(when):
     """A micro-batch that runs before would have found it, or one that runs behind would not."""
     model = ziggurat.torch.offload(Noting(when), memory="4MiB", units=[f"blocks.{index}" for index in range(3)])
     batches = [torch.ones(2, 200), torch.ones(3, 200), torch.ones(4, 200)]
-    attribute = "problem_type" if "transformers" in when else "value"
+    attribute = "problem_type" if when.startswith("behind,") else "value"
     refused(model, f"'the model' changes its attribute 'config.{attribute}'", batches=batches, loss=of_itself)
 
 

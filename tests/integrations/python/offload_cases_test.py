@@ -72,7 +72,6 @@ USES = {
     "init": lambda model, p: torch.nn.init.zeros_(p),
     "deepcopy": lambda model, p: copy.deepcopy(p),
     "save": lambda model, p: torch.save(p, io.BytesIO()),
-    "state_dict": lambda model, p: model.blocks[1].mlp.state_dict(),
     "assigned": lambda model, p: model.load_state_dict(model.state_dict(), assign=True),
     "half": lambda model, p: model.half(),
     "address": lambda model, p: p.data_ptr(),

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is loaded into an offloaded model, and read of it in parts: the values of the same script without offload().
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, or PyTorch is older
+than offload() takes.
+"""
+
+import sys
+import tempfile
+
+try:
+    import pytest
+    import torch
+    from small_models import one_thread  # noqa: F401, a fixture
+    from streamed_models import gpt, memory_of, same_with_and_without, train, values_of
+except ImportError as missing:
+    import missing_peer
+
+    missing_peer.skip(missing)
+
+import ziggurat
+import ziggurat.torch
+from ziggurat import _background_save
+from ziggurat._streaming import Streaming
+from ziggurat.torch import offload
+
+LACKING = ("narrow.weight", "norm.bias")
+
+
+@pytest.fixture
+def partial(tmp_path):
+    """A checkpoint, and what loads it but for two parameters."""
+    model = gpt()
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, range(1))
+    ziggurat.torch.save_checkpoint(tmp_path / "saved", optimizer, model)
+
+    def load(optimizer, model, **arguments):
+        found = ziggurat.torch.load_checkpoint(
+            tmp_path / "saved",
+            optimizer,
+            model,
+            strict=False,
+            rename=lambda name: None if name in LACKING else name,
+            **arguments,
+        )
+        assert set(LACKING) <= set(found.missing)
+
+    return load
+
+
+def model_to_load():
+    model = gpt()
+    with torch.no_grad():
+        model.norm.bias.fill_(0.25)
+    return model
+
+
+@pytest.mark.parametrize("placement", ["host", "nvme"])
+def test_what_a_checkpoint_lacks_keeps_its_values(tmp_path, partial, placement):
+    def run(offload):
+        model = model_to_load()
+        offload(model, placement=placement)
+        store = tempfile.mkdtemp(dir=tmp_path)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement=f"nvme:{store}")
+        partial(optimizer, model)
+        losses = train(model, optimizer, range(1, 3))
+        optimizer.close()
+        return losses
+
+    same_with_and_without(run)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_what_a_checkpoint_lacks_is_durable_with_the_rest(tmp_path, partial, weights_only, dtype):
+    """The store that a load leaves goes on with the same values, before any step."""
+
+    def run(offload):
+        model = model_to_load().to(dtype)
+        store = tempfile.mkdtemp(dir=tmp_path)
+        results = []
+        for loads in (True, False):
+            offload(model, placement="nvme")
+            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement=f"nvme:{store}")
+            if loads:
+                partial(optimizer, model, weights_only=weights_only)
+            else:
+                optimizer.open(resume=True)
+            results.append({name: value.clone() for name, value in model.state_dict().items()})
+            optimizer.close()
+            model = gpt(dtype)  # another process's
+        assert results[0]["norm.bias"][0] == 0.25
+        for name, value in results[0].items():
+            assert torch.equal(value, results[1][name]), name
+        return results[1]
+
+    same_with_and_without(lambda offload: {name: value.tolist() for name, value in run(offload).items()})
+
+
+@pytest.mark.parametrize("placement", ["host", "nvme"])
+@pytest.mark.parametrize("when", ["before it opens", "before a step", "after a step", "to other values"])
+def test_the_state_of_another_optimizer_is_loaded(tmp_path, placement, when):
+    """PyTorch's, which has no masters of parameters in 16 bits; or an earlier one, whose masters are others."""
+    model = gpt(torch.bfloat16)
+    theirs = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(model, theirs, range(2))
+    weights = model.state_dict()
+
+    def run(offload):
+        model = gpt(torch.bfloat16)
+        model.load_state_dict(weights)
+        offload(model, placement=placement)
+        store = tempfile.mkdtemp(dir=tmp_path)
+        optimizer = ziggurat.torch.AdamW(
+            model.parameters(), lr=1e-2, placement=f"nvme:{store}" if placement == "nvme" else "host"
+        )
+        state = theirs.state_dict()
+        if when != "before it opens":
+            optimizer.open()
+        if when in ("after a step", "to other values"):
+            train(model, optimizer, range(2, 3))
+        if when == "to other values":
+            state = optimizer.state_dict()
+            train(model, optimizer, range(3, 4))
+        optimizer.load_state_dict(state)
+        losses = train(model, optimizer, range(4, 7))
+        ziggurat.torch.save_checkpoint(f"{store}/saved", optimizer, model)
+        steps = [int(entry["step"]) for entry in optimizer.state_dict()["state"].values()]
+        optimizer.close()
+        return losses, steps, [value.tolist() for value in model.state_dict().values()]
+
+    same_with_and_without(run)
+
+
+def test_modules_within_units_are_saved_and_loaded_too():
+    model = gpt()
+    plain = {name: value.clone() for name, value in model.state_dict().items()}
+    offload(model, memory=memory_of(model))
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    optimizer.open()
+    with_params = [(name, module) for name, module in model.named_modules() if module._parameters]
+    assert len(with_params) > 4
+    for name, module in with_params:
+        found = module.state_dict()
+        prefix = f"{name}." if name else ""
+        assert all(torch.equal(value, plain[prefix + key]) for key, value in found.items())
+    for _, module in with_params:
+        found = module.state_dict()
+        module.load_state_dict({key: torch.full_like(value, 0.5) for key, value in found.items()})
+    assert all((value == 0.5).all() for name, value in values_of(model).items())
+    with pytest.raises(ziggurat.InvalidArgument, match="is used outside"):
+        model.norm.weight.detach()
+    optimizer.close()
+
+
+def test_a_save_in_the_background_refuses_before_it_copies(tmp_path, monkeypatch):
+    """Copies of a frozen base are made for it, and are copied again to be saved."""
+    model = gpt()
+    for param in model.blocks.parameters():
+        param.requires_grad_(False)
+    frozen_bytes = sum(param.nbytes for param in model.blocks.parameters())
+    offload(model, memory=memory_of(model))
+    optimizer = ziggurat.torch.AdamW(
+        (param for param in model.parameters() if param.requires_grad), lr=1e-2, model=model
+    )
+    train(model, optimizer, range(1))
+    copied = []
+    copy_of = Streaming.copy_of
+    monkeypatch.setattr(Streaming, "copy_of", lambda *given: copied.append(given[1].name) or copy_of(*given))
+    monkeypatch.setattr(_background_save, "memory_share", lambda: 2 * frozen_bytes - 1)
+    with pytest.raises(ziggurat.InvalidArgument, match="save without background"):
+        ziggurat.torch.save_checkpoint(tmp_path / "saved", optimizer, model, background=True)
+    assert not copied
+    monkeypatch.setattr(_background_save, "memory_share", lambda: 4 * frozen_bytes)
+    ziggurat.torch.save_checkpoint(tmp_path / "saved", optimizer, model, background=True).wait()
+    assert set(copied) == {name for name, param in model.named_parameters() if not param.requires_grad}
+    optimizer.close()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q", *sys.argv[1:]]))
