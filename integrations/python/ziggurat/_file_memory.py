@@ -68,6 +68,11 @@ def empty_in_file(folder: str, like: torch.Tensor) -> torch.Tensor:
             f"cannot make a file of {size_text(size_bytes)} in {folder} for a tensor that memory has no "
             f"room for: {error.strerror}: free some space there"
         ) from error
+    except RuntimeError as error:  # PyTorch's, of mmap()
+        raise ResourceExhausted(
+            f"cannot map a file of {size_text(size_bytes)} in {folder} for a tensor that memory has no "
+            f"room for: name a folder whose file system has shared mappings ({error})"
+        ) from error
     made: Any = torch.empty(0, dtype=like.dtype, device="cpu")
     tensor: torch.Tensor = made.set_(storage, 0, shape, strides)
     return tensor

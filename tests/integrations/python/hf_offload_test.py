@@ -298,7 +298,7 @@ def without_room():
     """Makes memory too small for two models in this process, which goes on with files. There is room for
     a parameter."""
     ziggurat._streaming.free_bytes = lambda: 100_000
-    ziggurat._file_memory._LARGE_BYTES = 1 << 12
+    ziggurat._file_memory.LARGE_BYTES = 1 << 12
 
 
 def run_every_step(folder, home, path, room=True, stop=None):

@@ -21,6 +21,7 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.torch
 from ziggurat import _background_save
+from ziggurat._file_memory import LARGE_BYTES, empty_in_file
 from ziggurat._streaming import Streaming
 from ziggurat.torch import offload
 
@@ -176,6 +177,15 @@ def test_a_save_in_the_background_refuses_before_it_copies(tmp_path, monkeypatch
     ziggurat.torch.save_checkpoint(tmp_path / "saved", optimizer, model, background=True).wait()
     assert set(copied) == {name for name, param in model.named_parameters() if not param.requires_grad}
     optimizer.close()
+
+
+def test_a_folder_in_which_no_file_can_be_mapped_is_named(tmp_path, monkeypatch):
+    def from_file(*_):
+        raise RuntimeError("unable to mmap: No such device (19)")
+
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", from_file)
+    with pytest.raises(ziggurat.ResourceExhausted, match=f"in {tmp_path} .*shared mappings .*No such device"):
+        empty_in_file(str(tmp_path), torch.empty(LARGE_BYTES))
 
 
 if __name__ == "__main__":
