@@ -128,6 +128,9 @@ class LentEngine : public StateEngine {
   /// exist, or a stream that captures; kResourceExhausted if its memory cannot come back, because
   /// other units are acquired; kUnavailable if the device is lost, and then the engine has ended.
   virtual void acquire(StreamedUnit unit, StreamRef& stream) = 0;
+  /// The same, but the order in which units are brought ahead is not learned from it: for who reads
+  /// or writes parameters beside the trainer's forward and backward.
+  virtual void acquire_aside(StreamedUnit unit, StreamRef& stream) = 0;
   /// Unpins the unit; the work that is queued on `stream` so far is the last that uses it. All
   /// units must be released before step().
   virtual void release(StreamedUnit unit, StreamRef& stream) = 0;

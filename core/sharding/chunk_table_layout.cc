@@ -434,6 +434,7 @@ ModelSpec packed_as(const ModelSpec& lent, const std::string& layout) {
       const DType dtype = own.dtype.value_or(lent.dtype);
       if (its.dtype.value_or(dtype) != dtype) return lent;
       its.dtype = dtype;
+      its.optional = own.optional;
       its.params.push_back(own.params.front());
     }
   }

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -28,6 +29,7 @@ ModelSpec model_of(const std::vector<EmbeddedParam>& params,
   if (params.empty()) throw wrong("the model has no parameters: give one or more");
   ModelSpec model{.name = "embedded", .units = {}, .dtype = params[0].values.dtype};
   std::set<std::string> names;
+  std::map<std::uint32_t, bool> optional;  // whether the unit is
   for (const EmbeddedParam& param : params) {
     if (param.name.empty()) throw wrong("a parameter has no name: give each parameter a name");
     if (!names.insert(param.name).second)
@@ -44,6 +46,13 @@ ModelSpec model_of(const std::vector<EmbeddedParam>& params,
                    .shape = param.shape,
                    .group = static_cast<std::uint32_t>(model.units.size())};
     if (param.streamed) spec.streamed = param.unit;
+    if (param.streamed &&
+        optional.emplace(param.unit, param.optional).first->second != param.optional)
+      throw wrong(
+          fmt::format("parameter '{}' of unit {} is ZIGGURAT_OPTIONAL, or another of the unit "
+                      "is, but not both: give the flag to all parameters of the unit, or to "
+                      "none",
+                      param.name, param.unit));
     spec.frozen = param.frozen;
     if (model.units.size() < pieces.size()) spec.whole = pieces[model.units.size()];
     const bool left_out = param.streamed && param.values.bytes.empty();

@@ -65,7 +65,7 @@ StreamedUnit EmbeddedEngine::require_streamed(const char* call, std::size_t para
 void EmbeddedEngine::read_param(std::size_t param, TypedSpan<std::byte> values) {
   const StreamedUnit unit = require_streamed("read_param", param, values);
   Host host;
-  engine_->acquire(unit, host);
+  engine_->acquire_aside(unit, host);
   std::exception_ptr error;
   try {
     const std::lock_guard lock(copying_);
@@ -80,7 +80,7 @@ void EmbeddedEngine::read_param(std::size_t param, TypedSpan<std::byte> values) 
 void EmbeddedEngine::write_param(std::size_t param, TypedSpan<const std::byte> values) {
   const StreamedUnit unit = require_streamed("write_param", param, values);
   Host host;
-  engine_->acquire(unit, host);
+  engine_->acquire_aside(unit, host);
   std::exception_ptr error;
   try {
     const std::lock_guard lock(copying_);

@@ -243,7 +243,8 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///   "resume"           what is done with a store that is there. "auto", which is the default,
 ///                      resumes it, and refuses that of other ranks or pieces; "reshard" first
 ///                      divides it, in place, for the ranks and "pieces" that are there, if they
-///                      differ: every rank reaches all files of the store; "never" replaces it;
+///                      differ: every rank reaches all files of the store; "never" replaces it
+///                      with the first state that is durable;
 ///                      "new" is an error
 ///   "device_memory"    how much host memory streamed parameters take while they are acquired or
 ///                      brought ahead: bytes, or a text such as "4GiB"

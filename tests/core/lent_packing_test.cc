@@ -119,6 +119,19 @@ TEST(Packing, InEightBitsTakesFewBytesForThousandsOfSmallParameters) {
     EXPECT_LE(bytes_of(count), 16 * static_cast<double>(count) + 1024) << count;
 }
 
+// No layout has it: it is the trainer's.
+TEST(Packing, LeavesUnitsOptionalWhetherTheirStoreIsNewOrResumed) {
+  ModelSpec lent = numbered({5, 20'000, 7, 30'000});
+  for (const std::size_t p : {0U, 2U, 3U}) lent.units[p].optional = true;
+  const ModelSpec as_new = packed_model(lent, kFp32);
+  const std::string alone = ChunkTable(lent, 4).layout();
+  const std::string packed = ChunkTable(as_new, 4).layout();
+  for (const ModelSpec& model : {as_new, packed_as(lent, packed), packed_as(lent, alone)}) {
+    for (const UnitSpec& unit : model.units)
+      EXPECT_EQ(unit.optional, unit.params[0].name != lent.units[1].params[0].name) << unit.name;
+  }
+}
+
 void exchange(ModelSpec& lent, std::size_t a, std::size_t b) {
   std::swap(lent.units[a], lent.units[b]);
   std::swap(lent.units[a].params[0].lent, lent.units[b].params[0].lent);

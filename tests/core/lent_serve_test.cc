@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <barrier>
 #include <cerrno>
@@ -123,22 +122,30 @@ TEST_P(LentServe, ReadsTheNewestStepWhileTheOtherWaitsInTheNext) {
   EXPECT_NE(own[0], own[1]);
 }
 
+/// One of several chunks, or two that share one, of which the first is written and the last read.
+class LentServeStreamed : public ::testing::TestWithParam<std::vector<std::int64_t>> {};
+INSTANTIATE_TEST_SUITE_P(Counts, LentServeStreamed,
+                         ::testing::Values(std::vector<std::int64_t>{600'000},
+                                           std::vector<std::int64_t>{16'000, 16'000}),
+                         [](const auto& one) { return one.index == 0 ? "Large" : "Packed"; });
+
 // Before the first step the values at home are the state, and the trainer writes them.
-TEST(LentServeStreamed, ReadsAParameterWholeThatItsTrainerWrites) {
-  constexpr std::int64_t kCount = 600'000;  // several chunks
+TEST_P(LentServeStreamed, ReadsAParameterWholeWhileItsTrainerWrites) {
   const ScratchDirectory directory;
   const auto runtimes = connected_runtimes(2, 2);
   std::atomic<bool> read = false;
   std::barrier<> all_done(2);
   expect_none(run_ranks(2, [&](int rank) {
-    ModelSpec model = lent_model({kCount}, DType::kFloat32);
-    model.units[0].params[0].name = fmt::format("weight{}", rank);
-    model.units[0].params[0].streamed = 0;
+    ModelSpec model = lent_model(GetParam(), DType::kFloat32);
+    for (UnitSpec& unit : model.units) {
+      unit.params[0].name = fmt::format("{}{}", unit.params[0].name, rank);
+      unit.params[0].streamed = 0;
+    }
     EngineConfig config = config_of(Where::kNvme, fmt::format("{}/{}", directory.path(), rank));
     config.placement.params = Tier::kNvme;
     Runtime& runtime = *runtimes[static_cast<std::size_t>(rank)];
     const auto device = HostDevice::create(runtime.reactor, 4 * kMiB);
-    const std::array<TypedSpan<std::byte>, 1> none{{{DType::kFloat32, {}}}};
+    const std::vector<TypedSpan<std::byte>> none(GetParam().size(), {DType::kFloat32, {}});
     const auto engine = LentEngine::open(model, config, runtime, none, device.get());
     struct Together {
       std::atomic<bool>& ended;
@@ -152,14 +159,15 @@ TEST(LentServeStreamed, ReadsAParameterWholeThatItsTrainerWrites) {
     for (float value = 1; rank == 1 && (!read || value == 1); ++value) {
       engine->acquire(0, host);
       auto* const first = reinterpret_cast<float*>(engine->place(0).bytes.address());
-      std::ranges::fill(std::span(first, kCount), value);
+      std::ranges::fill(std::span(first, static_cast<std::size_t>(GetParam()[0])), value);
       engine->store_param(0, host);
       engine->release(0, host);
     }
-    std::vector<float> values(kCount);
+    std::vector<float> values(static_cast<std::size_t>(GetParam().back()));
+    const std::string last = engine->pieces_of(1).back().name;
     for (int i = 0; rank == 0 && i < 40; ++i) {
-      engine->read_state_of(1, "weight1", "master", values);
-      ASSERT_EQ(std::ranges::count(values, values[0]), kCount);
+      engine->read_state_of(1, last, "master", values);
+      ASSERT_EQ(std::ranges::count(values, values[0]), GetParam().back());
     }
   }));
 }

@@ -99,6 +99,10 @@ TEST_F(OrderOfUnits, ForgetsExpertsThatAreLeftOut) {
 TEST_F(OrderOfUnits, IsLearnedOfExpertsAloneToo) {
   for (int s = 0; s < 2; ++s) step({kExpert1, kExpert0});
   EXPECT_THAT(order_.ahead(9), ElementsAre(kExpert1, kExpert0));
+  use({kExpert1, kExpert0});
+  for (int pass = 0; pass < 100; ++pass) use({kExpert2, kExpert0});
+  order_.begin_step();
+  EXPECT_THAT(order_.ahead(9), ElementsAre(kExpert1, kExpert0)) << "it grows behind the last place";
   step({});
   EXPECT_FALSE(order_.known());
   EXPECT_THAT(order_.ahead(9), IsEmpty());

@@ -34,7 +34,12 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   StepResult step(std::span<const TypedSpan<const std::byte>> gradients,
                   const StepOptions& options) override;
   void refuse_step(const Error& why) override;
-  void acquire(StreamedUnit unit, StreamRef& stream) override;
+  void acquire(StreamedUnit unit, StreamRef& stream) override {
+    acquire(unit, stream, Acquire::kUse);
+  }
+  void acquire_aside(StreamedUnit unit, StreamRef& stream) override {
+    acquire(unit, stream, Acquire::kAside);
+  }
   void release(StreamedUnit unit, StreamRef& stream) override;
   void expect_units(std::span<const StreamedUnit> units) override;
   void end_waits() override;
@@ -60,6 +65,8 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
                      std::span<float> values) override;
 
  private:
+  void acquire(StreamedUnit unit, StreamRef& stream, Acquire why);
+
   // Hand
   void validate() override;
   void plan_device() override;

@@ -93,7 +93,7 @@ auto LentEngineImpl::on_stream(const Use& use) {
 }
 
 // Waits without its turn, because another thread's release() may give back what it waits for.
-void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
+void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream, Acquire why) {
   StreamedParams* its = nullptr;
   {
     const Turn turn(turn_);
@@ -107,7 +107,7 @@ void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream) {
   try {
     const CountedTime waited(state_.runtime().metrics, Counter::kWaitParamsNs);
     const std::vector<Event> landed =
-        run(state_.ending_the_run(its->acquire(unit, std::this_thread::get_id())));
+        run(state_.ending_the_run(its->acquire(unit, std::this_thread::get_id(), why)));
     acquired = true;
     wait_for(unit, landed, stream);
   } catch (...) {
@@ -169,7 +169,7 @@ void LentEngineImpl::store_param(ParamId param, StreamRef& stream) {
   const Event written = on_stream([&] { return stream.record(); });
   run([](LentEngineImpl& self, StreamedParams& params, ParamId of, Event event) -> Task<> {
     self.state_.check();
-    const ParamUses::Use writing = co_await self.state_.param_uses().write(of);
+    const UnitUses::Use writing = co_await self.state_.writing(of);
     Task<> storing = self.or_end(params.store(of, event));  // a part of it may be home
     co_await std::move(storing);
     self.state_.param_stored(of);

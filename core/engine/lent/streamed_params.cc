@@ -200,12 +200,13 @@ std::optional<Error> StreamedParams::refusal_of_step() const {
   return std::nullopt;
 }
 
-Task<std::vector<Event>> StreamedParams::acquire(StreamedUnit unit, std::thread::id thread) {
+Task<std::vector<Event>> StreamedParams::acquire(StreamedUnit unit, std::thread::id thread,
+                                                 Acquire why) {
   std::vector<Event> landed;
   std::exception_ptr error;
   try {
     state_.check();
-    co_await bring(unit, landed);
+    co_await bring(unit, landed, why);
   } catch (...) {
     error = std::current_exception();
   }
@@ -226,8 +227,8 @@ Task<std::vector<Event>> StreamedParams::acquire(StreamedUnit unit, std::thread:
 
 /// If the parts find no room, drops all that is not held, so that they lie in a row, and then waits
 /// for what is released. Those who wait hold nothing meanwhile, and take turns.
-Task<> StreamedParams::bring(StreamedUnit unit, std::vector<Event>& landed) {
-  if (co_await try_bring(units_[unit], landed, /*again=*/false)) co_return;
+Task<> StreamedParams::bring(StreamedUnit unit, std::vector<Event>& landed, Acquire why) {
+  if (co_await try_bring(units_[unit], landed, why)) co_return;
   const std::uint64_t turn = next_turn_++;
   co_await turns_->wait(turn);
   std::exception_ptr error;
@@ -240,7 +241,7 @@ Task<> StreamedParams::bring(StreamedUnit unit, std::vector<Event>& landed) {
         co_await residency_->room_returned();
         continue;
       }
-      there = co_await try_bring(units_[unit], landed, /*again=*/true);
+      there = co_await try_bring(units_[unit], landed, Acquire::kAside);
       // There is enough, but not in a row. What was taken for some parts comes back too, and helps
       // nobody.
       while (!there && releases_ == before) {
@@ -259,13 +260,13 @@ Task<> StreamedParams::bring(StreamedUnit unit, std::vector<Event>& landed) {
 }
 
 /// Pins all parts, or none and returns false.
-Task<bool> StreamedParams::try_bring(Unit& unit, std::vector<Event>& landed, bool again) {
+Task<bool> StreamedParams::try_bring(Unit& unit, std::vector<Event>& landed, Acquire why) {
   landed.clear();
   std::exception_ptr error;
   bool full = false;
   try {
     for (Part& part : unit.parts) {
-      if (!again) residency_->used(part.unit);
+      if (why == Acquire::kUse) residency_->used(part.unit);
       const Residency::Acquired its =
           co_await residency_->acquire(part.unit, Residency::Room::kThereNow);
       landed.push_back(its.landed);

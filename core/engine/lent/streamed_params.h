@@ -23,6 +23,9 @@
 
 namespace ziggurat {
 
+/// Why a unit is acquired. The order in which units are used is learned from uses alone.
+enum class Acquire : std::uint8_t { kUse, kAside };
+
 class StreamedParams {
  public:
   /// `state` must have its table. Errors: MemoryExhausted if the largest unit does not fit the
@@ -59,7 +62,7 @@ class StreamedParams {
 
   // On the reactor.
   /// Brings all parts of a unit for `thread`, and pins them. Returns what readers wait for.
-  Task<std::vector<Event>> acquire(StreamedUnit unit, std::thread::id thread);
+  Task<std::vector<Event>> acquire(StreamedUnit unit, std::thread::id thread, Acquire why);
   void release(StreamedUnit unit, const Event& read);
   void expect(std::span<const StreamedUnit> units);
   /// Brings home what the trainer has written into an acquired parameter, when `written` has
@@ -86,8 +89,8 @@ class StreamedParams {
   bool may_be_released() const;
   bool is_held(StreamedUnit unit) const;
   void require_going_on() const;
-  Task<> bring(StreamedUnit unit, std::vector<Event>& landed);
-  Task<bool> try_bring(Unit& unit, std::vector<Event>& landed, bool again);
+  Task<> bring(StreamedUnit unit, std::vector<Event>& landed, Acquire why);
+  Task<bool> try_bring(Unit& unit, std::vector<Event>& landed, Acquire why);
   Error no_room(StreamedUnit unit) const;
   void require_device_room() const;
   std::uint64_t device_bytes(const Unit& unit) const;

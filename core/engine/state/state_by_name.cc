@@ -105,6 +105,7 @@ Task<> TrainingState::read_run(ChunkId id, std::size_t index, ParamRun run,
 Task<> TrainingState::write_state(ParamId param, std::size_t index, std::span<const float> values) {
   cancel_.check();
   at_rest_ = false;
+  const UnitUses::Use writes = co_await writing(param);
   if (index == StateWrites::kMaster) given_.erase(param);  // the later one counts
   for (const ChunkRun& its : lent_runs(param)) {
     // State that was written before the newest step belongs to that step's record. This waits for

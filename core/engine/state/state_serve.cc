@@ -59,7 +59,8 @@ Task<> TrainingState::serve_state(std::uint64_t piece, std::uint64_t state,
                                   const StateService::Give& give) {
   cancel_.check();
   const auto param = static_cast<ParamId>(piece);
-  const ParamUses::Use reading = co_await uses_.read(param);  // its trainer may go on meanwhile
+  // Its trainer may go on meanwhile.
+  const UnitUses::Use reading = co_await uses_.read(lent_places_[param].unit);
   for (const ChunkRun& its : lent_runs(param)) {
     std::vector<float> values(its.run.count);
     co_await read_run(its.chunk, state, its.run, values);

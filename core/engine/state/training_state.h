@@ -41,9 +41,9 @@
 #include "core/schedule/context.h"
 #include "core/schedule/homes/grad_sums.h"
 #include "core/schedule/optimizer/optimizer_sweep.h"
-#include "core/schedule/param_uses.h"
 #include "core/schedule/rank_channels.h"
 #include "core/schedule/unit_gates.h"
+#include "core/schedule/unit_uses.h"
 #include "core/sharding/strategy.h"
 
 namespace ziggurat {
@@ -287,8 +287,8 @@ class TrainingState {
   void param_stored(ParamId param) {
     if (generation_ == 0 && param < stored_params_) given_.insert(param);
   }
-  /// Who reads and writes the values of streamed parameters at home before the first step.
-  ParamUses& param_uses() noexcept { return uses_; }
+  /// Waits until no other rank reads the unit of a parameter. None does while the result lives.
+  Task<UnitUses::Use> writing(ParamId param) { return uses_.write(lent_places_[param].unit); }
   /// The runs of a parameter's elements, chunk by chunk.
   std::vector<ChunkRun> lent_runs(ParamId param) const;
   /// Returns those of a chunk, if its unit is packed.
@@ -495,9 +495,9 @@ class TrainingState {
   std::vector<LentPlace> lent_places_;  // by ParamSpec::lent
   std::size_t stored_params_ = 0;
   std::set<ParamId> given_;  // streamed parameters that were written before the first step
-  ParamUses uses_{cancel_};
-  bool unsealed_ = false;  // the store has no generation yet when the state is made
-  bool unmade_ = false;    // the first sweep makes the records that do not stay in memory
+  UnitUses uses_{cancel_};   // by other ranks, and by the trainer who writes
+  bool unsealed_ = false;    // the store has no generation yet when the state is made
+  bool unmade_ = false;      // the first sweep makes the records that do not stay in memory
   std::optional<LastRead> last_read_;
   double state_seconds_ = 0;
   std::vector<std::byte> last_blob_;     // blob of generation_, with the engine's header

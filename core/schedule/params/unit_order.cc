@@ -40,7 +40,13 @@ void UnitOrder::optional_used(UnitId unit) {
   const auto here = order_.begin() + static_cast<std::ptrdiff_t>(position_);
   auto use = std::find_if(here, order_.end(),
                           [&](const Use& one) { return one.unit == unit || !optional(one.unit); });
-  if (use == order_.end() || use->unit != unit) use = order_.insert(here, {.unit = unit});
+  if (use == order_.end() || use->unit != unit) {
+    // Behind the last place of a model of optional units alone the order would only grow.
+    if (here == order_.end() &&
+        std::ranges::all_of(order_, [&](const Use& one) { return optional(one.unit); }))
+      return;
+    use = order_.insert(here, {.unit = unit});
+  }
   use->this_step = true;
   position_ = static_cast<std::size_t>(use - order_.begin()) + 1;
 }

@@ -233,7 +233,8 @@ class Opened:
         )
         # Notes how the engine left the parameters: one that differs later was written or moved by
         # somebody else.
-        if self.engine.resumed or loaded is not None:
+        self._begins_in_store = self.engine.resumed or loaded is not None
+        if self._begins_in_store:
             for place in self._staged:
                 place.begin_writing()
             for index, param in enumerate(held):
@@ -246,10 +247,9 @@ class Opened:
         self._laid = [known.setdefault(laid, laid) for laid in map(_laid, held)]
         self._memory = [param.detach() for param in held]  # keeps the memory alive while it is lent
         if streaming is not None:
-            stored = self.engine.resumed or loaded is not None
-            there = range(len(self.parts) if stored and not model_has_values else 0)
+            there = range(len(self.parts) if self._begins_in_store and not model_has_values else 0)
             streaming.take(self, there)
-            if stored and model_has_values:  # and the records have others
+            if self._begins_in_store and model_has_values:  # and the records have others
                 self._become_masters.update(i for i in range(len(self.parts)) if self._is_kept(i))
         _all.add(self)
 
@@ -263,6 +263,11 @@ class Opened:
     def index(self, param: torch.Tensor) -> int | None:
         """Returns the parameter's index in `params`, or None if this rank has no part of it."""
         return self._indices.get(param)
+
+    @property
+    def is_stored(self) -> bool:
+        """Returns whether the store has a state already, which another engine would resume."""
+        return self._begins_in_store or self.engine.durable_generation > 0
 
     def close(self) -> None:
         if self._streaming is not None:

@@ -92,6 +92,9 @@ class Opening(AmongRanks, StateDicts):
         how = _RESUMES.get(resume)
         if how is None:
             raise InvalidArgument(f'resume="{resume}": give "auto", "reshard" or "never"')
+        if self._to_load:  # the last open() may have failed before it had given all
+            for opened in self._opened:
+                self._give_loaded(opened)
         known = self._opened_with
         if len(known) == len(self._order):
             return  # all are known: a step of many parameters looks at none of them

@@ -382,10 +382,10 @@ class Streaming(Pins):
         folder = opened.store if no_room and self.returns_to_files else None
         away = no_room and folder is None
         frozen = any(held.index >= len(opened.parts) for held in self._all())
-        if away and (opened.store is None or frozen):
+        if away and (opened.store is None or frozen or not opened.is_stored):
             raise ResourceExhausted(
                 f"close(): memory has no room for the model's {self.size_bytes} bytes, and "
-                f"{'its frozen parameters are' if opened.store else 'they are'} in no store: save "
+                f"{'its frozen parameters are' if frozen and opened.store else 'they are'} in no store: save "
                 "them with ziggurat.torch.save_checkpoint() or under gathered(), and end the process"
             )
         if not away:

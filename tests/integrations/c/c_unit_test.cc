@@ -373,6 +373,11 @@ TEST_F(CUnits, RefuseFrozenParametersThatAreLentOrComeFirst) {
   params_[1].flags = ZIGGURAT_FROZEN | ZIGGURAT_OPTIONAL;
   ASSERT_DONE(open(settings(kOnNvme)));
   close();
+  params_[1].unit = 0;
+  params_[1].flags = ZIGGURAT_FROZEN;
+  EXPECT_REFUSED(open(settings(kOnNvme)),
+                 "give the flag to all parameters of the unit, or to none");
+  params_[1].unit = 1;
   params_[0].flags = 8;
   EXPECT_REFUSED(open(settings(kOnNvme)), "ZIGGURAT_OPTIONAL and ZIGGURAT_STREAMED are known");
 }

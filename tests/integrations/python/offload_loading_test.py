@@ -22,6 +22,7 @@ import ziggurat
 import ziggurat.torch
 from ziggurat import _background_save
 from ziggurat._file_memory import LARGE_BYTES, empty_in_file
+from ziggurat._opened import Opened
 from ziggurat._streaming import Streaming
 from ziggurat.torch import offload
 
@@ -132,6 +133,54 @@ def test_the_state_of_another_optimizer_is_loaded(tmp_path, placement, when):
         return losses, steps, [value.tolist() for value in model.state_dict().values()]
 
     same_with_and_without(run)
+
+
+def test_a_state_that_was_given_in_part_is_given_whole_by_the_next_try(monkeypatch):
+    model = gpt(torch.bfloat16)
+    theirs = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(model, theirs, range(2))
+    offload(model, memory=memory_of(model))
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    optimizer.load_state_dict(theirs.state_dict())
+    write_state, calls = Opened.write_state, []
+
+    def failing(*given):
+        calls.append(given)
+        if len(calls) == 5:
+            raise MemoryError
+        write_state(*given)
+
+    monkeypatch.setattr(Opened, "write_state", failing)
+    with pytest.raises(MemoryError):
+        optimizer.open()
+    optimizer.open()
+    assert {int(entry["step"]) for entry in optimizer.state_dict()["state"].values()} == {2}
+    for param, entry in theirs.state.items():
+        assert torch.equal(optimizer.state[param]["exp_avg"], entry["exp_avg"].float())
+    optimizer.close()
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_close_without_room_needs_a_store_that_has_the_parameters(tmp_path, monkeypatch, steps):
+    """Nothing is in it before the first step, so that nothing could be resumed."""
+    model = gpt()
+    offload(model, memory=memory_of(model), placement="nvme")
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement=f"nvme:{tmp_path}/state")
+    optimizer.open()
+    train(model, optimizer, range(steps))
+    optimizer.synchronize()
+    with monkeypatch.context() as small:
+        small.setattr("ziggurat._streaming.free_bytes", lambda: 1000)
+        if steps == 0:
+            with pytest.raises(ziggurat.ResourceExhausted, match="they are in no store"):
+                optimizer.close()
+        else:
+            optimizer.close()
+    if steps == 0:
+        optimizer.close()
+    else:
+        with pytest.raises(ziggurat.InvalidArgument, match="and resume"):
+            model.norm.weight.sum()
 
 
 def test_modules_within_units_are_saved_and_loaded_too():
