@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 try:
     import pytest
@@ -170,7 +171,8 @@ def bytes_read(run, tmp_path, count: int, placement: str) -> int:
     optimizer = ziggurat.torch.AdamW(model.parameters(), placement=place, **ADAMW)
     for step in range(3):
         optimizer.synchronize()
-        optimizer.figures()
+        while optimizer.figures().get("nvme_read_bytes"):  # of what is brought ahead for this step
+            time.sleep(0.1)
         if run is micro_batches:
             micro_batches(model, batches_of(step, count), loss_of)
         else:
@@ -186,7 +188,7 @@ def bytes_read(run, tmp_path, count: int, placement: str) -> int:
 def test_a_step_reads_the_bytes_of_one_micro_batch(tmp_path, placement):
     one = bytes_read(micro_batches, tmp_path, 1, placement)
     eight = bytes_read(micro_batches, tmp_path, 8, placement)
-    # What is read ahead of the last units depends on how fast they came.
+    # A piece that was brought too early may be read again.
     assert one * 0.9 <= eight <= one * 1.1
     assert bytes_read(in_a_loop, tmp_path, 8, placement) > 5 * eight
 

@@ -193,6 +193,7 @@ def test_a_state_dict_that_memory_has_no_room_for_is_in_files(tmp_path, monkeypa
     assert in_files() == [MIB, MIB]  # the biases stay in memory
     assert copied.keys() == in_memory.keys()
     assert all(same(value, in_memory[name]) for name, value in copied.items())
+    monkeypatch.undo()
     optimizer.close()
 
 
