@@ -161,7 +161,6 @@ class FileLock : public LockHolderTest {
   UniqueFd second;
 };
 
-// Its last writes done, the kernel forgets who it was before the lock is free for others.
 /// The line of a thread that is named like a shell's, in `state`, with `flags` and `pending`
 /// signals.
 std::string stat_of(char state, unsigned flags, unsigned pending) {
@@ -181,6 +180,7 @@ TEST(ThreadEnded, IsToldByItsStateItsFlagsAndASignalThatKillsIt) {
   EXPECT_FALSE(thread_ended(""));
 }
 
+// Its last writes done, the kernel forgets who it was before the lock is free for others.
 TEST_F(FileLock, IsWaitedForUntilTheEndedHolderOfBeforeIsGone) {
   const LockHolder ended{.pid = 2, .name = "killed", .ended = true};
   std::atomic<bool> gone = false;

@@ -96,6 +96,17 @@ class LentSumsOnAFailingDrive : public ::testing::Test {
     }
   }
 
+  /// Sums the gradients of the first two parameters, which share a record, whose write then fails.
+  /// Returns those of all.
+  std::vector<TypedSpan<const std::byte>> sum_in_a_record_that_is_lost() {
+    trainer_.make_gradients(1, {});
+    std::vector<TypedSpan<const std::byte>> gradients = trainer_.lent_gradients();
+    engine_->add_gradient(1, gradients[1], 1);
+    fail(FaultPoint::kWrite, 0);
+    engine_->add_gradient(0, gradients[0], 1);
+    return gradients;
+  }
+
   ScratchDirectory directory_;
   LentKind kind_{kSplit, DType::kBFloat16};
   ModelSpec model_ = lent_model(kCounts, kind_.dtype);
@@ -159,11 +170,7 @@ TEST_F(LentSumsOnAFailingDrive, RefuseTheStepWhereASummandWasAddedInPart) {
 
 // The two share a record, whose write fails while backward goes on.
 TEST_F(LentSumsOnAFailingDrive, AreAllLostThatShareARecord) {
-  trainer_.make_gradients(1, {});
-  const std::vector<TypedSpan<const std::byte>> gradients = trainer_.lent_gradients();
-  engine_->add_gradient(1, gradients[1], 1);
-  fail(FaultPoint::kWrite, 0);
-  engine_->add_gradient(0, gradients[0], 1);
+  sum_in_a_record_that_is_lost();
   for (const ParamId param : {ParamId{0}, ParamId{1}}) {
     expect_eio(
         [&] {
@@ -180,11 +187,7 @@ TEST_F(LentSumsOnAFailingDrive, AreAllLostThatShareARecord) {
 
 // So that a discarded sum can be made again while nobody looks at the other.
 TEST_F(LentSumsOnAFailingDrive, AreMadeAgainBesideOthersThatAreLost) {
-  trainer_.make_gradients(1, {});
-  const std::vector<TypedSpan<const std::byte>> gradients = trainer_.lent_gradients();
-  engine_->add_gradient(1, gradients[1], 1);
-  fail(FaultPoint::kWrite, 0);
-  engine_->add_gradient(0, gradients[0], 1);
+  const std::vector<TypedSpan<const std::byte>> gradients = sum_in_a_record_that_is_lost();
   expect_eio([&] { trainer_.step(*engine_, {.left_out = {0, 1}}); });
   fail_no_more();
   engine_->discard_sum(0);
