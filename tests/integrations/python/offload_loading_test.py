@@ -7,12 +7,21 @@ than offload() takes.
 
 import sys
 import tempfile
+from pathlib import Path
 
 try:
     import pytest
     import torch
     from small_models import one_thread  # noqa: F401, a fixture
-    from streamed_models import gpt, memory_of, same_with_and_without, train, values_of
+    from streamed_models import (
+        gpt,
+        loss_of,
+        memory_of,
+        same_with_and_without,
+        tokens_of,
+        train,
+        values_of,
+    )
 except ImportError as missing:
     import missing_peer
 
@@ -23,9 +32,11 @@ import ziggurat.torch
 from ziggurat import _background_save
 from ziggurat._file_memory import LARGE_BYTES, empty_in_file
 from ziggurat._opened import Opened
+from ziggurat._rounding import rounded
 from ziggurat._streaming import Streaming
 from ziggurat.torch import offload
 
+SLOW = 5e5  # bytes a second: a save takes seconds
 LACKING = ("narrow.weight", "norm.bias")
 
 
@@ -226,6 +237,70 @@ def test_a_save_in_the_background_refuses_before_it_copies(tmp_path, monkeypatch
     ziggurat.torch.save_checkpoint(tmp_path / "saved", optimizer, model, background=True).wait()
     assert set(copied) == {name for name, param in model.named_parameters() if not param.requires_grad}
     optimizer.close()
+
+
+def tensors_in(checkpoint):
+    """The bytes of the files with tensors, by their names."""
+    files = sorted(Path(checkpoint).glob("*.safetensors"))
+    assert files
+    return {file.name: file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize(
+    ("placement", "dtype"),
+    [("host", torch.float32), ("nvme", torch.bfloat16), ("params=nvme,grads=nvme", torch.float32)],
+)
+def test_a_save_in_the_background_has_the_values_of_its_call(placement, dtype, tmp_path):
+    """Also of what is frozen, and of a parameter that was written and becomes its master with the next step."""
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    model = gpt(dtype)
+    for param in model.blocks[1].parameters():
+        param.requires_grad_(False)
+    offload(model, memory=memory_of(model), placement=placement)
+    trained = [param for param in model.parameters() if param.requires_grad]
+    optimizer = ziggurat.torch.AdamW(trained, lr=1e-2, model=model, placement=f"nvme:{tmp_path}/state")
+    train(model, optimizer, range(2))
+    with ziggurat.torch.gathered(model.widen.weight), torch.no_grad():
+        model.widen.weight.mul_(0.5)
+    expected = values_of(model)
+    waited = ziggurat.torch.save_checkpoint(tmp_path / "waited", optimizer, model)
+    save = ziggurat.torch.save_checkpoint(
+        tmp_path / "beside", optimizer, model, background=True, bandwidth=SLOW
+    )
+    train(model, optimizer, range(2, 4))
+    assert not save.done, "the save was over before the steps, so they prove nothing"
+    beside = save.wait()
+    assert tensors_in(beside) == tensors_in(waited)
+    saved = {}
+    for shard in Path(beside).glob("*.safetensors"):
+        saved |= load_file(shard)
+    for name, value in expected.items():
+        if name in saved:  # of two that are tied the first is
+            assert torch.equal(rounded(saved[name].float(), dtype), value), name
+    optimizer.close()
+
+
+def test_a_loop_of_resume_saves_the_values_of_its_steps(tmp_path):
+    def loop(name, **saves):
+        model = gpt()
+        offload(model, memory=memory_of(model), placement="nvme")
+        optimizer = ziggurat.torch.AdamW(
+            model.parameters(), lr=1e-2, model=model, placement=f"nvme:{tmp_path}/{name}"
+        )
+        loader = torch.utils.data.DataLoader(torch.arange(6), shuffle=False)
+        resume = ziggurat.torch.Resume(optimizer, None, loader, **saves)
+        for step in resume:
+            if not saves and step in (2, 4):  # as many are made
+                ziggurat.torch.save_checkpoint(tmp_path / "waited", optimizer, model)
+            loss_of(model, tokens_of(step.item())).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
+
+    loop("one")
+    loop("other", checkpoint_every=2, checkpoint_dir=tmp_path / "beside")
+    for name in ("step-000000002", "step-000000004"):
+        assert tensors_in(tmp_path / "beside" / name) == tensors_in(tmp_path / "waited" / name)
 
 
 def test_a_folder_in_which_no_file_can_be_mapped_is_named(tmp_path, monkeypatch):
