@@ -37,6 +37,7 @@ CAMPAIGNS = [
     ("python-kills", "resume_test.py", "killed runs of a script", {"ZIGGURAT_KILLS": "200"}),
     ("python-saves", "background_save_test.py", "runs killed in a background save", {"ZIGGURAT_KILLS": "100"}),
     ("python-trainer", "hf_offload_test.py", "offloaded models in Trainer", {"ZIGGURAT_CASES": "all"}),
+    ("python-checkpoints", "hf_offload_checkpoint_test.py", "Trainer's checkpoints of offloaded models", {"ZIGGURAT_CASES": "all"}),
     ("python-adapters", "peft_offload_test.py", "adapters of offloaded models", {"ZIGGURAT_CASES": "all"}),
     ("python-turns", "micro_batches_test.py", "micro-batches that take turns", {"ZIGGURAT_CASES": "all"}),
     ("python-offload-kills", "offload_kill_test.py", "killed runs of an offloaded model", {"ZIGGURAT_KILLS": "200"}),

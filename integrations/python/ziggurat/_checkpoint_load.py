@@ -19,7 +19,7 @@ import torch
 from ziggurat._checkpoint import MAGIC
 from ziggurat._dtensor import is_dtensor, local_box, local_of
 from ziggurat._foreign import Rename, rename_content, without_wrappers
-from ziggurat._foreign._content import Content, Saved, of_number
+from ziggurat._foreign._content import Content, Saved, State, of_number
 from ziggurat._foreign._plan import Places, Plan
 from ziggurat._file_memory import let_pages_go
 from ziggurat._frozen_files import copy_if_differs
@@ -98,9 +98,9 @@ def load_checkpoint(
     runtime = optimizer._sharing.runtime(optimizer._workers(optimizer._order))
     opened: list[Checkpoint] = []
 
-    def prepared() -> _Loading:
+    def prepared() -> Loading:
         opened.append(Checkpoint(runtime, os.path.abspath(path)))
-        loading = _Loading(opened[0], optimizer, model, rename, strict, weights_only)
+        loading = Loading(opened[0], optimizer, model, rename, strict, weights_only)
         loading.prepare(kept)
         return loading
 
@@ -111,7 +111,7 @@ def load_checkpoint(
             checkpoint.close()
 
 
-class _Loading:
+class Loading:
     def __init__(
         self,
         checkpoint: Checkpoint,
@@ -145,6 +145,10 @@ class _Loading:
         self._look_at_what_is_there()
         self._new_groups = None if self._weights_only else self._groups()
         self._kept = self._objects(kept)
+
+    @property
+    def states(self) -> Mapping[torch.Tensor, State]:
+        return self._plan.states
 
     def run(self) -> LoadedCheckpoint:
         """Loads the state, after prepare() has succeeded on all ranks."""

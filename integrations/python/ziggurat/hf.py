@@ -14,12 +14,13 @@ A run that was killed at any instant and is started again continues from the new
 same bits. As with Trainer's own checkpoints, a data set that draws random numbers in the main
 process draws other numbers after a resume.
 
-Trainer's checkpoints have the whole state as torch.optim has it, and a run can continue from each
-of them, with any placement. torch's own optimizer can load that state, and ours can load torch's.
-On NVMe the checkpoint's state replaces, with the next step, the state of an existing store. Such a
-checkpoint takes 8 to 12 bytes per parameter, in memory too while it is saved. With
-``state="store"`` its optimizer.pt names the store and its step. It is then no larger for a larger
-model, but is refused once the store is at a later step.
+Trainer's checkpoints have the whole state, 8 to 12 bytes per parameter, and a run can continue from
+each of them, with any placement. On NVMe the checkpoint's state replaces that of an existing store.
+In optimizer.pt it is as torch.optim has it: torch's own optimizer can load that state, and ours can
+load torch's. The state of an offloaded model, and one that memory has no room for, is in a folder
+``ziggurat`` of the checkpoint instead, which is written and read a chunk at a time. With
+``state="store"`` optimizer.pt names the store and its step. Such a checkpoint is no larger for a
+larger model, but is refused once the store is at a later step.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,14 +41,13 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 import ziggurat.torch
-from ziggurat._file_memory import empty_in_file, is_in_file
 from ziggurat._hf_deepspeed import config_of, names_optimizer, optimizer_of
-from ziggurat._native import DataLoss, InvalidArgument, Unimplemented
+from ziggurat._in_trainer import InTrainer, in_trainer
+from ziggurat._native import DataLoss, Engine, InvalidArgument, Unimplemented, ZigguratError
 from ziggurat._optimizer import EngineOptimizer
-from ziggurat._placement import has_store
 from ziggurat._resume import accelerators, random_states
 from ziggurat._state import Groups
-from ziggurat._streaming import kept_by_engine, streaming_around, streaming_of
+from ziggurat._streaming import streaming_of
 
 __all__ = ["EveryStep", "newest_step", "optimizer", "train"]
 
@@ -120,92 +121,21 @@ def optimizer(
         if theirs is not None:
             named, own = optimizer_of(theirs, args, model)
             chosen, all_settings = named or kind, ({} if named else settings) | own | arguments
-        optimizer = _in_trainer(chosen)(groups, **({"model": model} | all_settings | more))
+        optimizer = in_trainer(chosen)(groups, **({"model": model} | all_settings | more))
         whole = settings.get("state", "full") == "full" and not args.save_only_model
-        if whole and args.save_strategy != "no":
-            # checks it now, not at the first checkpoint
+        if whole and args.save_strategy != "no" and args.world_size > 1:
+            # checks it now, not at the first checkpoint; one rank puts it into a folder
             optimizer.look_at_memory(p for _, p in trained)
         return optimizer
 
     return lambda: made, {}
 
 
-class _InTrainer(EngineOptimizer):
-    """An optimizer whose state is loaded after the weights. Trainer loads a checkpoint's weights,
-    makes the optimizer, and then loads the optimizer's state."""
-
-    _other_store = (
-        "resume from ziggurat.hf.newest_step(trainer), from a checkpoint that has the whole state "
-        '(state="full"), or train without resume_from_checkpoint into a new directory'
-    )
-
-    _goes_back = False  # whether to go back to the checkpoint once DDP is found
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        path = self._path
-        if state_dict["state"] and self.engine is None and path is not None and has_store(path):
-            if self._awaits_ddp():
-                self._goes_back = True
-            else:
-                self._go_back()
-        super().load_state_dict(state_dict)
-
-    def ddp_attached(self) -> None:
-        super().ddp_attached()
-        if self._goes_back:
-            self._goes_back = False
-            self._go_back()
-
-    def _go_back(self) -> None:
-        """Goes back to the checkpoint in the store that exists: the run's next step replaces the
-        store's state. Opening the store writes the parameters, so Trainer's loaded values are
-        kept first; the engine takes those of an offloaded model, which may not fit twice."""
-        entries, self._to_load = self._to_load, {}
-        params = [param for _, param, _ in self._named() if kept_by_engine(param) is None]
-        values = [(param, self._copy_of(param)) for param in params]
-        self._model_has_values = True
-        try:
-            self.open(resume=True)
-        finally:
-            self._model_has_values = False
-        with torch.no_grad():
-            for param, value in values:
-                param.copy_(value)
-        if entries:
-            for opened in self._opened:
-                self._give(opened, entries)
-
-    def _copy_of(self, param: torch.Tensor) -> torch.Tensor:
-        """Returns a copy, of what lies in a file in another one."""
-        if self._path is None or not is_in_file(param):
-            return param.detach().clone()
-        copy = empty_in_file(self._path, param)
-        copy.copy_(param.detach())
-        return copy
-
-    def close_for_another(self) -> None:
-        """Closes this, so that another optimizer goes on. The values of an offloaded model stay within
-        reach, in files if memory has no room for them."""
-        streaming = streaming_around(self._order)
-        if streaming is None:
-            self.close()
-            return
-        streaming.returns_to_files = True
-        try:
-            self.close()
-        finally:
-            streaming.returns_to_files = False
-
-
-def _in_trainer(kind: type[EngineOptimizer]) -> type[EngineOptimizer]:
-    return type(kind.__name__, (_InTrainer, kind), {})
-
-
-def _unwrapped(optimizer: Any, who: str) -> _InTrainer:
+def _unwrapped(optimizer: Any, who: str) -> InTrainer:
     """Returns the optimizer inside Accelerate's wrapper. Errors: InvalidArgument if it is not one
     of ziggurat.hf."""
     inner = getattr(optimizer, "optimizer", optimizer)
-    if not isinstance(inner, _InTrainer):
+    if not isinstance(inner, InTrainer):
         raise InvalidArgument(
             f"{who}: the trainer's optimizer is {type(inner).__name__}, which is not one of "
             "ziggurat.hf: give Trainer "
@@ -224,7 +154,7 @@ class EveryStep(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self._optimizer: _InTrainer | None = None
+        self._optimizer: InTrainer | None = None
         self._scheduler: Any = None
         self._trainer: Any = None
         self.awaited = False  #: whether the newest step's state is not known yet
@@ -294,15 +224,18 @@ def train(trainer: Trainer, **arguments: Any) -> TrainOutput:
     newest = newest_step(trainer)
     if newest is None:
         return trainer.train(**arguments)
-    state = TrainerState.load_from_json(str(Path(newest) / "trainer_state.json"))
-    if not _has_ended(trainer.args, state):
-        return trainer.train(resume_from_checkpoint=newest, **arguments)
-    optimizer = _unwrapped(trainer.create_optimizer(), "train()")
-    optimizer.load_state_dict(torch.load(Path(newest) / "optimizer.pt", weights_only=True))
-    # as Trainer.train() leaves it
-    trainer.optimizer = trainer.accelerator.prepare(trainer.optimizer)
-    trainer.state = state
-    return TrainOutput(state.global_step, math.nan, {})
+    try:
+        state = TrainerState.load_from_json(str(Path(newest) / "trainer_state.json"))
+        if not _has_ended(trainer.args, state):
+            return trainer.train(resume_from_checkpoint=newest, **arguments)
+        # as Trainer.train() leaves it
+        trainer.optimizer = _prepared(trainer, trainer.create_optimizer())
+        optimizer = _unwrapped(trainer.optimizer, "train()")
+        optimizer.load_state_dict(torch.load(Path(newest) / "optimizer.pt", weights_only=True))
+        trainer.state = state
+        return TrainOutput(state.global_step, math.nan, {})
+    finally:
+        shutil.rmtree(newest, ignore_errors=True)
 
 
 def _has_ended(args: Any, state: TrainerState) -> bool:
@@ -322,49 +255,80 @@ def _as_trainer_has(random: dict[str, Any]) -> dict[str, Any]:
     return states
 
 
+def _prepared(trainer: Trainer, optimizer: Any) -> Any:
+    """Returns an optimizer in Accelerate's wrapper, which would otherwise take the state of an open
+    one into memory, to move it to a device."""
+    return trainer.accelerator.prepare(optimizer, device_placement=[False])
+
+
+class _Weights:
+    """Stands in for a trainer's method that loads a checkpoint's weights. Those of the newest step are
+    in the model when its store is open."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._load = trainer._load_from_checkpoint
+        self.there = ""  #: the checkpoint of which the model has the weights
+
+    def __call__(self, resume_from_checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
+        if os.path.abspath(resume_from_checkpoint) == self.there:
+            return None
+        return self._load(resume_from_checkpoint, *args, **kwargs)
+
+
 def newest_step(trainer: Trainer) -> str | None:
     """Returns the newest step in the store, for ``trainer.train(resume_from_checkpoint=...)``, or
     None if the store has no step.
 
     The step is a checkpoint in ``output_dir/newest-step`` that names the store, whatever ``state``
-    is. This process must read it at once; it is of no use later. Trainer's own checkpoints are
-    left alone. ``train()`` also handles a run that has ended.
+    is, and has no weights: the store is open, and the model has them. Only this `trainer` can go on
+    from it. Trainer's own checkpoints are left alone. ``train()`` also handles a run that has ended.
     """
     who = "newest_step()"
     _need_one_rank(trainer.args, who)
-    before = trainer.optimizer
-    if before is not None and _unwrapped(before, who).engine is not None:
+    before = None if trainer.optimizer is None else _unwrapped(trainer.optimizer, who)
+    if before is not None and before.engine is not None and before.newest is None:
         # an open store tells only what it was opened with
-        _unwrapped(before, who).close_for_another()
+        before.close_for_another()
         trainer.optimizer = None
     optimizer = _unwrapped(trainer.create_optimizer(), who)
     optimizer.open(resume=True)
     assert optimizer.engine is not None
     if optimizer.engine.generation == 0:
         return None  # train() uses this optimizer
-    blob = optimizer.engine.blob
-    if not blob:
+    try:
+        kept = _kept_with(optimizer.engine)
+    except ZigguratError:
+        optimizer.close_for_another()  # whoever goes on otherwise may open the store
+        trainer.optimizer = None
+        raise
+    folder = Path(os.path.abspath(trainer.args.output_dir or "."), "newest-step")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    torch.save(optimizer.name_newest() | kept["optimizer"], folder / "optimizer.pt")
+    torch.save(kept["scheduler"], folder / "scheduler.pt")
+    torch.save(_as_trainer_has(kept["random"]), folder / "rng_state.pth")
+    TrainerState(**json.loads(kept["trainer"])).save_to_json(str(folder / "trainer_state.json"))
+    trainer.optimizer = _prepared(trainer, trainer.optimizer)
+    if not isinstance(trainer._load_from_checkpoint, _Weights):
+        trainer._load_from_checkpoint = _Weights(trainer)  # type: ignore[method-assign]
+    trainer._load_from_checkpoint.there = str(folder)  # type: ignore[attr-defined]
+    return str(folder)
+
+
+def _kept_with(engine: Engine) -> dict[str, Any]:
+    """Returns what EveryStep has kept with the step at which the store was opened. Errors: DataLoss if
+    there is nothing, InvalidArgument for another format."""
+    if not engine.blob:
         raise DataLoss(
-            "the store was made without ziggurat.hf.EveryStep, so it has no state of Trainer: "
-            "resume from Trainer's newest checkpoint"
+            "the store was made without ziggurat.hf.EveryStep, or by a run that went back to a "
+            "checkpoint and was ended before its next step, so it has no state of Trainer: resume "
+            f"from Trainer's checkpoint of step {engine.generation}"
         )
     # weights_only admits plain data and tensors alone: loading a store runs no code.
-    kept = torch.load(io.BytesIO(blob), weights_only=True)
+    kept: dict[str, Any] = torch.load(io.BytesIO(engine.blob), weights_only=True)
     if kept.get("format") != _FORMAT or "trainer" not in kept:
         raise InvalidArgument(
             f"the store has no state that ziggurat.hf can read (format {_FORMAT}): resume from "
             "Trainer's newest checkpoint"
         )
-    state = TrainerState(**json.loads(kept["trainer"]))
-    folder = Path(trainer.args.output_dir or ".") / "newest-step"
-    shutil.rmtree(folder, ignore_errors=True)
-    trainer.save_model(str(folder))
-    torch.save(optimizer.reference() | kept["optimizer"], folder / "optimizer.pt")
-    torch.save(kept["scheduler"], folder / "scheduler.pt")
-    torch.save(_as_trainer_has(kept["random"]), folder / "rng_state.pth")
-    state.save_to_json(str(folder / "trainer_state.json"))
-    # Closed, because Trainer loads the weights and then makes the optimizer that trains: an open
-    # optimizer would make its masters from those weights.
-    optimizer.close_for_another()
-    trainer.optimizer = None
-    return str(folder)
+    return kept

@@ -251,6 +251,10 @@ def of_8_steps(folder, build, placement, **more):
     return trainer_of(build(), arguments, made)
 
 
+def gpt2_bf16():
+    return gpt2(resid_pdrop=0.1).bfloat16()
+
+
 def in_the_end(trainer, resume_from=None):
     """Parameters, and the state of the optimizer."""
     trainer.train(resume_from_checkpoint=resume_from)
@@ -338,8 +342,49 @@ def test_a_checkpoint_by_reference_is_of_its_step_of_the_store(tmp_path):
         trainer_again(12, f"nvme:{tmp_path}/other").train(resume_from_checkpoint=checkpoints[8])
 
 
-def test_a_state_that_does_not_fit_memory_is_told_before_training(monkeypatch, tmp_path):
+@pytest.mark.parametrize("placement", ["host", "nvme:{}/state"])
+def test_a_state_that_memory_has_no_room_for_is_saved_in_a_folder(placement, monkeypatch, tmp_path):
+    whole = in_the_end(of_8_steps(tmp_path / "whole", gpt2_bf16, placement))
     monkeypatch.setattr(ziggurat._state, "free_bytes", lambda: 1000)
+    first = of_8_steps(tmp_path, gpt2_bf16, placement)
+    first.train()
+    of_trainer(first).close()
+    kept = tmp_path / "out" / "checkpoint-4"
+    named = torch.load(kept / "optimizer.pt", weights_only=True)
+    assert named["state"] == {} and (kept / named["ziggurat"]["checkpoint"]).is_dir()
+    monkeypatch.undo()
+    # On NVMe the store is that of step 8, and goes back.
+    for resumed_at in (placement, "host", "nvme:{}/other"):
+        resumed = of_8_steps(tmp_path, gpt2_bf16, resumed_at, save_strategy="no")
+        with torch.no_grad():
+            for param in resumed.model.parameters():
+                param.fill_(0.5)
+        assert_same_bits(in_the_end(resumed, str(kept)), whole)
+    # One that has trained goes back too.
+    again = of_8_steps(tmp_path, gpt2_bf16, "host", save_strategy="no")
+    again.train()
+    assert_same_bits(in_the_end(again, str(kept)), whole)
+
+
+def test_a_folder_is_loaded_with_its_checkpoint(monkeypatch, tmp_path):
+    monkeypatch.setattr(ziggurat._state, "free_bytes", lambda: 1000)
+    first = of_8_steps(tmp_path, gpt2, "host")
+    first.train()
+    named = torch.load(tmp_path / "out/checkpoint-4/optimizer.pt", weights_only=True)
+    with pytest.raises(ziggurat.InvalidArgument, match="not in optimizer.pt but in ziggurat/step-.* beside"):
+        of_trainer(first).load_state_dict(named)
+    with pytest.raises(ziggurat.ResourceExhausted, match="make the model and Trainer again, and resume"):
+        first.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-4"))
+    shutil.rmtree(tmp_path / "out/checkpoint-4/ziggurat")
+    with pytest.raises(ziggurat.DataLoss, match="checkpoint-4 is not whole: .*resume from another"):
+        of_8_steps(tmp_path, gpt2, "host").train(
+            resume_from_checkpoint=str(tmp_path / "out/checkpoint-4")
+        )
+
+
+def test_a_state_that_does_not_fit_memory_is_told_before_several_ranks_train(monkeypatch, tmp_path):
+    monkeypatch.setattr(ziggurat._state, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(transformers.TrainingArguments, "world_size", 2)
     arguments = arguments_of(tmp_path, save_strategy="epoch")
     placement = f"nvme:{tmp_path}/state"
     with pytest.raises(ziggurat.ResourceExhausted, match='1000.0 B are free: .* state="store"'):
@@ -370,6 +415,7 @@ def test_the_newest_step_leaves_trainers_checkpoints_alone(state, tmp_path):
     newest = ziggurat.hf.newest_step(second)
     named = torch.load(Path(newest, "optimizer.pt"), weights_only=True)
     assert named["state"] == {} and named["ziggurat"]["generations"] == [4]
+    assert not list(Path(newest).glob("*.safetensors"))  # the model has the weights
     assert kept.read_bytes() == before
     second.train(resume_from_checkpoint=newest)
     assert second.state.global_step == 8
@@ -533,6 +579,13 @@ def test_the_seams_are_where_they_were():
     files = [module.OPTIMIZER_NAME, module.SCHEDULER_NAME, module.TRAINER_STATE_NAME]
     assert files == ["optimizer.pt", "scheduler.pt", "trainer_state.json"]
     assert '"rng_state.pth"' in inspect.getsource(trainer._load_rng_state)
+    calls = {
+        trainer._load_from_checkpoint: "resume_from_checkpoint",
+        trainer._load_optimizer_and_scheduler: "checkpoint",
+        trainer._save_optimizer_and_scheduler: "output_dir",
+    }
+    for call, checkpoint in calls.items():
+        assert list(inspect.signature(call).parameters)[:2] == ["self", checkpoint]
     assert "optimizer" in inspect.signature(accelerate.optimizer.AcceleratedOptimizer).parameters
 
 

@@ -389,6 +389,53 @@ def test_trainer_goes_on_from_an_adapters_checkpoint(order, tmp_path):
     same_with_and_without(tmp_path, run, HOMES)
 
 
+@pytest.mark.parametrize("saved", [["lm_head"], long_case(["embed_tokens", "lm_head"])], ids="-".join)
+def test_trainer_ends_with_the_best_of_an_adapter_with_modules_to_save(saved, tmp_path):
+    """Also if it goes on from a checkpoint, into the store of a later step. The folder of its state has what is
+    trained, and no base."""
+
+    def trainer_of(offload, home, folder):
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder / "out"),
+            max_steps=6,
+            save_steps=2,
+            eval_steps=2,
+            eval_strategy="steps",
+            load_best_model_at_end=True,
+            logging_steps=1,
+            learning_rate=0.5,
+            per_device_train_batch_size=2,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        texts = [{"input_ids": one[0], "labels": one[0]} for one in batches(12, size=1)]
+        model = made("before", offload, modules_to_save=saved)
+        trainer = transformers.Trainer(model, arguments, train_dataset=texts, eval_dataset=texts[:4])
+        where = "host" if home == "host" else f"nvme:{folder}/state"
+        trainer.optimizer_cls_and_kwargs = ziggurat.hf.optimizer(arguments, placement=where)
+        return trainer
+
+    def run(offload, home, folder):
+        found, kept = [], []
+        for resumed in (None, str(folder / "out/checkpoint-2")):
+            trainer = trainer_of(offload, home, folder)
+            trainer.train(resume_from_checkpoint=resumed)
+            lines = trainer.state.log_history
+            found += [line[name] for line in lines for name in ("loss", "eval_loss") if name in line]
+            found.append(trainer.state.best_global_step)
+            kept.append(values(trainer.model))
+            trainer.optimizer.optimizer.close()
+        assert found[-1] < 6  # the best was not the last
+        assert_same_bits(*kept)
+        return found, kept[0]
+
+    same_with_and_without(tmp_path, run)
+    (shards,) = (tmp_path / "nvme/out/checkpoint-4/ziggurat").glob("step-*")
+    names = {name for shard in shards.glob("*.safetensors") for name in load_file(shard)}
+    assert all("lora" in name or "modules_to_save" in name for name in names)
+
+
 def test_a_token_says_what_it_reads(tmp_path, capfd):
     model = made("before", on_nvme)
     optimizer = optimizer_of(model, tmp_path)

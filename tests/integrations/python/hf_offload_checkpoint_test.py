@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainer's checkpoints of offloaded models whose state memory has no room for: a run goes on from each with the bits
+of one that was not interrupted, and from none that was not finished.
+
+Run by pytest; as a script it exits with 77 where PyTorch, transformers, accelerate or pytest is missing, or
+PyTorch is older than offload() takes.
+"""
+
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+try:
+    import pytest
+    import torch
+    import transformers
+    from forked_runs import forked_runs
+    from hf_offload_runs import (
+        assert_same,
+        ended,
+        long_gpt2,
+        long_llama,
+        trainer_of,
+        without_room,
+    )
+    from language_models import assert_same_bits, llama
+    from long_cases import long_case
+    from small_models import one_thread  # noqa: F401, a fixture
+except ImportError as missing:
+    import missing_peer
+
+    missing_peer.skip(missing)
+
+import ziggurat
+import ziggurat.hf
+import ziggurat.torch
+from ziggurat import _in_trainer, _passes
+
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SAVES = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+
+
+@pytest.fixture(autouse=True)
+def no_room_for_the_state(monkeypatch):
+    monkeypatch.setattr(ziggurat._state, "free_bytes", lambda: 1000)
+
+
+def run(folder, build, home, resumed=None, **more):
+    """What was logged, and in the end the values and the optimizer's state."""
+    trainer = trainer_of(folder, build, home, **(SAVES | more))
+    trainer.train(resume_from_checkpoint=resumed)
+    optimizer = trainer.optimizer.optimizer
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    state = [value for param in params for value in optimizer.state_of(param).values()]
+    logged, values = ended(trainer)
+    return logged, [*values, *state]
+
+
+@pytest.mark.parametrize(
+    ("home", "build"), [("nvme", long_llama), long_case("nvme", long_gpt2), ("host", long_gpt2)]
+)
+def test_a_run_goes_on_from_each_checkpoint_that_is_kept(home, build, tmp_path):
+    """On NVMe also into the store of a later step, and into a new one."""
+    whole = run(tmp_path / "plain", build, None, max_steps=8, save_strategy="no")
+    out = tmp_path / "ours/out"
+    run(tmp_path / "ours", build, home, save_total_limit=2)
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint-4", "checkpoint-6"]
+    for checkpoint in out.iterdir():
+        named = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+        assert named["state"] == {} and (checkpoint / named["ziggurat"]["checkpoint"]).is_dir()
+
+    def other():
+        return build(seed=9)
+
+    more = {"max_steps": 8, "save_total_limit": 2}
+    assert_same(run(tmp_path / "new", other, home, str(out / "checkpoint-4"), **more), whole)
+    assert_same(run(tmp_path / "ours", other, home, True, **more), whole)
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint-6", "checkpoint-8"]
+    assert_same(run(tmp_path / "ours", other, home, str(out / "checkpoint-6"), **more), whole)
+
+
+def test_a_run_that_went_on_ends_with_its_best_model(tmp_path):
+    best = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "learning_rate": 0.5}
+    best |= {"save_total_limit": 2}
+    whole = trainer_of(tmp_path / "plain", long_llama, None, **(SAVES | best))
+    whole.train()
+    best_step = whole.state.best_global_step
+    expected = ended(whole)
+    first = trainer_of(tmp_path / "ours", long_llama, "nvme", **(SAVES | best))
+    first.train()
+    assert first.state.best_global_step == best_step
+    assert_same(ended(first), expected)
+    kept = sorted((tmp_path / "ours/out").glob("checkpoint-*"))
+    again = trainer_of(tmp_path / "ours", long_llama, "nvme", **(SAVES | best))
+    again.train(resume_from_checkpoint=str(kept[0]))
+    assert again.state.best_global_step == best_step
+    assert_same(ended(again), expected)
+
+
+def test_a_trainer_that_has_trained_goes_back(monkeypatch, tmp_path):
+    """Its state is in memory until the next step, for which there must be room."""
+    trainer = trainer_of(tmp_path, long_llama, "nvme", **SAVES)
+    trainer.train()
+    checkpoint = str(tmp_path / "out/checkpoint-2")
+    with pytest.raises(ziggurat.ResourceExhausted, match="make the model and Trainer again"):
+        trainer.train(resume_from_checkpoint=checkpoint)
+    monkeypatch.undo()
+    trainer.train(resume_from_checkpoint=checkpoint)
+    plain = trainer_of(tmp_path / "plain", long_llama, None, **(SAVES | {"save_strategy": "no"}))
+    plain.train()
+    assert_same(ended(trainer), ended(plain))
+
+
+def test_what_earlier_versions_saved_is_loaded(monkeypatch, tmp_path):
+    whole = run(tmp_path / "plain", long_llama, None, save_strategy="no")
+    monkeypatch.undo()
+    monkeypatch.setattr(_in_trainer.InTrainer, "_takes_folder", lambda self: False)
+    run(tmp_path / "ours", long_llama, "nvme")
+    checkpoint = tmp_path / "ours/out/checkpoint-2"
+    assert torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
+    monkeypatch.undo()
+    assert_same(run(tmp_path / "ours", lambda: long_llama(9), "nvme", str(checkpoint)), whole)
+
+
+def test_a_checkpoint_by_reference_is_of_the_newest_step(tmp_path):
+    whole = run(tmp_path / "plain", long_llama, None, max_steps=8, save_strategy="no")
+    engine = {"placement": f"nvme:{tmp_path}/state", "state": "store"}
+    run(tmp_path, long_llama, "nvme", engine=engine)
+    assert not list((tmp_path / "out").glob("*/ziggurat"))
+    with pytest.raises(ziggurat.InvalidArgument, match=r"generation \[4\] of the store"):
+        run(tmp_path, long_llama, "nvme", str(tmp_path / "out/checkpoint-4"), engine=engine)
+    assert_same(run(tmp_path, long_llama, "nvme", True, engine=engine, max_steps=8), whole)
+
+
+def kill_as_it_saves(when, step):
+    """Kills this process in the save of `step`: "before" its state is written, while it "is" written, or
+    "after"."""
+    save = _in_trainer.save_checkpoint
+
+    def kill():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def kill_once_begun(folder):
+        while not any(Path(folder).glob("*")):
+            time.sleep(0.0005)
+        kill()
+
+    def saved(folder, *arguments):
+        if f"checkpoint-{step}" not in str(folder):
+            return save(folder, *arguments)
+        if when == "before":
+            kill()
+        elif when == "is":
+            threading.Thread(target=kill_once_begun, args=[folder], daemon=True).start()
+        save(folder, *arguments)
+        kill()
+
+    _in_trainer.save_checkpoint = saved
+
+
+def run_killed(folder, resumed, when, step):
+    without_room()
+    kill_as_it_saves(when, step)
+    run(folder, long_llama, "nvme", resumed)
+
+
+@pytest.mark.parametrize("when", ["before", "is", "after"])
+def test_a_checkpoint_whose_save_was_killed_is_refused(when, tmp_path):
+    whole = run(tmp_path / "plain", long_llama, None, save_strategy="no")
+    out = tmp_path / "ours/out"
+    with forked_runs() as runs:
+        killed = runs.started(run_killed, tmp_path / "ours", None, when, 4)
+        assert runs.status_of(killed) == -signal.SIGKILL
+    with pytest.raises(FileNotFoundError, match="checkpoint-4/trainer_state.json"):
+        run(tmp_path / "ours", long_llama, "nvme", True)
+    assert_same(run(tmp_path / "ours", long_llama, "nvme", str(out / "checkpoint-2")), whole)
+    # It has been saved again since, and is saved once more by a run that is killed as it does.
+    assert (out / "checkpoint-4/trainer_state.json").exists()
+    with forked_runs() as runs:
+        killed = runs.started(run_killed, tmp_path / "ours", str(out / "checkpoint-2"), when, 4)
+        assert runs.status_of(killed) == -signal.SIGKILL
+    if when != "before":
+        with pytest.raises(FileNotFoundError, match="checkpoint-4/trainer_state.json"):
+            run(tmp_path / "ours", long_llama, "nvme", str(out / "checkpoint-4"))
+    assert_same(run(tmp_path / "ours", long_llama, "nvme", str(out / "checkpoint-2")), whole)
+
+
+MIB = 1 << 20
+STATE_BYTES = 180 * MIB
+
+
+def large_llama():
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 16, "vocab_size": 256}
+    return llama(1, **sizes).bfloat16()
+
+
+class Peak(transformers.TrainerCallback):
+    """Notes how much the process had taken at most, at each of Trainer's events."""
+
+    def __init__(self):
+        self.bytes = {}
+
+    def note(self, event):
+        self.bytes[event] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+    def on_step_end(self, args, state, control, **_):
+        self.note(f"step {state.global_step}")
+
+    def on_save(self, args, state, control, **_):
+        self.note(f"save {state.global_step}")
+
+    def on_train_begin(self, *_, **__):
+        self.note("begin")
+
+
+def measure(folder, resumed, path):
+    _passes._SHARD_BYTES = 4 * MIB
+    _passes.free_bytes = lambda: 1000
+    ziggurat._streaming.free_bytes = lambda: 2 * MIB  # a parameter has 0.5
+    peak = Peak()
+    engine = {"placement": f"nvme:{folder}/state-{resumed is not None}", "host_memory": "16MiB"}
+    more = {"max_steps": 3, "max_grad_norm": 0, "callbacks": [peak], "engine": engine}
+    trainer = trainer_of(folder, large_llama, "nvme", **(SAVES | more))
+    peak.note("made")
+    trainer.train(resume_from_checkpoint=resumed)
+    torch.save(peak.bytes, path)
+    trainer.optimizer.optimizer.close()
+
+
+def test_saving_and_loading_take_little_memory(tmp_path):
+    found = []
+    with forked_runs() as runs:
+        for resumed in (None, str(tmp_path / "out/checkpoint-2")):
+            path = tmp_path / "peak.pt"
+            assert runs.status_of(runs.started(measure, tmp_path, resumed, path)) == 0
+            found.append(torch.load(path))
+    saved = sum(path.stat().st_size for path in (tmp_path / "out/checkpoint-2/ziggurat").rglob("*.safetensors"))
+    first, again = found
+    assert saved > STATE_BYTES
+    assert first["save 2"] - first["step 2"] < STATE_BYTES / 3
+    assert again["begin"] - again["made"] < STATE_BYTES / 2  # with the engine's own
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__, *sys.argv[1:]]))
