@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ziggurat._background_save import BackgroundSave, check_copied, limits, refuse_limits
 from ziggurat._dtypes import DTYPES
 from ziggurat._foreign._plan import Places
+from ziggurat._left_out import LeftOut
 from ziggurat._memory import free_bytes
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Save, Values, save_checkpoint as save_natively
@@ -90,6 +91,10 @@ def save_checkpoint(
     and people, under the names that ``ziggurat ckpt verify`` asks for: ``{"consumed_samples":
     51200, "tokenizer": "gpt2"}``. `step` defaults to the optimizer's number of steps.
 
+    Of an offloaded model, frozen parameters that stay in their own files are left out unless
+    something has written them. Each run builds them from these files, and
+    :func:`load_checkpoint` compares them with what it is told of them.
+
     Of this run's checkpoints in the folder the newest `keep_last` stay, and those of every
     `keep_every` steps; 0 keeps all. Checkpoints of other runs always stay. With `keep_best` the
     checkpoint of the best step stays too, which `resume` names: ``{"best_metric": {"name": "loss",
@@ -126,7 +131,7 @@ def save_checkpoint(
             "keep_last": keep_last,
             "keep_every": keep_every,
             "keep_best": keep_best,
-            "resume": _resume_facts(optimizer, resume, kept),
+            "resume": saving.left_out.facts() | _resume_facts(optimizer, resume, kept),
         }
         if background:
             content |= limits(bandwidth, stall_max, memory)
@@ -193,6 +198,7 @@ class _Saving:
         self._held: list[torch.Tensor] = []  # keeps alive the host memory that `values` points to
         self.values: list[Values] = []
         self._others: dict[str, torch.Tensor] = {}  # tensors that the engine's format cannot hold
+        self.left_out = LeftOut()
         self._folder = folder
         for name, target in self._places.targets.items():
             if self._places.name_of(target) == name:
@@ -229,6 +235,8 @@ class _Saving:
             return
         if not trained and target.dtype not in DTYPES:
             self._others[name] = target.detach().cpu()
+            return
+        if not trained and self.left_out.add(name, target):
             return
         self._indices[target] = len(self._params)
         param = {"name": name, "shape": list(target.shape), "trained": trained}
@@ -280,6 +288,7 @@ class _Saving:
             "steps": self._steps(),
             "groups": groups,
             "others": self._others,
+            "left_out": self.left_out.params(),
             "random": random,
             "kept": {name: one.state_dict() for name, one in kept.items()},
         }

@@ -23,8 +23,9 @@ from ziggurat._foreign._content import Content, Saved, State, of_number
 from ziggurat._foreign._plan import Places, Plan
 from ziggurat._file_memory import let_pages_go
 from ziggurat._frozen_files import copy_if_differs
+from ziggurat._left_out import differs, place_of
 from ziggurat._memory import count_freed
-from ziggurat._names import listed, names_alone
+from ziggurat._names import listed, names_alone, shown
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Checkpoint
 from ziggurat._optimizer import EngineOptimizer
@@ -127,6 +128,8 @@ class Loading:
         self._notes: list[str] = []
         # a tensor's index in the checkpoint, by the id of its Saved
         self._tensors: dict[int, int] = {}
+        # what is known of a parameter that is not in the checkpoint, by the id of its Saved
+        self._left_out: dict[int, dict[str, Any]] = {}
         self._moments = MOMENTS[optimizer._kind]
         content = self._content()
         if rename is not None:
@@ -190,6 +193,9 @@ class Loading:
         for name, state in content.states.items():
             state["master"] = content.values[name]
             state["step"] = of_number(self._steps_of(name), directory)
+        for left in self._own.get("left_out", []):
+            content.values[left["name"]] = saved = place_of(left)
+            self._left_out[id(saved)] = left
         for name, value in self._own.get("others", {}).items():
             saved = Saved(tuple(value.shape), directory, lambda value=value: value)
             content.values[name] = saved
@@ -222,6 +228,20 @@ class Loading:
                 f"{layout}: {words}; give rename= if the names differ, weights_only=True to load "
                 "the values alone, or strict=False to load the rest"
             )
+        self._look_at_what_was_left_out()
+
+    def _look_at_what_was_left_out(self) -> None:
+        left = {its: self._left_out.get(id(saved)) for its, saved in self._plan.values.items()}
+        differing = [its for its, one in left.items() if differs(its, one)]
+        others = [f"{self._places.name_of(its)} ({self._plan.values[its].file})" for its in differing]
+        if others and self._strict:
+            raise InvalidArgument(
+                f"the checkpoint {self._checkpoint.directory} has no values of parameters that stayed in their "
+                f"own files, and those of the model are others: {shown(others)}; build the model from the "
+                "same files before load_checkpoint(), or give strict=False to train with the values that it has"
+            )
+        if others:
+            self._notes.append(f"the model keeps values that are not those of the run: {shown(others)}")
 
     def _groups(self) -> list[dict[str, Any]] | None:
         """Returns the settings for each of the optimizer's groups, or None if the groups keep
@@ -278,7 +298,7 @@ class Loading:
         trained = {param for param in self._places.ordered if param.requires_grad}
         for target, saved in self._plan.values.items():
             index = self._tensors.get(id(saved))
-            if target.numel() == 0:
+            if target.numel() == 0 or id(saved) in self._left_out:
                 continue
             if index is None:
                 copy_if_differs(target, saved.read())

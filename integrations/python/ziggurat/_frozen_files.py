@@ -24,6 +24,7 @@ from ziggurat._memory import advise, size_text
 LEAST_BYTES = 1 << 16  #: what is smaller is no use on its own
 _PAGE = mmap.PAGESIZE
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which Python does not name; older kernels refuse it
+_DELETED = " (deleted)"  # what the kernel says behind the name that a file had
 _IN_MEMORY = ("/dev/", "/memfd:", "/SYSV")  # what looks like a file and is on no drive
 
 
@@ -32,6 +33,7 @@ class _Mapping(NamedTuple):
     end: int
     file: str  #: with device and inode
     private: bool
+    name: str
 
 
 class FileMappings:
@@ -46,20 +48,33 @@ class FileMappings:
             begin, end = (int(text, 16) for text in range_.split("-"))
             file, private = f"{device} {inode}", kind[3] == "p"
             before = self._all[-1] if self._all else None
-            if before is not None and before[1:] == (begin, file, private):
+            if before is not None and before[1:] == (begin, file, private, name[0]):
                 self._all[-1] = before._replace(end=end)
             else:
-                self._all.append(_Mapping(begin, end, file, private))
+                self._all.append(_Mapping(begin, end, file, private, name[0]))
 
     def of(self, tensor: torch.Tensor) -> FileRange | None:
         """Returns the tensor's place in a file, or None if its memory is not a mapping of one, or was
         written and is no longer."""
+        mapping = self._around(tensor)
+        if mapping is None:
+            return None
+        its = FileRange(tensor, mapping.private)
+        return None if its.was_written() else its
+
+    def named(self, tensor: torch.Tensor) -> str | None:
+        """Returns the file that has the tensor's values, as long as nobody writes the file. None if there
+        is none, or it has no name any more, or a byte of memory near was written."""
+        mapping = self._around(tensor)
+        if mapping is None or not mapping.private or mapping.name.endswith(_DELETED):
+            return None
+        its = FileRange(tensor, private=True)
+        return None if its.was_written(with_edges=True) else mapping.name
+
+    def _around(self, tensor: torch.Tensor) -> _Mapping | None:
         begin = tensor.data_ptr()
-        for mapping in self._all:
-            if mapping.begin <= begin and begin + tensor.nbytes <= mapping.end:
-                its = FileRange(tensor, mapping.private)
-                return None if its.was_written() else its
-        return None
+        end = begin + tensor.nbytes
+        return next((one for one in self._all if one.begin <= begin and end <= one.end), None)
 
 
 class FileRange:
@@ -97,10 +112,15 @@ class FileRange:
         for begin, end in zip(begins[first].tolist(), ends[last].tolist(), strict=True):
             advise(begin * _PAGE, (end - begin) * _PAGE, mmap.MADV_WILLNEED)
 
-    def was_written(self) -> bool:
+    def was_written(self, with_edges: bool = False) -> bool:
         """Returns whether it has values that are in no file, or nobody knows: what was written into a
-        private mapping is memory's own."""
-        return self._private and _has_own_pages(*self._whole_pages())
+        private mapping is memory's own. `with_edges`: the pages that it shares with its neighbours count
+        too."""
+        begin, size = self._whole_pages()
+        if with_edges:
+            begin = self._address // _PAGE * _PAGE
+            size = -(-(self._address + self.size_bytes) // _PAGE) * _PAGE - begin
+        return self._private and _has_own_pages(begin, size)
 
     def let_go(self) -> bool:
         """Lets its pages leave this process's memory, and returns whether they may."""
