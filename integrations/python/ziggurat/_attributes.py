@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ziggurat._native import InvalidArgument
+from ziggurat._subclass import OFFLOADED
 
 Kept = dict[tuple[torch.nn.Module, str], Any]
 
@@ -57,7 +58,7 @@ class Attributes:
                 )
 
 
-_OF_ALL = frozenset((*vars(torch.nn.Module()), "_offloaded"))  # attributes of PyTorch's, and ours
+_OF_ALL = frozenset((*vars(torch.nn.Module()), OFFLOADED))  # attributes of PyTorch's, and ours
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _LENGTH_MAX = 1000  # of lists that are looked through
 # What models of transformers find out from the first labels, behind all units, and read there alone

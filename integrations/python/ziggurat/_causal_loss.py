@@ -21,7 +21,7 @@ from ziggurat._chunked_loss import chunked_cross_entropy, default_chunk
 from ziggurat._forward_source import head_of_forward
 from ziggurat._memory import size_text
 from ziggurat._native import InvalidArgument, Unimplemented
-from ziggurat._subclass import subclass
+from ziggurat._subclass import CHUNKED_LOSS, subclass
 
 VOCABULARY_MIN = 16 << 10  #: the smallest vocabulary whose logits are not built unless asked
 
@@ -50,7 +50,7 @@ def compute_in_chunks(causal: Any, name: str) -> _Seam:
     Returns what belongs to the pass that runs: `made`."""
     head = getattr(causal, name)
     seam = _Seam(causal, name)
-    causal.__dict__["_chunked_loss"] = head.__dict__["_chunked_loss"] = seam
+    causal.__dict__[CHUNKED_LOSS] = head.__dict__[CHUNKED_LOSS] = seam
     causal.__class__ = _made_model(type(causal))
     head.__class__ = _made_head(type(head))
     print(
@@ -263,7 +263,7 @@ def _made_model(original: Any) -> type[Any]:
     """Returns the subclass of a causal language model whose loss may come without logits."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seam = self.__dict__["_chunked_loss"]
+        seam = self.__dict__[CHUNKED_LOSS]
         if not seam.is_wanted(super(made, self).loss_function, args, kwargs):
             return original.forward(self, *args, **kwargs)
         return seam.run(original.forward, self, *args, **kwargs)
@@ -274,7 +274,7 @@ def _made_model(original: Any) -> type[Any]:
     forward.__signature__ = inspect.signature(original.forward)  # type: ignore[attr-defined]
 
     def loss_function(self: Any) -> Any:
-        seam = self.__dict__["_chunked_loss"]
+        seam = self.__dict__[CHUNKED_LOSS]
         theirs = super(made, self).loss_function
         return theirs if seam.made is None else seam.loss
 
@@ -291,7 +291,7 @@ def _made_head(original: Any) -> type[Any]:
     """Returns the subclass of a head that gives a stand-in to a forward that wants no logits."""
 
     def forward(self: Any, input: torch.Tensor) -> Any:
-        seam = self.__dict__["_chunked_loss"]
+        seam = self.__dict__[CHUNKED_LOSS]
         return original.forward(self, input) if seam.made is None else seam.stand_in(self, input)
 
     return subclass(original, {"forward": forward})

@@ -13,6 +13,7 @@ error.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import warnings
@@ -28,7 +29,7 @@ from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._pins import PinnedUnit
 from ziggurat._placement import fits_half
 from ziggurat._streaming import Streaming
-from ziggurat._subclass import subclass
+from ziggurat._subclass import OFFLOADED, reduced, subclass
 from ziggurat._tokens import TokenCost
 
 _SHARD_BYTES = 2_000_000_000  # of a model that memory has no room for, which is what saving it takes
@@ -45,7 +46,7 @@ def enter_at_call(
     """Makes calls of `module` pin `units`. `opens`: a call that trains may open the engine. `stage`:
     the module's name, if micro-batches can take turns at it. `tokens` is told of calls that may
     generate."""
-    module.__dict__["_offloaded"] = _Around(streaming, list(units), opens, stage, tokens)
+    module.__dict__[OFFLOADED] = _Around(streaming, list(units), opens, stage, tokens)
     module.__class__ = _made(type(module))
 
 
@@ -55,17 +56,33 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     for one serves the others."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.__dict__["_offloaded"](original.__call__, self, args, kwargs)
+        return self.__dict__[OFFLOADED](original.__call__, self, args, kwargs)
 
-    def __reduce_ex__(self: Any, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        if self.__dict__[OFFLOADED].streaming.has_values_here:
+            return reduced(self, protocol)
         raise Unimplemented(
-            f"an offloaded {original.__name__} cannot be copied or pickled, also after its optimizer's "
-            "close(), because its calls bring parameters from an engine: copy it before offload(), as PEFT "
-            "does for modules_to_save, or load its state_dict() into a new one"
+            f"an offloaded {original.__name__} cannot be pickled while its parameters are away: close() its "
+            "optimizer before, pickle copy.deepcopy(model), which has all values, or save model.state_dict()"
         )
 
+    def __copy__(self: Any) -> NoReturn:
+        raise Unimplemented(
+            f"an offloaded {original.__name__} cannot share its parameters with a copy (copy.copy), whose "
+            "calls would not bring them: use copy.deepcopy()"
+        )
+
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+        if hasattr(original, "__deepcopy__"):  # it copies what is added here too, which an error says
+            return original.__deepcopy__(self, memo)
+        with self.__dict__[OFFLOADED].streaming.copying_deeply():
+            make, given, state, *_ = reduced(self, 4)
+            memo[id(self)] = made = make(*given)
+            made.__setstate__(copy.deepcopy(state, memo))
+            return made
+
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self.__dict__["_offloaded"].streaming.copying():
+        with self.__dict__[OFFLOADED].streaming.copying():
             return original.state_dict(self, *args, **kwargs)
 
     def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,11 +91,11 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
                 f"load_state_dict(assign=True) would replace the parameters of an offloaded "
                 f"{original.__name__}: leave assign out, so that it writes them"
             )
-        with self.__dict__["_offloaded"].streaming.loading():
+        with self.__dict__[OFFLOADED].streaming.loading():
             return original.load_state_dict(self, *args, **kwargs)
 
     def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
-        streaming = self.__dict__["_offloaded"].streaming
+        streaming = self.__dict__[OFFLOADED].streaming
         if not kwargs.get("safe_serialization", True):
             return original.save_pretrained(self, *args, **kwargs)
         if "max_shard_size" in inspect.signature(original.save_pretrained).parameters:
@@ -90,6 +107,8 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     members = {
         "__call__": __call__,
         "__reduce_ex__": __reduce_ex__,
+        "__copy__": __copy__,
+        "__deepcopy__": __deepcopy__,
         "state_dict": state_dict,
         "load_state_dict": load_state_dict,
     }
@@ -118,6 +137,12 @@ class _Around:
     ) -> None:
         self.streaming, self._units, self._opens = streaming, units, opens
         self.stage, self._tokens = stage, tokens
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise Unimplemented(
+            "an offloaded model whose class copies itself, as one of torch.fx does, cannot be copied: copy it "
+            "before offload(), or load its state_dict() into a new one"
+        )
 
     def __call__(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._opens and torch.is_grad_enabled():
@@ -301,7 +326,7 @@ class _AtEnd:
 
 def stages_in(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
     """Returns the modules at which micro-batches take turns, and their names."""
-    around = ((module, module.__dict__.get("_offloaded")) for module in model.modules())
+    around = ((module, module.__dict__.get(OFFLOADED)) for module in model.modules())
     return {module: its.stage for module, its in around if its is not None and its.stage is not None}
 
 

@@ -40,13 +40,20 @@ class Released(torch.nn.Parameter):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _known or _is_harmless(func):
+        if reads_nothing(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         for value in tree_iter((args, kwargs)):
             if isinstance(value, Released):
                 return cls.used(func, _name_of(func), value, args, kwargs)
         return NotImplemented
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) not in memo:
+            values = Released.used(torch.Tensor.clone, "deepcopy", self, (self,), {})
+            memo[id(self)] = torch.nn.Parameter(values, self.requires_grad)
+        made: torch.Tensor = memo[id(self)]
+        return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Parameter(away, shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -57,7 +64,10 @@ class Released(torch.nn.Parameter):
 _known: set[Any] = {torch.autograd.grad, torch.autograd.backward}
 
 
-def _is_harmless(func: Any) -> bool:
+def reads_nothing(func: Any) -> bool:
+    """Returns whether a function or property needs no values of the parameters that it gets."""
+    if func in _known:
+        return True
     harmless = _name_of(func) in _METADATA
     if harmless:
         _known.add(func)

@@ -59,6 +59,16 @@ def guard(size_bytes: int) -> torch.UntypedStorage:
     return made
 
 
+def guarded(like: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of the shape, strides and type of `like` over a guard."""
+    storage = over(0, like.numel() * like.element_size())
+    made: Any = torch.empty(0, dtype=like.dtype, device="cpu")
+    made.set_(storage, 0, tuple(like.shape), like.stride())
+    _refuse_access(storage)
+    tensor: torch.Tensor = made
+    return tensor
+
+
 def guards_reads() -> bool:
     """Returns whether C++ code that reads a guard gets an error."""
     return _place_of_flag() is not None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import os
 import sys
 import weakref
@@ -31,6 +32,7 @@ from ziggurat._memory import free_bytes, return_freed, size_text
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
 from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._placement import Homes, fits_half, sums_bytes
+from ziggurat._read_at_use import ReadAtUse
 from ziggurat._released import CONVERSIONS, NoAddress, Released, changes_nothing
 from ziggurat._table_rows import TablesCopied, placed_table
 from ziggurat._units import ROOT, Division, check_params
@@ -48,6 +50,8 @@ _all: weakref.WeakSet[Streaming] = weakref.WeakSet()
 # What of a module's state_dict() and load_state_dict() reads and writes its own parameters.
 _SAVE = torch.nn.Module._save_to_state_dict.__code__
 _LOAD = torch.nn.Module._load_from_state_dict.__code__
+# What AveragedModel reads a model in.
+_AVERAGE = inspect.unwrap(torch.optim.swa_utils.AveragedModel.update_parameters).__code__
 _FRAMES_BETWEEN = 8  # at most, of PyTorch's and ours
 
 _CLOSED = (
@@ -70,6 +74,7 @@ class Streaming(Pins):
         self._copies_folder: str | None = None  # for copies that memory has no room for
         self._copies_later = False  # whether each copy is made when it is written
         self._loading = False  # whether load_state_dict() runs
+        self._copying_deeply = False  # whether a deep copy of a module is made
         self._own_files: dict[torch.Tensor, FileRange] = {}  # of what stays in files
         self.warned_of_casts = False  #: that autocast keeps
         self.recomputes = False  #: whether a backward has called a module again, as checkpointing does
@@ -126,6 +131,11 @@ class Streaming(Pins):
     def opened(self) -> Opened | None:
         """The engine that has the values, if there is one."""
         return self._opened
+
+    @property
+    def has_values_here(self) -> bool:
+        """Returns whether the parameters have their values in PyTorch's memory, or in files behind it."""
+        return self._opened is None and self._lost is None
 
     @property
     def is_open(self) -> bool:
@@ -413,8 +423,13 @@ class Streaming(Pins):
                 later = functools.partial(self.copy_of, held)
                 self._copies[held] = Later.of(held.param, later) if self._copies_later else later()
             return self._copies[held]
-        if what == "detach" and self._opened is not None and _is_called_by(_SAVE):
-            return self.copy_of(held)  # of a module within a unit
+        if what == "deepcopy" and self._copying_deeply and self._opened is not None:
+            return self.copy_of(held)
+        if what == "detach" and self._opened is not None:
+            if _is_called_by(_SAVE):
+                return self.copy_of(held)  # of a module within a unit
+            if _is_called_by(_AVERAGE):
+                return ReadAtUse.of(held.param, functools.partial(self.copy_of, held))
         if what in CONVERSIONS and changes_nothing(func, held.param, args, kwargs):
             return held.param
         if what == "data" and len(args) == 2 and args[1] is held.param:
@@ -446,6 +461,7 @@ class Streaming(Pins):
             )
         copy = torch.empty(held.param.shape, dtype=held.param.dtype, device="cpu")
         self._fill(opened.engine, held, copy)
+        let_pages_go(copy)  # streamed_init() may have put it into a file
         return copy
 
     @contextlib.contextmanager
@@ -477,6 +493,15 @@ class Streaming(Pins):
             yield
         finally:
             self._copies, self._copies_later = before, False
+
+    @contextlib.contextmanager
+    def copying_deeply(self) -> Iterator[None]:
+        """Lets deep copies of what is away have its values."""
+        before, self._copying_deeply = self._copying_deeply, True
+        try:
+            yield
+        finally:
+            self._copying_deeply = before
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:

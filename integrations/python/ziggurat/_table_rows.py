@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ziggurat._file_memory import empty_in_file, is_in_file, is_large, let_pages_go, move_to_file
 from ziggurat._frozen_files import FileRange
-from ziggurat._subclass import subclass
+from ziggurat._subclass import FOLDER_OF_GRAD, subclass
 
 if TYPE_CHECKING:
     from ziggurat._pins import Held, PinnedUnit
@@ -63,14 +63,14 @@ def grad_in_file(module: torch.nn.Embedding, streaming: Streaming, unit: PinnedU
         opened = streaming.opened
         return None if opened is None or unit.index not in streaming.tables else opened.store
 
-    module.__dict__["_folder_of_grad"] = folder
+    module.__dict__[FOLDER_OF_GRAD] = folder
     module.__class__ = _made(type(module))
 
 
 @functools.cache
 def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
-        folder = self.__dict__["_folder_of_grad"]()
+        folder = self.__dict__[FOLDER_OF_GRAD]()
         trains = torch.is_grad_enabled() and self.weight.requires_grad
         other = self.max_norm is not None or self.sparse  # set after offload()
         # torch.func's transforms have rules for PyTorch's own operations.

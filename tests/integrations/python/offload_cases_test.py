@@ -485,8 +485,6 @@ def test_what_else_is_refused():
     offload(model, memory="1GiB", placement="nvme")
     with pytest.raises(ziggurat.InvalidArgument, match="'position' was offloaded already"):
         offload(model, memory="1GiB")
-    with pytest.raises(ziggurat.Unimplemented, match="an offloaded Gpt cannot be copied"):
-        copy.deepcopy(model)
     optimizer = ziggurat.torch.AdamW(model.parameters())
     with pytest.raises(ziggurat.InvalidArgument, match='which placement="host" puts into'):
         model(tokens_of(0)[:, :-1])
