@@ -234,4 +234,22 @@ RuntimeSettings runtime_settings_of(std::string_view text) {
   return settings;
 }
 
+StashSettings stash_settings_of(std::string_view text) {
+  using In = SettingsIn<StashSettings>;
+  const std::vector<SettingOf<StashSettings>> table{
+      In::size("memory", &StashSettings::memory_bytes, 64 * kKiB,
+               {.values = "SIZE", .help = "host memory for what is kept"})};
+  StashSettings settings;
+  apply(text, settings, table, [&](const ConfigSetting& given) {
+    if (given.name != "store") return false;
+    settings.store = store_of(given);
+    return true;
+  });
+  if (settings.store.empty())
+    throw wrong("settings: \"store\" is missing: give a directory, or a list of directories");
+  if (settings.memory_bytes == 0)
+    throw wrong("settings: \"memory\" is missing: give bytes, or a text such as \"4GiB\"");
+  return settings;
+}
+
 }  // namespace ziggurat

@@ -35,9 +35,15 @@ struct EmbeddedConfig : EngineConfig {
   std::vector<WholePlace> pieces;
 };
 
-/// Read the settings of an engine, and of a runtime. Errors: kInvalidArgument naming the key, its
-/// value and what would be right.
+struct StashSettings {
+  std::vector<StoreDirectory> store;
+  std::uint64_t memory_bytes = 0;
+};
+
+/// Read the settings of an engine, of a runtime and of a stash. Errors: kInvalidArgument naming the
+/// key, its value and what would be right.
 EmbeddedConfig engine_config_of(std::string_view json);
 RuntimeSettings runtime_settings_of(std::string_view json);
+StashSettings stash_settings_of(std::string_view json);
 
 }  // namespace ziggurat

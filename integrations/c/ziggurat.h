@@ -79,6 +79,7 @@ typedef uint64_t ziggurat_device;
 typedef uint64_t ziggurat_exchange;
 typedef uint64_t ziggurat_checkpoint;
 typedef uint64_t ziggurat_save;
+typedef uint64_t ziggurat_stash;
 
 #ifndef __cplusplus
 #define ZIGGURAT_INIT(type) \
@@ -614,6 +615,56 @@ ZIGGURAT_API ziggurat_status ziggurat_describe(ziggurat_engine engine, char* tex
 /// `needed_bytes` are as above.
 ZIGGURAT_API ziggurat_status ziggurat_figures(ziggurat_engine engine, char* text,
                                               uint64_t capacity_bytes, uint64_t* needed_bytes);
+
+/// A stash keeps what a trainer needs again later in the step, such as activations, and what was
+/// put last is needed first. Its memory has a hard budget; what was put first is written to drives
+/// while the trainer goes on, and brought back before it is needed. Nothing of it is left when the
+/// process ends.
+///
+///   forward:   ziggurat_stash_put(stash, values, size_bytes, &ticket);
+///   backward:  ziggurat_stash_get(stash, ticket, &values); ... ziggurat_stash_release(stash,
+///   ticket); then:      ziggurat_stash_drop(stash, ticket);
+///
+/// Calls of one stash may come from any thread at any time.
+///
+/// Opens one. `settings` is a JSON object:
+///
+///   "store"   a directory, or a list of them on several drives; made if they do not exist
+///   "memory"  host memory for items: bytes, or a text such as "4GiB". It is taken at once
+ZIGGURAT_API ziggurat_status ziggurat_stash_open(ziggurat_runtime runtime, const char* settings,
+                                                 ziggurat_stash* stash);
+/// Waits for transfers, and forgets all items. Errors: ZIGGURAT_INVALID_ARGUMENT while another call
+/// is under way; nothing is closed then.
+ZIGGURAT_API ziggurat_status ziggurat_stash_close(ziggurat_stash stash);
+/// Copies an item, and gives its number. Waits while memory is full and the drives are behind.
+/// Errors: ZIGGURAT_RESOURCE_EXHAUSTED for an item that is larger than the memory, or if items in
+/// use leave no room; why the drives could not take others. The stash stays whole, and the call can
+/// be made again.
+ZIGGURAT_API ziggurat_status ziggurat_stash_put(ziggurat_stash stash, const void* bytes,
+                                                uint64_t size_bytes, uint64_t* ticket);
+/// Gives the address of an item's bytes, aligned to 4096, which stay there until as many calls of
+/// ziggurat_stash_release(). Must not be written. Errors: those of ziggurat_stash_put(); the
+/// drive's; ZIGGURAT_DATA_LOSS if it did not return what was written.
+ZIGGURAT_API ziggurat_status ziggurat_stash_get(ziggurat_stash stash, uint64_t ticket,
+                                                void** address);
+ZIGGURAT_API ziggurat_status ziggurat_stash_release(ziggurat_stash stash, uint64_t ticket);
+/// Forgets an item: if it is in use, at its last release. Never waits.
+ZIGGURAT_API ziggurat_status ziggurat_stash_drop(ziggurat_stash stash, uint64_t ticket);
+
+/// What a stash has moved and waited for since it was opened.
+typedef struct ziggurat_stash_state {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t put_bytes;
+  uint64_t written_bytes;        ///< to drives
+  uint64_t read_bytes;           ///< from drives
+  uint64_t brought_ahead_bytes;  ///< of those, what came before it was needed
+  uint64_t memory_peak_bytes;
+  double waited_to_put_s;
+  double waited_to_get_s;
+} ziggurat_stash_state;
+ZIGGURAT_API ziggurat_status ziggurat_stash_figures(ziggurat_stash stash,
+                                                    ziggurat_stash_state* figures);
 
 /// Says what `config`, the text of a config for DeepSpeed, means for a script that trains by
 /// itself, as a JSON object. "settings" has ours: {"clip": {"value": 1.0, "path":

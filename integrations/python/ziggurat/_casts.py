@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ziggurat._memory import count_freed
+from ziggurat._saved import kept, unchanged
 
 
 class _Cast(NamedTuple):
@@ -39,7 +40,7 @@ class _Cast(NamedTuple):
 
 
 class _Other(NamedTuple):
-    """What is kept of another saved tensor: what the hooks around have made of it, or _kept()."""
+    """What is kept of another saved tensor: what the hooks around have made of it, or kept()."""
 
     packed: Any
 
@@ -48,7 +49,7 @@ class _Other(NamedTuple):
 def casting_again(params: Container[torch.Tensor]) -> Iterator[None]:
     """Lets what the block's graph saves of casts of `params` be made again in backward."""
     around = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
-    pack, unpack = around if around is not None else (_kept, _unchanged)
+    pack, unpack = around if around is not None else (kept, unchanged)
 
     def packed(tensor: torch.Tensor) -> Any:
         cast = _cast_of(tensor, params)
@@ -66,24 +67,6 @@ def casting_again(params: Container[torch.Tensor]) -> Iterator[None]:
         return
     with torch.autograd.graph.saved_tensors_hooks(packed, unpacked):
         yield
-
-
-def _kept(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Keeps what PyTorch keeps without hooks. A node that has its own output through Python would never
-    be freed."""
-    return tensor if tensor.is_leaf else tensor.detach(), tensor._version
-
-
-def _unchanged(kept: tuple[torch.Tensor, int]) -> torch.Tensor:
-    """Checks what PyTorch checks without hooks."""
-    tensor, version = kept
-    if tensor._version != version:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
-            f"expected version {version} instead"
-        )
-    return tensor
 
 
 def _cast_of(tensor: torch.Tensor, params: Container[torch.Tensor]) -> _Cast | None:

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat import _storage
+from ziggurat._activations import activations_of
 from ziggurat._causal_loss import compute_in_chunks, find_head
 from ziggurat._encoders import look_at_first_layer
 from ziggurat._memory import bytes_of
@@ -34,6 +35,8 @@ def offload(
     placement: str = "host",
     units: Choice = "auto",
     chunked_loss: bool | None = None,
+    activations: str | None = None,
+    activation_memory: int | str | None = None,
 ) -> torch.nn.Module:
     """Lets the engine of the optimizer that trains `model` keep its parameters too.
 
@@ -60,6 +63,14 @@ def offload(
         need them for nothing else, and the vocabulary has 16384 words or more, which a line says.
         True: or Unimplemented is raised. False: logits are built, as without offload().
 
+    ``activations``
+        ``"nvme"``, or ``"nvme:/path"``: what backward needs of a forward is kept in memory up to
+        ``activation_memory``, and beyond that in files without names in the directory of the optimizer's
+        state, or at the path. None: it stays in PyTorch's memory. Its bits stay the same.
+    ``activation_memory``
+        Bytes, or a text like "4GiB". None takes an eighth of the memory that is free at the first
+        forward.
+
     Errors: InvalidArgument for too little memory, which says how much works; Unimplemented, which
     names the parameter or module that cannot be offloaded.
     """
@@ -79,6 +90,7 @@ def offload(
     division.require(memory_bytes)
     found = find_head(model, chunked_loss)
     streaming = Streaming(division, homes, memory_bytes)
+    streaming.activations = activations_of(streaming, model, activations, activation_memory)
     if found is not None:
         streaming.seams.append(compute_in_chunks(*found))
     pinned: dict[int, PinnedUnit] = {unit.index: unit for unit in streaming.units}
@@ -97,10 +109,13 @@ def offload(
         whole = tokens if is_root else None
         if any(unit.is_table for unit in entry.units):
             grad_in_file(entry.module, streaming, own[0])
-        enter_at_call(entry.module, streaming, own, opens=True, stage=stage, tokens=whole)
+        kept = streaming.activations if is_root else None
+        enter_at_call(entry.module, streaming, own, opens=True, stage=stage, tokens=whole, activations=kept)
     for module in division.outer:
         of_root = [pinned[unit.index] for unit in division.entries[0].units]
-        enter_at_call(module, streaming, of_root, opens=True, tokens=tokens)
+        enter_at_call(
+            module, streaming, of_root, opens=True, tokens=tokens, activations=streaming.activations
+        )
     return model
 
 

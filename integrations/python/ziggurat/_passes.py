@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import torch
 
 from ziggurat import _storage
+from ziggurat._activations import Activations
 from ziggurat._casts import casting_again
 from ziggurat._memory import free_bytes
 from ziggurat._native import InvalidArgument, Unimplemented
@@ -42,11 +43,14 @@ def enter_at_call(
     opens: bool,
     stage: str | None = None,
     tokens: TokenCost | None = None,
+    activations: Activations | None = None,
 ) -> None:
     """Makes calls of `module` pin `units`. `opens`: a call that trains may open the engine. `stage`:
     the module's name, if micro-batches can take turns at it. `tokens` is told of calls that may
-    generate."""
-    module.__dict__[OFFLOADED] = _Around(streaming, list(units), opens, stage, tokens)
+    generate, and `activations` keeps what backward needs of calls that train."""
+    module.__dict__[OFFLOADED] = _Around(
+        streaming, list(units), opens, stage, tokens, activations
+    )
     module.__class__ = _made(type(module))
 
 
@@ -134,9 +138,10 @@ class _Around:
         opens: bool,
         stage: str | None,
         tokens: TokenCost | None,
+        activations: Activations | None,
     ) -> None:
         self.streaming, self._units, self._opens = streaming, units, opens
-        self.stage, self._tokens = stage, tokens
+        self.stage, self._tokens, self._activations = stage, tokens, activations
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise Unimplemented(
@@ -147,6 +152,12 @@ class _Around:
     def __call__(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._opens and torch.is_grad_enabled():
             self.streaming.open()
+        if self._activations is not None and torch.is_grad_enabled():
+            with self._activations.kept():
+                return self._pinned(call, module, args, kwargs)
+        return self._pinned(call, module, args, kwargs)
+
+    def _pinned(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_inside():
             return call(module, *args, **kwargs)
         use, trains = None, False

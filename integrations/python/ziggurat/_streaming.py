@@ -38,6 +38,7 @@ from ziggurat._table_rows import TablesCopied, placed_table
 from ziggurat._units import ROOT, Division, check_params
 
 if TYPE_CHECKING:
+    from ziggurat._activations import Activations
     from ziggurat._engine_content import EngineSums
     from ziggurat._native import Engine
     from ziggurat._opened import Opened
@@ -78,6 +79,8 @@ class Streaming(Pins):
         self._own_files: dict[torch.Tensor, FileRange] = {}  # of what stays in files
         self.warned_of_casts = False  #: that autocast keeps
         self.recomputes = False  #: whether a backward has called a module again, as checkpointing does
+        #: what keeps what forwards save for backward, if PyTorch does not
+        self.activations: Activations | None = None
         self.seams: list[Any] = []  #: whose `made` belongs to the pass that runs
         #: whether close() puts values that memory has no room for into files of the state's directory
         self.returns_to_files = False
@@ -96,6 +99,11 @@ class Streaming(Pins):
     @property
     def size_bytes(self) -> int:
         return sum(held.size_bytes for held in self._all())
+
+    @property
+    def store(self) -> str | None:
+        """Returns the directory of the state, if the engine is open and has one."""
+        return None if self._opened is None else self._opened.store
 
     @property
     def sums(self) -> EngineSums | None:

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/stash/activation_stash.cc: copies on the caller's thread, decides on the reactor's.
+#include "core/engine/stash/activation_stash.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "base/error.h"
+#include "core/engine/state/storage.h"
+
+namespace ziggurat {
+namespace {
+
+Task<> call(const std::function<void()>& action) {
+  action();
+  co_return;
+}
+
+}  // namespace
+
+ActivationStash::ActivationStash(Runtime& runtime, const std::vector<StoreDirectory>& directories,
+                                 std::uint64_t memory_bytes)
+    : runtime_(runtime) {
+  if (directories.empty())
+    throw Error(ErrorCode::kInvalidArgument, "a stash needs a directory: give `store`");
+  runtime_.reactor.block_on(call([&] {
+    storage_ = Storage::open(runtime_, *runtime_.ranks, directories);
+    try {
+      stash_ = std::make_unique<Stash>(runtime_.reactor, *runtime_.workers, memory_bytes,
+                                       storage_->places);
+    } catch (...) {
+      storage_.reset();
+      throw;
+    }
+  }));
+}
+
+ActivationStash::~ActivationStash() {
+  runtime_.reactor.block_on([](ActivationStash& its) -> Task<> {
+    try {
+      co_await its.stash_->settle();
+    } catch (const Error&) {
+      // What is written goes with the stash, and so does a failed write.
+    }
+    its.stash_.reset();
+    its.storage_.reset();
+  }(*this));
+}
+
+ActivationStash::Ticket ActivationStash::put(std::span<const std::byte> bytes) {
+  const Stash::Room room = runtime_.reactor.block_on(stash_->put(bytes.size()));
+  std::ranges::copy(bytes, room.bytes.begin());
+  runtime_.reactor.post([this, ticket = room.ticket] { stash_->filled(ticket); });
+  return room.ticket;
+}
+
+std::span<const std::byte> ActivationStash::bring(Ticket ticket) {
+  return runtime_.reactor.block_on(stash_->bring(ticket));
+}
+
+void ActivationStash::release(Ticket ticket) {
+  runtime_.reactor.block_on(call([&] { stash_->release(ticket); }));
+}
+
+void ActivationStash::drop(Ticket ticket) {
+  runtime_.reactor.post([this, ticket] { stash_->drop(ticket); });
+}
+
+StashFigures ActivationStash::figures() {
+  StashFigures figures;
+  runtime_.reactor.block_on(call([&] { figures = stash_->figures(); }));
+  return figures;
+}
+
+}  // namespace ziggurat

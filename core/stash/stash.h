@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/stash/stash.h: keeps what a trainer needs again later in the step, such as activations, in
+// the order of a stack: what was put last is needed first.
+//
+// Memory has a hard budget. When three quarters of it are filled, what was put first is written to
+// NVMe while the trainer goes on; put() waits only if the rest is full too. Memory of what is
+// written is given to others only when they need it, what was put first before the rest. When
+// something is brought, what was put before it is brought ahead, as there is room.
+//
+// An item that failed to be written stays in memory and whole; the error goes to the next call that
+// needs the room. Reactor's thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "base/runtime/async.h"
+#include "base/runtime/worker_pool.h"
+#include "core/stash/stash_file.h"
+#include "tiers/pinned_pool.h"
+
+namespace ziggurat {
+
+struct StashFigures {
+  std::uint64_t put_bytes = 0;
+  std::uint64_t written_bytes = 0;
+  std::uint64_t read_bytes = 0;
+  std::uint64_t brought_ahead_bytes = 0;  ///< of those that were read
+  std::uint64_t memory_peak_bytes = 0;
+  double waited_to_put_s = 0;
+  double waited_to_bring_s = 0;
+};
+
+class Stash {
+ public:
+  using Ticket = std::uint64_t;  ///< numbers items in the order of puts, from 1 on
+
+  /// Takes `memory_bytes` (rounded down to 4 KiB) now, and makes files in `places`. Errors:
+  /// kInvalidArgument if that is nothing; those of the pool and of the files.
+  Stash(Reactor& reactor, WorkerPool& workers, std::uint64_t memory_bytes,
+        std::vector<StripePlace> places);
+  ~Stash();  ///< nothing may be under way: see settle()
+
+  struct Room {
+    Ticket ticket = 0;
+    std::span<std::byte> bytes;
+  };
+  /// Waits for memory for an item, which the caller fills and then confirms with filled(). Errors:
+  /// kResourceExhausted if it is larger than all memory, or if what is pinned leaves no room for
+  /// it; why others could not be written.
+  Task<Room> put(std::uint64_t size_bytes);
+  void filled(Ticket ticket);
+
+  /// Returns an item's bytes, which stay where they are until release(). Pins count. Errors:
+  /// kInvalidArgument for an item that is not there or not filled; those of put() for its memory;
+  /// the drive's, and kDataLoss if its bytes are others.
+  Task<std::span<const std::byte>> bring(Ticket ticket);
+  /// Errors: kInvalidArgument for an item that is not pinned.
+  void release(Ticket ticket);
+  /// Forgets an item: its memory goes at once, or at its last release(). An unknown one is ignored.
+  void drop(Ticket ticket) noexcept;
+
+  /// Waits until nothing is under way, and starts nothing more.
+  Task<> settle();
+  std::size_t items() const noexcept { return items_.size(); }
+  StashFigures figures() const;
+
+ private:
+  struct Item {
+    Item(Reactor& reactor, Ticket its_number, std::uint64_t its_bytes)
+        : number(its_number), size_bytes(its_bytes), arrived(reactor) {}
+    Ticket number;
+    std::uint64_t size_bytes;  // as given; memory and file have it rounded up
+    Lease memory = {};
+    std::optional<StashFile::Range> range = {};  // set once it is written there, or is being
+    std::uint64_t hash = 0;
+    std::uint64_t pins = 0;
+    bool is_filled = false, is_written = false, is_writing = false, is_reading = false;
+    bool is_dropped = false, is_ahead = false;
+    Signal arrived;  // set when no read is under way
+  };
+  using ItemPtr = std::shared_ptr<Item>;
+
+  ItemPtr find(Ticket ticket) const;
+  Task<Lease> room(std::uint64_t size_bytes, const char* holder);
+  Lease free_room(std::uint64_t size_bytes, const char* holder);
+  bool evict_one();
+  void index(const Item& item);
+  void unindex(const Item& item);
+  void write_ahead();
+  Task<> write(ItemPtr item);
+  Task<> read(ItemPtr item);
+  void arrive(Item& item);
+  void bring_ahead();
+  Task<> read_ahead(ItemPtr item);
+  void forget(Item& item);
+
+  Reactor& reactor_;
+  WorkerPool& workers_;
+  std::uint64_t memory_bytes_;
+  std::unique_ptr<PinnedPool> pool_;
+  StashFile file_;
+  WorkGroup work_;
+  Signal changed_;  // set when memory or an error came
+  std::map<Ticket, ItemPtr> items_;
+  std::set<Ticket> dirty_;  // in memory alone, unpinned and not being written
+  std::set<Ticket> clean_;  // in memory and written, unpinned
+  std::uint64_t dirty_bytes_ = 0;
+  std::size_t writing_ = 0, reading_ = 0, reading_ahead_ = 0, waiting_ = 0;
+  std::uint64_t ahead_bytes_ = 0;  // brought ahead and not used yet
+  Ticket brought_ = 0;             // the last that was brought since the last put, or 0
+  Ticket last_ = 0;
+  bool settling_ = false;
+  std::exception_ptr failure_;  // of a write, until somebody is told
+  StashFigures figures_;
+};
+
+}  // namespace ziggurat

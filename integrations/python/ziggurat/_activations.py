@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps what backward needs of a forward, beyond a budget of memory, on a drive.
+
+A saved tensor's storage is copied once, however many views of it are saved, and given back to
+PyTorch. Backward reads the copy where it lies: the newest are still in memory, and those before
+come back while backward computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ziggurat._memory import bytes_of, count_freed, free_bytes, size_text
+from ziggurat._native import InvalidArgument
+from ziggurat._saved import kept, unchanged
+from ziggurat._stash import Item, Stash
+
+if TYPE_CHECKING:
+    from ziggurat._streaming import Streaming
+
+__all__ = ["Activations", "activations_of"]
+
+_SMALL_BYTES = 1 << 16  # what is smaller stays in PyTorch's memory
+
+
+class _View(NamedTuple):
+    """A saved tensor: a view of a storage that is in the stash."""
+
+    storage: Item
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    def tensor(self) -> torch.Tensor:
+        if self.storage.size_bytes == 0:
+            return torch.empty(self.shape, dtype=self.dtype)
+        values: Any = torch.frombuffer(self.storage.bring(), dtype=torch.uint8)
+        made: Any = torch.empty(0, dtype=self.dtype)
+        its: torch.Tensor = made.set_(values.untyped_storage(), self.offset, self.shape, self.strides)
+        return its
+
+
+class _Other(NamedTuple):
+    """What is kept of another saved tensor: what the hooks around have made of it, or kept()."""
+
+    packed: Any
+
+
+class _Known(NamedTuple):
+    """A storage that was put, while it is alive, at a version of what is in it."""
+
+    storage: StorageWeakRef
+    version: int
+    item: weakref.ref[Item]
+
+
+class Activations:
+    """What the forwards of one model save for backward."""
+
+    def __init__(
+        self, folder: Callable[[], str], memory_bytes: int | None, owned: Callable[[], set[int]]
+    ) -> None:
+        """`folder` and `owned`, the storages that stay where they are, are asked at the first
+        forward. `memory_bytes`: None takes an eighth of the memory that is free then."""
+        self._folder, self._memory_bytes, self._owned = folder, memory_bytes, owned
+        self._stash: Stash | None = None
+        self._stays: set[int] = set()
+        self._known: dict[int, _Known] = {}  # by the storage's address in PyTorch
+        self._hooks: set[Any] = set()  # of the forwards that run
+        self._said = False
+
+    def _open(self) -> Stash:
+        if self._stash is None:
+            if self._memory_bytes is None:
+                self._memory_bytes = max(free_bytes() // 8, 1 << 20)
+            self._stash = Stash(self._folder(), self._memory_bytes)
+            self._stays = self._owned()
+        return self._stash
+
+    def figures(self) -> dict[str, int | float]:
+        return {} if self._stash is None else self._stash.figures()
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keeps what the block's graph saves."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # it takes no hooks
+            yield
+            return
+        around = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+        if around is not None and around[0] in self._hooks:  # a module around has begun already
+            yield
+            return
+        pack, unpack = around if around is not None else (kept, unchanged)
+        stash = self._open()
+
+        def packed(tensor: torch.Tensor) -> Any:
+            item = self._put(stash, tensor)
+            if item is None:
+                return _Other(pack(tensor))
+            return _View(
+                item, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+            )
+
+        def unpacked(saved: Any) -> torch.Tensor:
+            its: torch.Tensor = saved.tensor() if isinstance(saved, _View) else unpack(saved.packed)
+            return its
+
+        self._hooks.add(packed)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(packed, unpacked):
+                yield
+        finally:
+            self._hooks.discard(packed)
+            self._known.clear()
+
+    def _put(self, stash: Stash, tensor: torch.Tensor) -> Item | None:
+        """Returns the tensor's storage in the stash; None if it stays where it is."""
+        if not _is_plain(tensor):
+            return None
+        storage = tensor.untyped_storage()
+        size_bytes = storage.nbytes()
+        if size_bytes < _SMALL_BYTES or storage._cdata in self._stays:
+            return None
+        known = self._known.get(storage._cdata)
+        if known is not None and not known.storage.expired() and known.version == tensor._version:
+            item = known.item()
+            if item is not None:
+                return item
+        if size_bytes > (self._memory_bytes or 0):
+            self._say_too_large(size_bytes)
+            return None
+        item = stash.put(storage.data_ptr(), size_bytes)
+        count_freed(size_bytes)  # soon, when the forward has no use for it any more
+        self._known[storage._cdata] = _Known(
+            StorageWeakRef(storage), tensor._version, weakref.ref(item)
+        )
+        return item
+
+    def _say_too_large(self, size_bytes: int) -> None:
+        if not self._said:
+            self._said = True
+            print(
+                f"ziggurat: a tensor of {size_text(size_bytes)} that backward needs stays in memory, since "
+                f"activation_memory={size_text(self._memory_bytes or 0)} has no room for it: give more "
+                "to keep it on the drive",
+                file=sys.stderr,
+            )
+
+
+def activations_of(
+    streaming: Streaming, model: torch.nn.Module, placement: str | None, memory: int | str | None
+) -> Activations | None:
+    """Reads the arguments of offload(). Errors: InvalidArgument."""
+    if placement is None:
+        if memory is not None:
+            raise InvalidArgument(
+                f'offload(activation_memory={memory!r}): give activations="nvme" too, or neither'
+            )
+        return None
+    tier, _, path = placement.partition(":")
+    if tier == "host":
+        raise InvalidArgument(
+            'offload(activations="host"): on the CPU activations are in host memory anyway: give '
+            '"nvme", or leave it out'
+        )
+    if tier != "nvme" or (not path and placement != "nvme"):
+        raise InvalidArgument(
+            f'offload(activations="{placement}"): give "nvme" for the directory of the optimizer\'s '
+            'state, or "nvme:/path"'
+        )
+    size_bytes = None if memory is None else bytes_of("activation_memory", memory)
+
+    def folder() -> str:
+        store = streaming.store
+        if path or store is not None:
+            return path or str(store)
+        raise InvalidArgument(
+            'offload(activations="nvme") means the directory of the optimizer\'s state, and there is '
+            'none: give activations="nvme:/path", or the optimizer placement="nvme:/path"'
+        )
+
+    def owned() -> set[int]:
+        tensors = (*model.parameters(), *model.buffers())
+        return {tensor.untyped_storage()._cdata for tensor in tensors}
+
+    return Activations(folder, size_bytes, owned)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is its storage's bytes, and may be another tensor of the same."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not (tensor.is_leaf and tensor.requires_grad)
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_quantized
+    )

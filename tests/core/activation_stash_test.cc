@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/core/activation_stash_test.cc: what was put comes back, whatever memory it was given; its
+// memory is never more; a drive that fails loses nothing that is not on it.
+#include "core/engine/stash/activation_stash.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "tests/support/environment_number.h"
+#include "tests/support/faults_under.h"
+#include "tests/support/scratch_directory.h"
+
+namespace ziggurat::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<std::byte> content(std::uint64_t size_bytes, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::byte> bytes(size_bytes);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+class ActivationStashTest : public ::testing::Test {
+ protected:
+  ActivationStashTest() { put_faults_under(*runtime_, drive_); }
+
+  void open(std::uint64_t memory_bytes) {
+    stash_ = std::make_unique<ActivationStash>(
+        *runtime_, std::vector<StoreDirectory>{{.path = folder_.path()}}, memory_bytes);
+  }
+  ActivationStash::Ticket put(std::uint64_t size_bytes, std::uint64_t seed) {
+    return stash_->put(content(size_bytes, seed));
+  }
+  /// Brings an item and compares it with what was put.
+  void expect(ActivationStash::Ticket ticket, std::uint64_t size_bytes, std::uint64_t seed) {
+    const std::span<const std::byte> found = stash_->bring(ticket);
+    EXPECT_TRUE(std::ranges::equal(found, content(size_bytes, seed))) << "item " << ticket;
+    stash_->release(ticket);
+  }
+  /// Makes a call that fails, and returns its error.
+  template <class Call>
+  Error error_of(const Call& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error;
+    }
+    ADD_FAILURE() << "no error";
+    return {ErrorCode::kUnimplemented, "no error"};
+  }
+  /// Waits until the figures say so.
+  template <class Condition>
+  void await(const Condition& condition) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!condition(stash_->figures())) {
+      ASSERT_LT(std::chrono::steady_clock::now(), end) << "it never came";
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  void plan(const Fault& fault) {
+    on_reactor([&] { drive_->plan(fault); });
+  }
+  void clear_plan() {
+    on_reactor([&] { drive_->clear_plan(); });
+  }
+  void on_reactor(const std::function<void()>& action) {
+    runtime_->reactor.block_on([](const std::function<void()>& its) -> Task<> {
+      its();
+      co_return;
+    }(action));
+  }
+
+  ScratchDirectory folder_;
+  std::unique_ptr<Runtime> runtime_ =
+      Runtime::create({.threads = 2, .pin = false, .trace_path = {}});
+  FaultyEngine* drive_ = nullptr;
+  std::unique_ptr<ActivationStash> stash_;
+};
+
+TEST_F(ActivationStashTest, WhatWasPutComesBackInTheOrderOfAStack) {
+  open(kMiB);
+  std::vector<ActivationStash::Ticket> tickets;
+  constexpr std::uint64_t kItems = 40;
+  for (std::uint64_t i = 0; i < kItems; ++i) tickets.push_back(put(100'000 + 5'001 * i, i));
+  for (std::uint64_t i = kItems; i-- > 0;) {
+    expect(tickets[i], 100'000 + 5'001 * i, i);
+    stash_->drop(tickets[i]);
+  }
+  const StashFigures figures = stash_->figures();
+  EXPECT_GT(figures.written_bytes, 6 * kMiB);
+  EXPECT_LE(figures.memory_peak_bytes, kMiB);
+  EXPECT_GT(figures.brought_ahead_bytes, 0U);
+}
+
+TEST_F(ActivationStashTest, WhatFitsIntoThreeQuartersOfMemoryIsNeverWritten) {
+  open(4 * kMiB);
+  for (std::uint64_t step = 0; step < 5; ++step) {
+    std::vector<ActivationStash::Ticket> tickets;
+    for (std::uint64_t i = 0; i < 24; ++i) tickets.push_back(put(128 * kKiB, i));
+    for (std::uint64_t i = 24; i-- > 0;) {
+      expect(tickets[i], 128 * kKiB, i);
+      stash_->drop(tickets[i]);
+    }
+  }
+  EXPECT_EQ(stash_->figures().written_bytes, 0U);
+  EXPECT_EQ(stash_->figures().read_bytes, 0U);
+}
+
+TEST_F(ActivationStashTest, WhatIsBroughtBringsWhatWasPutBefore) {
+  open(kMiB);
+  std::vector<ActivationStash::Ticket> tickets;
+  for (std::uint64_t i = 0; i < 16; ++i) tickets.push_back(put(128 * kKiB, i));
+  expect(tickets[15], 128 * kKiB, 15);
+  for (std::uint64_t i = 12; i < 16; ++i) stash_->drop(tickets[i]);
+  await([](const StashFigures& its) { return its.brought_ahead_bytes > 0; });
+}
+
+TEST_F(ActivationStashTest, RandomCallsFindTheBytesThatWerePut) {
+  const std::uint64_t calls = number_of("ZIGGURAT_CALLS", 3000);
+  open(2 * kMiB);
+  struct Known {
+    std::uint64_t size_bytes, seed, pins = 0;
+  };
+  std::map<ActivationStash::Ticket, Known> known;
+  std::mt19937_64 random(7);
+  std::uint64_t pinned_bytes = 0;
+  for (std::uint64_t call = 0; call < calls; ++call) {
+    const auto chosen =
+        known.empty()
+            ? known.end()
+            : std::next(known.begin(), static_cast<std::ptrdiff_t>(random() % known.size()));
+    switch (random() % 5) {
+      case 0:
+      case 1: {
+        if (known.size() >= 60) break;
+        const std::uint64_t size_bytes = 1 + random() % (200 * kKiB);
+        known.emplace(put(size_bytes, call), Known{.size_bytes = size_bytes, .seed = call});
+        break;
+      }
+      case 2: {
+        if (chosen == known.end()) break;
+        Known& its = chosen->second;
+        if (its.pins == 0 && pinned_bytes > 400 * kKiB) break;
+        if (its.pins++ == 0) pinned_bytes += its.size_bytes;
+        ASSERT_TRUE(
+            std::ranges::equal(stash_->bring(chosen->first), content(its.size_bytes, its.seed)))
+            << "call " << call;
+        break;
+      }
+      case 3: {
+        if (chosen == known.end() || chosen->second.pins == 0) break;
+        stash_->release(chosen->first);
+        if (--chosen->second.pins == 0) pinned_bytes -= chosen->second.size_bytes;
+        break;
+      }
+      default: {
+        if (chosen == known.end() || chosen->second.pins > 0) break;
+        stash_->drop(chosen->first);
+        known.erase(chosen);
+      }
+    }
+  }
+  EXPECT_GT(stash_->figures().written_bytes, 0U);
+  EXPECT_LE(stash_->figures().memory_peak_bytes, 2 * kMiB);
+}
+
+TEST_F(ActivationStashTest, AnItemThatIsDroppedInUseStaysUntilItsRelease) {
+  open(kMiB);
+  const ActivationStash::Ticket ticket = put(512 * kKiB, 1);
+  const std::span<const std::byte> found = stash_->bring(ticket);
+  stash_->drop(ticket);
+  const ActivationStash::Ticket other = put(500 * kKiB, 2);
+  EXPECT_TRUE(std::ranges::equal(found, content(512 * kKiB, 1)));
+  stash_->release(ticket);
+  const Error error = error_of([&] { stash_->bring(ticket); });
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(error.what(), HasSubstr("was dropped, or never put"));
+  expect(other, 500 * kKiB, 2);
+}
+
+TEST_F(ActivationStashTest, RefusesWhatMemoryCannotHoldAndGoesOn) {
+  open(kMiB);
+  const ActivationStash::Ticket kept = put(600 * kKiB, 1);
+  const Error large = error_of([&] { put(kMiB + 1, 2); });
+  EXPECT_EQ(large.code(), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(large.what(), HasSubstr("does not fit the stash's memory of 1.0 MiB"));
+  stash_->bring(kept);
+  const Error full = error_of([&] { put(600 * kKiB, 3); });
+  EXPECT_EQ(full.code(), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(full.what(), HasSubstr("the rest is in use"));
+  stash_->release(kept);
+  const ActivationStash::Ticket next = put(600 * kKiB, 4);
+  expect(next, 600 * kKiB, 4);
+  expect(kept, 600 * kKiB, 1);
+  const Error unpinned = error_of([&] { stash_->release(kept); });
+  EXPECT_EQ(unpinned.code(), ErrorCode::kInvalidArgument);
+}
+
+TEST_F(ActivationStashTest, AFullDriveIsNamedAndLosesNothing) {
+  open(kMiB);
+  plan(Fault::fail(FaultPoint::kWrite, ENOSPC).from_then_on());
+  std::map<ActivationStash::Ticket, std::uint64_t> there;
+  const Error error = error_of([&] {
+    for (std::uint64_t i = 0; i < 100; ++i) there.emplace(put(100 * kKiB, i), i);
+  });
+  EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(error.what(), HasSubstr(folder_.path()));
+  EXPECT_FALSE(there.empty());
+  for (const auto& [ticket, seed] : there) expect(ticket, 100 * kKiB, seed);
+  clear_plan();
+  for (std::uint64_t i = 100; i < 140; ++i) there.emplace(put(100 * kKiB, i), i);
+  for (const auto& [ticket, seed] : there) expect(ticket, 100 * kKiB, seed);
+}
+
+TEST_F(ActivationStashTest, AReadThatFailsIsToldToWhoNeedsTheItem) {
+  open(kMiB);
+  std::vector<ActivationStash::Ticket> tickets;
+  for (std::uint64_t i = 0; i < 40; ++i) tickets.push_back(put(100 * kKiB, i));
+  plan(Fault::fail(FaultPoint::kRead, EIO).from_then_on());
+  const Error error = error_of([&] { stash_->bring(tickets[0]); });
+  EXPECT_EQ(error.native(), EIO);
+  EXPECT_THAT(error.what(), HasSubstr(folder_.path()));
+  clear_plan();
+  for (std::uint64_t i = 40; i-- > 0;) expect(tickets[i], 100 * kKiB, i);
+}
+
+TEST_F(ActivationStashTest, BytesThatTheDriveDidNotReturnAreNeverUsed) {
+  open(kMiB);
+  plan(Fault::misdirect(64 * static_cast<std::int64_t>(kMiB)).at(2));
+  std::vector<ActivationStash::Ticket> tickets;
+  for (std::uint64_t i = 0; i < 40; ++i) tickets.push_back(put(100 * kKiB, i));
+  std::uint64_t lost = 0;
+  for (std::uint64_t i = 40; i-- > 0;) {
+    try {
+      expect(tickets[i], 100 * kKiB, i);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kDataLoss);
+      EXPECT_THAT(error.what(), HasSubstr("wrong checksum"));
+      ++lost;
+    }
+  }
+  EXPECT_EQ(lost, 1U);
+}
+
+TEST_F(ActivationStashTest, DropsAndClosesWhileTransfersAreUnderWay) {
+  open(kMiB);
+  plan(Fault::slow(FaultPoint::kWrite, std::chrono::milliseconds(20)).from_then_on());
+  plan(Fault::slow(FaultPoint::kRead, std::chrono::milliseconds(20)).from_then_on());
+  std::vector<ActivationStash::Ticket> tickets;
+  for (std::uint64_t i = 0; i < 30; ++i) {
+    tickets.push_back(put(100 * kKiB, i));
+    if (i % 3 == 0) stash_->drop(tickets.back());
+  }
+  expect(tickets[1], 100 * kKiB, 1);
+  for (std::uint64_t i = 10; i < 30; ++i) stash_->drop(tickets[i]);
+  stash_.reset();
+}
+
+TEST_F(ActivationStashTest, ThreadsPutAndBringAtTheSameTime) {
+  open(2 * kMiB);
+  std::atomic<int> wrong = 0;
+  std::vector<std::jthread> threads;
+  for (std::uint64_t thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (std::uint64_t step = 0; step < 10; ++step) {
+        std::vector<ActivationStash::Ticket> tickets;
+        for (std::uint64_t i = 0; i < 12; ++i)
+          tickets.push_back(put(90 * kKiB, thread * 1'000 + step * 20 + i));
+        for (std::uint64_t i = 12; i-- > 0;) {
+          const std::span<const std::byte> found = stash_->bring(tickets[i]);
+          if (!std::ranges::equal(found, content(90 * kKiB, thread * 1'000 + step * 20 + i)))
+            ++wrong;
+          stash_->release(tickets[i]);
+          stash_->drop(tickets[i]);
+        }
+      }
+    });
+  }
+  threads.clear();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(ActivationStashTest, NeedsADirectoryAndMemory) {
+  const Error nowhere = error_of([&] { ActivationStash(*runtime_, {}, kMiB); });
+  EXPECT_EQ(nowhere.code(), ErrorCode::kInvalidArgument);
+  const Error nothing = error_of([&] { open(100); });
+  EXPECT_EQ(nothing.code(), ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ziggurat::testing

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""offload(activations=): what backward needs is kept on a drive beyond a budget, and has the same bits.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, or PyTorch is older
+than offload() takes.
+"""
+
+import contextlib
+import errno
+import gc
+import os
+import sys
+
+try:
+    import pytest
+    import torch
+    from failing_calls import FailingCalls, Unsupported
+    from forked_runs import forked_runs
+    from small_models import one_thread  # noqa: F401, a fixture
+    from streamed_models import gpt, loss_of, memory_of, tokens_of
+except ImportError as missing:
+    import missing_peer
+
+    missing_peer.skip(missing)
+
+import ziggurat
+import ziggurat.torch
+from ziggurat._streaming import streaming_of
+from ziggurat.torch import gathered, offload
+
+BATCH = 64  # so that what a block saves is not small
+MEMORY = 2 << 20
+
+
+def activations(model):
+    streaming, _ = streaming_of(next(model.parameters()))
+    return streaming.activations
+
+
+def trained(model, steps=3, autocast=False, backwards=1, clip=None, placement="host"):
+    """Returns the losses, and the parameters."""
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement=placement)
+    losses = trained_on(model, optimizer, steps, autocast, backwards, clip)
+    optimizer.close()
+    return losses, [param.detach().clone() for param in model.parameters()]
+
+
+def trained_on(model, optimizer, steps=3, autocast=False, backwards=1, clip=None):
+    losses = []
+    for step in range(steps):
+        for part in range(backwards):
+            around = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+            with around:
+                loss = loss_of(model, tokens_of(step * backwards + part, BATCH))
+            loss.backward()
+            losses.append(loss.item())
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def kept_on_drive(model, folder, **arguments):
+    return offload(
+        model,
+        memory=memory_of(model),
+        activations=f"nvme:{folder}",
+        activation_memory=arguments.pop("activation_memory", MEMORY),
+        **arguments,
+    )
+
+
+def same(one, other):
+    return one[0] == other[0] and all(map(torch.equal, one[1], other[1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("checkpointing", [None, "reentrant", "not reentrant"])
+def test_has_the_bits_of_a_run_without(tmp_path, dtype, checkpointing):
+    plain = trained(gpt(dtype, checkpointing))
+    model = kept_on_drive(gpt(dtype, checkpointing), tmp_path)
+    assert same(trained(model), plain)
+    figures = activations(model).figures()
+    assert figures["put_bytes"] > 0
+    if checkpointing is None:
+        assert figures["written_bytes"] > MEMORY and figures["read_bytes"] > 0
+    assert figures["memory_peak_bytes"] <= MEMORY
+    assert not list(tmp_path.iterdir())  # the files have no names
+
+
+@pytest.mark.parametrize(
+    "how", [{"autocast": True}, {"backwards": 3}, {"clip": 0.5}, {"backwards": 2, "autocast": True}]
+)
+def test_has_the_bits_beside_what_else_training_does(tmp_path, how):
+    plain = trained(gpt(), **how)
+    assert same(trained(kept_on_drive(gpt(), tmp_path), **how), plain)
+
+
+def test_means_the_directory_of_the_state_by_itself(tmp_path):
+    plain = trained(gpt(), placement=f"nvme:{tmp_path}/plain")
+    model = offload(
+        gpt(), memory=memory_of(gpt()), placement="nvme", activations="nvme", activation_memory=MEMORY
+    )
+    assert same(trained(model, placement=f"nvme:{tmp_path}/state"), plain)
+    assert activations(model).figures()["written_bytes"] > 0
+
+
+def test_puts_each_storage_once_and_no_parameter(tmp_path):
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(64, 4096))
+
+        def forward(self, x):
+            left, right = (x * self.weight).chunk(2, 1)  # saves x and the weight
+            return (left * right).sin()  # saves left and right, which are one storage, and what sin() takes
+
+    model = kept_on_drive(Twice(), tmp_path, activation_memory="16MiB")
+    x = torch.full((64, 4096), 0.5, requires_grad=True)
+    model(x * 1).sum().backward()
+    whole, half = 64 * 4096 * 4, 64 * 2048 * 4
+    assert activations(model).figures()["put_bytes"] == whole + whole + half
+
+
+def test_a_write_between_two_saves_makes_another_copy(tmp_path):
+    class Written(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.full((256, 256), 1.5))
+
+        def forward(self, x):
+            y = x * self.weight
+            z = y.sin()  # saves y
+            with torch.no_grad():
+                y.mul_(3)
+            return z + y.cos()  # saves what y is now
+
+    model = kept_on_drive(Written(), tmp_path, activation_memory="4MiB")
+    model(torch.ones(256, 256)).sum().backward()
+    assert activations(model).figures()["put_bytes"] == 3 * 256 * 256 * 4  # x, and y twice
+    y = torch.tensor(1.5)
+    expected = y.cos() - (3 * y).sin()  # autograd does not know of the write
+    with gathered(model.weight):
+        assert torch.allclose(model.weight.grad, expected.expand(256, 256))
+
+
+def test_a_backward_can_be_made_again(tmp_path):
+    def gradients(model):
+        loss = loss_of(model, tokens_of(0, BATCH))
+        loss.backward(retain_graph=True)
+        first = [param.grad.clone() for param in model.parameters()]
+        loss.backward()
+        return first, [param.grad.clone() for param in model.parameters()]
+
+    plain = gradients(gpt())
+    ours = gradients(kept_on_drive(gpt(), tmp_path))
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert all(map(torch.equal, mine, theirs))
+
+
+def test_forgets_a_graph_that_is_dropped_and_keeps_nothing_without_gradients(tmp_path):
+    model = kept_on_drive(gpt(), tmp_path)
+    with torch.no_grad():
+        loss_of(model, tokens_of(0, BATCH))
+    assert activations(model).figures() == {}
+    for step in range(20):  # together ten times what there is
+        loss = loss_of(model, tokens_of(step, BATCH))
+        del loss
+        gc.collect()
+    assert activations(model).figures()["memory_peak_bytes"] <= MEMORY
+
+
+def test_values_outlive_the_model(tmp_path):
+    model = kept_on_drive(gpt(), tmp_path)
+    loss = loss_of(model, tokens_of(0, BATCH))
+    embedding = model.embedding.weight
+    del model
+    gc.collect()
+    loss.backward()
+    plain = gpt()
+    loss_of(plain, tokens_of(0, BATCH)).backward()
+    assert torch.equal(embedding.grad, plain.embedding.weight.grad)
+
+
+def test_what_is_too_large_stays_in_memory_and_is_said_once(tmp_path, capfd):
+    plain = trained(gpt())
+    model = kept_on_drive(gpt(), tmp_path, activation_memory="128KiB")
+    assert same(trained(model), plain)
+    said = [line for line in capfd.readouterr().err.splitlines() if "stays in memory" in line]
+    assert len(said) == 1 and "activation_memory=128.0 KiB" in said[0]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"activations": "host"}, "in host memory anyway"),
+        ({"activations": "nvme:"}, 'give "nvme" for the directory'),
+        ({"activations": "disk"}, 'give "nvme" for the directory'),
+        ({"activation_memory": "1GiB"}, 'give activations="nvme" too'),
+        ({"activations": "nvme:/x", "activation_memory": "many"}, "activation_memory"),
+    ],
+)
+def test_refuses_what_it_does_not_know(arguments, words):
+    with pytest.raises(ziggurat.InvalidArgument, match=words):
+        offload(gpt(), memory="1GiB", **arguments)
+
+
+def test_without_a_directory_names_what_is_missing():
+    model = offload(gpt(), memory=memory_of(gpt()), activations="nvme")
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    with pytest.raises(ziggurat.InvalidArgument, match='activations="nvme:/path"'):
+        loss_of(model, tokens_of(0, BATCH))
+    optimizer.close()
+
+
+def full_drive(folder, losses):
+    """Trains while the drive is full, and then goes on."""
+    os.environ["ZIGGURAT_IO"] = "threads"
+    try:
+        calls = FailingCalls()
+    except Unsupported:
+        os._exit(77)
+    model = kept_on_drive(gpt(), folder)
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    optimizer.open()
+    calls.arm(1, errno.ENOSPC, times=1 << 30)
+    with pytest.raises(ziggurat.ResourceExhausted, match=f"(?s){folder}.*ENOSPC"):
+        loss_of(model, tokens_of(0, BATCH))
+    calls.disarm()
+    assert trained_on(model, optimizer) == losses
+
+
+def test_a_full_drive_is_named_and_training_goes_on(tmp_path):
+    losses = trained(gpt())[0]
+    with forked_runs() as runs:
+        status = runs.status_of(runs.started(full_drive, tmp_path, losses))
+    if status == 77:
+        pytest.skip("the machine has no such filters")
+    assert status == 0
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q", "-p", "no:cacheprovider"]))
