@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from ziggurat._exports import Counts
 from ziggurat._pins import PinnedUnit
 from ziggurat._prints import Prints
 from ziggurat._streaming import Streaming, streaming_of
@@ -19,14 +20,17 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor], *, write: bool = Fal
     may be among them. What the block writes stays, and the next step makes masters of it, as of any
     parameter that was written. Writes that PyTorch does not count, as ``p.data.mul_(2)``, are found by
     reading the units before the block and after it; with `write` all of `params` count as written, and
-    nothing is read. What NumPy or another library keeps of their memory must not be used after the
-    block, and so must no graph that was made in it."""
+    nothing is read. A graph that was made in the block must not be used after it. Errors: InvalidArgument
+    if a NumPy array or another library keeps their memory beyond it."""
     given = [params] if isinstance(params, torch.Tensor) else list(params)
     with brought(given) as units:
         compared = [] if write else [unit for unit in units if unit.streaming.opened is not None]
         prints = Prints(held for unit in compared for held in unit.held)
+        last = (unit for unit in units if unit.streaming.opened is not None and unit.pins == 1)
+        counts = Counts(held for unit in last for held in unit.held)
         try:
             yield
+            counts.require_no_others()
         finally:
             written = given if write else [held.param for held in prints.written()]
             torch.autograd.graph.increment_version(written)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from ziggurat import _storage
+from ziggurat import _exports, _storage
 from ziggurat._frozen_files import FileRange, FrozenFiles
 from ziggurat._native import InvalidArgument, Places, ResourceExhausted, ZigguratError
 from ziggurat._prints import Prints
@@ -39,6 +40,9 @@ class Held:
         # What is not in the parameter's storage now: the guard while the unit is pinned, else the
         # engine's memory at `_address`, which may be anybody's by then.
         self._other: torch.UntypedStorage | None = None
+        self.is_lost = False  #: whether there are aliases that are larger than the memory
+        self.keeps_memory = False  #: whether PyTorch's stays, since an array may still read it
+        self._kept: torch.UntypedStorage | None = None  # that memory, while the engine has the values
         self._address = 0
         self._version = 0
         # Noted when it leaves, because a parameter that is away is slow to ask.
@@ -57,6 +61,7 @@ class Held:
         if _storage.has_memory(self.storage):
             self._other = _storage.guard(self._size_bytes)
             _storage.swap(self.storage, self._other)
+            self._kept = self._other if self.keeps_memory else None
         self._set_away(True)
 
     def forget(self) -> None:
@@ -80,8 +85,10 @@ class Held:
 
     def put_in(self, address: int) -> None:
         """Puts the engine's memory at `address` behind the parameter."""
+        if self.is_lost:
+            raise _other_memory(self.name)
         if address != self._address:
-            self._other = _storage.over(address, self._size_bytes)
+            self._other = _storage.over_engine(address, self._size_bytes)
             self._address = address
         assert self._other is not None
         _storage.swap(self.storage, self._other)
@@ -93,7 +100,10 @@ class Held:
         assert self._other is not None
         address = self.storage.data_ptr()
         moved = address != self._address  # as share_memory_() does, and with it a queue of processes
-        if moved:
+        if self.storage.nbytes() != self._size_bytes:  # by resize_()
+            self.is_lost = self.storage.nbytes() > self._size_bytes
+            self.storage.resize_(self._size_bytes)  # else it cannot be exchanged
+        elif moved:
             ctypes.memmove(self._address, address, self._size_bytes)
         _storage.swap(self.storage, self._other)
         if moved:
@@ -106,7 +116,7 @@ class Held:
 
     def give_back(self, values: torch.UntypedStorage) -> None:
         """Puts memory of PyTorch's, which has the values, behind the parameter for good."""
-        self._other = values
+        self._other, self._kept = values, None
         _storage.swap(self.storage, self._other)
         self._set_away(False)
         self.forget()
@@ -133,7 +143,9 @@ class Held:
         return self.param._version != self._version
 
     def has_moved(self) -> bool:
-        """Returns whether the parameter got other memory, as from `p.data = x`."""
+        """Returns whether the parameter got other memory, as from `p.data = x`, or a resize_()."""
+        if self.storage.nbytes() != self._size_bytes:
+            return True
         return _storage.identity(self.param) != self._identity
 
 
@@ -312,11 +324,14 @@ class Pins:
 
     def _let_go(self, unit: PinnedUnit, opened: Opened) -> None:
         moved = []
+        exported = [held for held in unit.held if _storage.was_exported(held.storage)]
         try:
             unseen = [] if unit.prints is None else unit.prints.written()
             for held in unit.held:
                 if held.has_moved():
                     moved.append(held.name)
+                if held in exported:
+                    _storage.begin_exports(held.storage)
                 written = held.was_written()
                 held.take_out()
                 if written:  # and the engine's memory has it
@@ -332,16 +347,15 @@ class Pins:
                 self._take_out(unit, opened.engine)
             raise
         if moved:
-            raise InvalidArgument(
-                f"parameter '{moved[0]}' of an offloaded model was given other memory (p.data = "
-                "x), which the engine does not have: write into it instead, as p.copy_(x) does"
-            )
+            raise _other_memory(moved[0])
         if unseen:
             raise InvalidArgument(
                 f"parameter '{unseen[0].name}' was written while unit '{unit.name}' was in use, and PyTorch "
                 "counts no such write, as p.data.mul_(2), so the engine does not have it: write under "
                 "torch.no_grad() instead, as p.mul_(2)"
             )
+        if sys.exc_info()[1] is None:  # else what has failed may have the array
+            _exports.require_no_arrays(exported)
 
     def _take_out(self, unit: PinnedUnit, engine: Engine) -> None:
         """Releases a unit after an error, wherever that came."""
@@ -350,3 +364,10 @@ class Pins:
                 held.take_out()
         if unit.held:
             self._in_one_thread(engine.release, unit)
+
+
+def _other_memory(name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"parameter '{name}' of an offloaded model was given other memory (p.data = x), which the engine does not "
+        "have: write into it instead, as p.copy_(x) does"
+    )

@@ -46,6 +46,42 @@ def over(address: int, size_bytes: int) -> torch.UntypedStorage:
     return its
 
 
+def over_engine(address: int, size_bytes: int) -> torch.UntypedStorage:
+    """Returns a storage whose memory is the engine's, which was_exported() can tell of."""
+    made = over(address, size_bytes)
+    known = _place_of_allocator()
+    if known is not None:
+        # What may be resized needs an allocator, which is the one of PyTorch's own memory.
+        _word(made, known[0]).value = known[1]
+        begin_exports(made)
+    return made
+
+
+def begin_exports(storage: torch.UntypedStorage) -> None:
+    """Makes was_exported() begin anew. The memory is of over_engine()."""
+    place = _place_of_resizable()
+    if place is not None:
+        _byte(storage, place).value = 1
+
+
+def was_exported(storage: torch.UntypedStorage) -> bool:
+    """Returns whether a NumPy array was made of memory that is of over_engine(), or PyTorch's own. PyTorch
+    lets nobody resize such memory any more, and leaves no other mark."""
+    return not storage.resizable() and has_allocator(storage)
+
+
+def has_allocator(storage: torch.UntypedStorage) -> bool:
+    """Returns whether the memory is PyTorch's own, or of over_engine()."""
+    known = _place_of_allocator()
+    return known is not None and bool(_word(storage, known[0]).value)
+
+
+def users(storage: torch.UntypedStorage) -> int:
+    """Returns how many tensors have the storage, and one more for its object in Python."""
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count
+
+
 def empty(size_bytes: int) -> torch.UntypedStorage:
     """Returns a storage with memory of PyTorch's."""
     return torch.empty(size_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
@@ -134,6 +170,43 @@ def _byte(storage: torch.UntypedStorage, place: int) -> ctypes.c_ubyte:
     return ctypes.c_ubyte.from_address(storage._cdata + place)
 
 
+def _word(storage: torch.UntypedStorage, place: int) -> ctypes.c_uint64:
+    return ctypes.c_uint64.from_address(storage._cdata + place)
+
+
+def _bytes(storage: torch.UntypedStorage) -> bytes:
+    return bytes((ctypes.c_ubyte * _IMPL_BYTES).from_address(storage._cdata))
+
+
+@functools.cache
+def _place_of_resizable() -> int | None:
+    """Returns where a StorageImpl has the flag that NumPy's arrays clear, or None."""
+    storage = empty(8)
+    seen = _bytes(storage)
+    _tensor_of(storage, 8).numpy()
+    now = _bytes(storage)
+    changed = [place for place in range(_IMPL_BYTES) if seen[place] != now[place]]
+    cleared = len(changed) == 1 and seen[changed[0]] == 1 and now[changed[0]] == 0
+    return changed[0] if cleared else None
+
+
+@functools.cache
+def _place_of_allocator() -> tuple[int, int] | None:
+    """Returns where a StorageImpl has the address of its allocator, and PyTorch's there, or None: all of PyTorch's
+    own have the same there, and those of other memory nothing."""
+    flag = _place_of_resizable()
+    if flag is None:
+        return None
+    own = [empty(8), empty(1 << 12)]
+    other = over(own[0].data_ptr(), 8)
+    found = []
+    for place in range(0, _IMPL_BYTES, 8):
+        its = {_word(one, place).value for one in own}
+        if place != flag // 8 * 8 and len(its) == 1 and 0 not in its and not _word(other, place).value:
+            found.append((place, its.pop()))
+    return found[0] if len(found) == 1 else None
+
+
 @functools.cache
 def _place_of_flag() -> int | None:
     """Returns where a StorageImpl has the flag that makes a read raise, or None."""
@@ -149,9 +222,9 @@ def _probed_place() -> int | None:
     a row; the flag is the third. That is tried on a storage that has memory, so that a wrong guess reads
     that memory and does no harm."""
     storage = empty(8)
-    seen = bytes((ctypes.c_ubyte * _IMPL_BYTES).from_address(storage._cdata))
+    seen = _bytes(storage)
     torch._C._set_throw_on_mutable_data_ptr(_tensor_of(storage))
-    now = bytes((ctypes.c_ubyte * _IMPL_BYTES).from_address(storage._cdata))
+    now = _bytes(storage)
     changed = [place for place, (a, b) in enumerate(zip(seen, now, strict=True)) if a != b]
     place = changed[-1] + 1
     if len(changed) != 2 or changed[1] != changed[0] + 1 or now[place] != 0:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ziggurat import _storage
+from ziggurat import _exports, _storage
 from ziggurat._dtypes import DTYPES
 from ziggurat._frozen_files import FileRange, SameStays
 from ziggurat._file_memory import empty_in_file, is_in_file, let_pages_go
@@ -219,11 +219,12 @@ class Streaming(Pins):
     def divide_memory(self, state_format: str, trained: Iterable[torch.Tensor]) -> None:
         """Divides the memory for units between the engine and what stays in files, now that the format
         of the state is known and the model is what it is going to be. Errors: InvalidArgument if it
-        is too little."""
+        is too little, or if an array has the memory of a parameter that goes to the engine."""
         check_params({held.param: held.name for unit in self.units for held in unit.all_held})
         places = self.division.leave_in_files(set(trained))
         self.division.require(self.memory_bytes, own_blocks=state_format == "8bit")
         self._leave_in_files(places)
+        _exports.require_own(self._all())
 
     @property
     def needs_directory(self) -> bool:

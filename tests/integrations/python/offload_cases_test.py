@@ -359,6 +359,68 @@ def test_a_parameter_that_gets_other_memory_is_an_error_by_name():
         handle.remove()  # the parameter stays what it was made
 
 
+KEEPS = {
+    "NumPy": lambda p: p.detach().numpy(),
+    "NumPy of a view": lambda p: p.data[1:].t().numpy(),
+    "DLPack": lambda p: torch.utils.dlpack.to_dlpack(p.detach()),
+}
+
+
+@pytest.mark.parametrize("kind", KEEPS)
+def test_memory_that_another_library_has_does_not_go_to_the_engine(kind):
+    def run(offload):
+        model = offload(gpt())
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        kept = KEEPS[kind](model.narrow.weight)
+        if hasattr(model, "_offloaded"):
+            with pytest.raises(ziggurat.InvalidArgument, match=r"has the memory of parameter 'narrow\.weight'"):
+                loss_of(model, tokens_of(0))
+            assert not pinned(model)
+        del kept
+        losses = train(model, optimizer, range(2))
+        optimizer.close()
+        return losses
+
+    same_with_and_without(run)
+
+
+def test_an_alias_of_before_is_no_array_even_if_one_was_made():
+    model = gpt()
+    state = model.state_dict()
+    sums = {name: value.numpy().sum() for name, value in state.items()}
+    optimizer = offloaded(model)
+    with gathered(model.narrow.weight):
+        assert model.narrow.weight.detach().numpy().sum() != sums["narrow.weight"]
+    with pytest.raises(RuntimeError, match="Cannot access data pointer of Storage that is invalid"):
+        state["narrow.weight"].sum()
+    optimizer.close()
+
+
+def test_an_array_that_the_parameter_was_made_of_stays():
+    """Nobody can tell whether there are others, so its memory stays too."""
+    model = gpt()
+    values = model.norm.weight.detach().numpy().copy()
+    model.norm.weight.data = torch.from_numpy(values)
+    other = model.norm.weight.detach().numpy()
+    before = values.copy()
+    optimizer = offloaded(model)
+    assert (values == before).all() and (other == before).all()
+    optimizer.close()
+    assert (model.norm.weight.detach().numpy() != before).any()
+
+
+def test_a_parameter_that_is_resized_within_gathered_is_an_error_by_name():
+    model = gpt()
+    optimizer = offloaded(model)
+    weight = model.narrow.weight
+    for _ in range(2):  # an alias may be larger now than what would be brought
+        with pytest.raises(ziggurat.InvalidArgument, match=r"'narrow\.weight' .* was given other memory"):
+            with gathered(weight):
+                weight.data.resize_(1 << 16)
+        assert not pinned(model)
+    del optimizer
+
+
 def test_a_backward_that_memory_has_no_room_for_is_an_error_by_name():
     """With create_graph all units stay until the step."""
 

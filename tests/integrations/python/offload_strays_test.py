@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 try:
+    import numpy
     import pytest
     import torch
     from forked_runs import forked_runs
@@ -50,6 +51,9 @@ WORST = [
     "shared memory, written",
     "data written in gathered",
     "data written in forward",
+    "numpy kept from gathered",
+    "numpy kept from a forward hook",
+    "dlpack kept",
 ]
 
 
@@ -302,6 +306,19 @@ STRAYS |= {
     "NumPy writes in gathered": lambda at: at.of(mul_numpy),
     "data written in forward": lambda at: at.hooked("register_forward_pre_hook", data_hook),
     "written in forward": lambda at: at.hooked("register_forward_pre_hook", no_grad_hook).item(),
+    # what keeps the address
+    "numpy kept from gathered": lambda at: float(at.of(lambda p: p.detach().numpy()).sum()),
+    "numpy of a view kept": lambda at: float(at.of(lambda p: p.data[1:].t().numpy()).sum()),
+    "numpy kept from a forward hook": lambda at: float(kept_by_hook(at, lambda p: p.detach().numpy()).sum()),
+    "dlpack kept": lambda at: torch.from_dlpack(at.of(lambda p: torch.utils.dlpack.to_dlpack(p.detach()))).sum(),
+    "numpy by dlpack kept": lambda at: float(at.of(lambda p: numpy.from_dlpack(p.detach()[1:])).sum()),
+    "memoryview kept": lambda at: bytes(at.of(lambda p: memoryview(p.detach().numpy())))[:64],
+    "storage emptied in gathered": lambda at: at.of(lambda p: p.untyped_storage().resize_(0)) and None,
+    # and what does not
+    "numpy copied in gathered": lambda at: float(at.of(lambda p: p.detach().numpy().copy()).sum()),
+    "numpy read in gathered": lambda at: at.of(lambda p: float(p.detach().numpy().sum())),
+    "numpy read in a forward hook": lambda at: kept_by_hook(at, lambda p: float(p.detach().numpy().sum())),
+    "a graph kept, of gathered": lambda at: at.of(lambda p: nn.functional.linear(ones(), p)).detach(),
     # hooks and transforms
     "hook reads its own": lambda at: kept_by_hook(at, lambda p: p.sum().item()),
     "hook reads another's": lambda at: at.hooked("register_forward_hook", lambda *_: at.p.sum() and None, at.model.blocks[3]),

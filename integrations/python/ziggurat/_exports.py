@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds what has taken the address of a parameter's memory, as a NumPy array or DLPack does. When the memory
+goes, nothing refuses their reads, as a guard does those of PyTorch's tensors.
+
+Either keeps a tensor that has the parameter's storage. A NumPy array leaves a mark on the memory, and
+nothing that Python sees has its tensor. What has DLPack's is in C++, as no tensor of a script's is.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ziggurat import _storage
+from ziggurat._native import InvalidArgument
+
+if TYPE_CHECKING:
+    from ziggurat._pins import Held
+
+_ALONE = 2  #: users of a storage whose parameter is its only tensor
+_ADVICE = "take a copy, as p.detach().clone().numpy() does"
+
+
+class Counts:
+    """How many tensors there were with the memory of parameters when a block began."""
+
+    def __init__(self, all_held: Iterable[Held]) -> None:
+        self._then = [(held, _storage.users(held.storage)) for held in all_held]
+
+    def require_no_others(self) -> None:
+        """Errors: InvalidArgument if a library has got memory by DLPack since, and still has it."""
+        more = {held: _storage.users(held.storage) - then for held, then in self._then}
+        risen = [held for held, count in more.items() if count > 0]
+        if not risen:
+            return
+        found = _tensors_of(risen, gc.get_objects(generation=0))  # most likely all were made just now
+        if sum(map(len, found.values())) < sum(more[held] for held in risen):
+            found = _tensors_of(risen, gc.get_objects())
+        for held, tensors in found.items():
+            if any(_has_others(one, tensors) for one in tensors):
+                raise _refusal(held)
+
+
+def require_no_arrays(all_held: Iterable[Held]) -> None:
+    """Errors: InvalidArgument if a NumPy array still has the memory of one of these, of which some were
+    made."""
+    shared = [held for held in all_held if _storage.users(held.storage) > _ALONE]
+    for held, tensors in (_tensors_of(shared, gc.get_objects()) if shared else {}).items():
+        if _alone(tensors):
+            raise _refusal(held)
+
+
+def require_own(all_held: Iterable[Held]) -> None:
+    """Checks parameters whose memory goes to the engine. Where nobody knows whether an array has it, it stays.
+    Errors: InvalidArgument if one has."""
+    for held, tensors in _tensors_of(all_held, gc.get_objects()).items():
+        storage = held.param.untyped_storage()
+        may_have = not storage.resizable() and bool(_alone(tensors))
+        has = may_have and _storage.has_allocator(storage)  # else PyTorch has not made the memory
+        if has or any(_has_others(one, tensors) for one in tensors):
+            raise InvalidArgument(
+                f"a NumPy array, or another library, has the memory of parameter '{held.name}', which goes to "
+                f"the engine now: let go of it before the first forward that trains, or {_ADVICE}"
+            )
+        held.keeps_memory = may_have
+
+
+def _refusal(held: Held) -> InvalidArgument:
+    return InvalidArgument(
+        f"a NumPy array, or another library, has kept the memory of parameter '{held.name}' beyond the use of "
+        f"unit '{held.unit.name}', and would read there what comes next: {_ADVICE}"
+    )
+
+
+def _tensors_of(all_held: Iterable[Held], objects: list[Any]) -> dict[Held, list[torch.Tensor]]:
+    """Returns the tensors beside each parameter that have its storage, as far as Python has them."""
+    held_of = {_storage.identity(held.param): held for held in all_held}
+    found: dict[Held, list[torch.Tensor]] = {}
+    for one in objects:
+        if type(one) is torch.Tensor and torch._C._has_storage(one):
+            held = held_of.get(_storage.identity(one))
+            if held is not None:
+                found.setdefault(held, []).append(one)
+    return found
+
+
+def _has_others(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
+    """Returns whether C++ has the tensor, for something else than a view."""
+    views = sum(one._base is tensor for one in tensors)
+    return int(tensor._use_count()) > 1 + views  # type: ignore[attr-defined]
+
+
+def _alone(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns those that no container or object in Python has. An array has its own unseen, and so has a
+    function's variable."""
+    # A generator here would have the tensor.
+    return [
+        tensor
+        for tensor in tensors
+        if all(one is tensors or isinstance(one, types.FrameType) for one in gc.get_referrers(tensor))
+    ]
