@@ -159,6 +159,8 @@ class _Around:
 
     def _pinned(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_inside():
+            if not torch.compiler.is_compiling():
+                self.streaming.require_thread(self._units)
             return call(module, *args, **kwargs)
         use, trains = None, False
         pinned: list[PinnedUnit] = []

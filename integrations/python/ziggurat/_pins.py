@@ -2,7 +2,7 @@
 """Brings the units of a model from the engine, and lets them go.
 
 A unit is *away*, or *pinned*: acquired in the engine, with the engine's memory behind its
-parameters. Pins are counted. One thread at a time may use the model.
+parameters. Pins are counted. One thread at a time may use the model, and others are refused meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from ziggurat import _exports, _storage
 from ziggurat._frozen_files import FileRange, FrozenFiles
 from ziggurat._native import InvalidArgument, Places, ResourceExhausted, ZigguratError
+from ziggurat._one_thread import OneThread
 from ziggurat._prints import Prints
 from ziggurat._released import Released
 from ziggurat._units import Unit
@@ -179,6 +180,7 @@ class Pins:
         self._lost: str | None = None  # if nothing here has the values: why, and what to do
         self._until_step: list[PinnedUnit] = []
         self.turns: Turns | None = None  #: while micro-batches take turns
+        self._thread = OneThread()  # which has all pins
         self.units_brought = self.experts_brought = 0  #: from the engine, as often as it was
 
     def wait_for_turn(self, stage: str | None, units: Sequence[PinnedUnit]) -> None:
@@ -200,10 +202,12 @@ class Pins:
         """Brings the units and keeps them until unpin(). `done` gets each one at once, so that a
         caller whom a signal strikes knows what to unpin."""
         done = [] if done is None else done
+        self._thread.enter(units[0].name if units and self._has_one_thread() else None)
         try:
             for unit in units:
                 if unit.pins == 0 and (self._opened is not None or self._lost is not None):
                     self._bring(unit)
+                self._thread.enter(None)
                 unit.pins += 1
                 done.append(unit)
         except BaseException:
@@ -211,6 +215,16 @@ class Pins:
             done.clear()
             self.unpin(pinned)
             raise
+        finally:
+            self._thread.leave()
+
+    def require_thread(self, units: Sequence[PinnedUnit]) -> None:
+        """Errors: InvalidArgument if another thread uses the model than this one, which needs `units`."""
+        if units and self._has_one_thread():
+            self._thread.require(units[0].name)
+
+    def _has_one_thread(self) -> bool:
+        return self._opened is not None and self.turns is None
 
     def unpin(self, units: Iterable[PinnedUnit]) -> None:
         """Ends a pin of each of the units. Errors: the first, when all are ended."""
@@ -222,6 +236,7 @@ class Pins:
                     self._let_go(unit, self._opened)
                 except BaseException as error:
                     failed = failed or error
+            self._thread.leave()  # only now may others bring it
         if failed is not None:
             raise failed
 
@@ -230,6 +245,7 @@ class Pins:
         for unit in units:
             if self._opened is not None and unit not in self._until_step:
                 unit.pins += 1
+                self._thread.enter(None)
                 self._until_step.append(unit)
 
     def let_kept_go(self) -> None:
@@ -247,6 +263,7 @@ class Pins:
         if self._opened is None:
             return
         self._opened = None
+        self._thread = OneThread()
         self._lost = (
             "a forked process has no engine: use an offloaded model only in the process that called "
             "offload()"

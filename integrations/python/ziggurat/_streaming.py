@@ -15,6 +15,7 @@ import gc
 import inspect
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Container, Iterable, Iterator, Sequence
 from types import CodeType, FrameType
@@ -86,6 +87,7 @@ class Streaming(Pins):
         self.returns_to_files = False
         #: what opens the engine: the optimizer that trains the model, if there is one
         self.optimizer: weakref.ref[Any] | None = None
+        self._opening = threading.RLock()
         self._owner: weakref.ref[Any] | None = None  # the optimizer that has opened the engine
         self.backwards: Any = weakref.WeakValueDictionary()  #: of _passes, by their task's number
         self.model = weakref.ref(division.entries[0].module)
@@ -126,9 +128,18 @@ class Streaming(Pins):
         if self._lost is not None or self.is_open:
             return
         optimizer = None if self.optimizer is None else self.optimizer()
-        if optimizer is not None:
+        if optimizer is None:
+            return
+        if not self._opening.acquire(blocking=False):
+            raise InvalidArgument(
+                f"the model is called in thread '{threading.current_thread().name}' while another one opens the "
+                "engine: use an offloaded model in one thread at a time"
+            )
+        try:
             with torch.no_grad():
                 optimizer.open()
+        finally:
+            self._opening.release()
 
     @property
     def fits(self) -> bool:
