@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import random
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from ziggurat._opened import Opened
     from ziggurat._streaming import Streaming
     from ziggurat._turns import Turns
+
+_COMPARED = 1 / 32  # of the times that a unit is brought: each reads it four times
 
 
 class Held:
@@ -160,6 +163,7 @@ class PinnedUnit:
         self.held = self.all_held  #: once an engine is opened: those that do not stay in files
         self.places = Places([])  #: of `held`, in the engine
         self.pins = self.brings = 0
+        self.draws = random.Random(unit.index)  #: the same in each run
         self.prints: Prints | None = None  #: of `held` when they were brought, if they are compared
         # How many forwards of the unit are under way, and how many of them with gradients. What
         # they call need not pin.
@@ -293,9 +297,9 @@ class Pins:
                 with opened.waited.units:
                     self.files.bring(unit.index)
             unit.brings += 1
-            # What writes in a way that PyTorch does not count mostly does so from the first time on. The
-            # others are found later: 1, 2 and 3, 4 and 5, 8 and 9, 16 and 17 are a forward and a backward.
-            is_compared = (unit.brings >> 1).bit_count() <= 1
+            # What writes in a way that PyTorch does not count mostly does so from the first time on: 1, 2 and
+            # 3, 4 and 5, 8 and 9 are a forward and a backward. What begins later is found by a draw.
+            is_compared = (unit.brings >> 1).bit_count() <= 1 or unit.draws.random() < _COMPARED
             unit.prints = Prints(unit.held) if is_compared else None
         except BaseException:
             self._take_out(unit, opened.engine)

@@ -359,6 +359,25 @@ def test_a_parameter_that_gets_other_memory_is_an_error_by_name():
         handle.remove()  # the parameter stays what it was made
 
 
+def test_writes_that_pytorch_does_not_count_are_found_after_many_steps_too():
+    def found_at() -> tuple[int, str]:
+        model = gpt()
+        optimizer = offloaded(model)
+        unit = streaming_of(model.blocks[1].mlp[0].weight)[1].unit
+        with torch.no_grad():
+            while unit.brings < 34:
+                loss_of(model, tokens_of(1))
+            for block in model.blocks:
+                block.mlp[0].register_forward_hook(lambda module, *_: module.weight.data.clamp_(-0.01, 0.01).shape and None)
+            with pytest.raises(ziggurat.InvalidArgument, match=r"\.mlp\.0\.weight' was written while unit") as raised:
+                while unit.brings < 63:  # at 64 each unit is compared
+                    loss_of(model, tokens_of(1))
+        optimizer.close()
+        return unit.brings, str(raised.value)
+
+    assert found_at() == found_at()
+
+
 KEEPS = {
     "NumPy": lambda p: p.detach().numpy(),
     "NumPy of a view": lambda p: p.data[1:].t().numpy(),
