@@ -9,7 +9,9 @@ are read meanwhile, and what nobody needs leaves this process's memory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
+import os
 import sys
 from collections.abc import Container, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,20 +22,63 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ziggurat._memory import advise, size_text
+from ziggurat._native import DataLoss
 
 LEAST_BYTES = 1 << 16  #: what is smaller is no use on its own
 _PAGE = mmap.PAGESIZE
-_POPULATE_READ = 22  # MADV_POPULATE_READ, which Python does not name; older kernels refuse it
+_POPULATE_READ = 22  # MADV_POPULATE_READ, which Python does not name; before Linux 5.14 there is none
+_EHWPOISON = 133  # which Python names from 3.14 on
 _DELETED = " (deleted)"  # what the kernel says behind the name that a file had
 _IN_MEMORY = ("/dev/", "/memfd:", "/SYSV")  # what looks like a file and is on no drive
+# With these it refuses to map a page of which the first use would end the process by SIGBUS.
+_LOST = {
+    errno.EFAULT: "the drive did not give it",
+    _EHWPOISON: "the machine's memory is damaged where its pages are",
+}
 
 
 class _Mapping(NamedTuple):
     begin: int
     end: int
-    file: str  #: with device and inode
+    offset: int  #: in the file
+    inode: int
+    device: str
     private: bool
-    name: str
+    path: str
+
+    def goes_on(self, before: _Mapping) -> bool:
+        ends = before._replace(begin=before.end, end=self.end, offset=before.offset + before.end - before.begin)
+        return self == ends
+
+
+class _File(NamedTuple):
+    """What is known of the file that a parameter is mapped from."""
+
+    path: str
+    end: int  #: of the parameter
+    identity: tuple[int, int] | None  #: device and inode, if there is a file of the path
+
+    @classmethod
+    def of(cls, mapping: _Mapping, address: int) -> _File:
+        end = mapping.offset + address - mapping.begin
+        found = _status_of(mapping.path)
+        # Some file systems show other numbers in one of the two places.
+        known = found is not None and found.st_ino == mapping.inode and found.st_size >= end
+        return cls(mapping.path, end, (found.st_dev, found.st_ino) if found is not None and known else None)
+
+    def cut(self) -> str | None:
+        """Returns words that say so if the file has become shorter than where the parameter ends."""
+        found = None if self.identity is None else _status_of(self.path)
+        if found is None or (found.st_dev, found.st_ino) != self.identity or found.st_size >= self.end:
+            return None
+        return f"the file has {found.st_size} bytes now, and the parameter ends at byte {self.end}"
+
+
+def _status_of(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
 
 
 class FileMappings:
@@ -42,16 +87,15 @@ class FileMappings:
     def __init__(self) -> None:
         self._all: list[_Mapping] = []
         for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
-            range_, kind, _, device, inode, *name = line.split(maxsplit=5)
-            if inode == "0" or not name or name[0].startswith(_IN_MEMORY) or kind[0] != "r":
+            range_, kind, offset, device, inode, *path = line.split(maxsplit=5)
+            if inode == "0" or not path or path[0].startswith(_IN_MEMORY) or kind[0] != "r":
                 continue
             begin, end = (int(text, 16) for text in range_.split("-"))
-            file, private = f"{device} {inode}", kind[3] == "p"
-            before = self._all[-1] if self._all else None
-            if before is not None and before[1:] == (begin, file, private, name[0]):
-                self._all[-1] = before._replace(end=end)
+            its = _Mapping(begin, end, int(offset, 16), int(inode), device, kind[3] == "p", path[0])
+            if self._all and its.goes_on(self._all[-1]):
+                self._all[-1] = self._all[-1]._replace(end=end)
             else:
-                self._all.append(_Mapping(begin, end, file, private, name[0]))
+                self._all.append(its)
 
     def of(self, tensor: torch.Tensor) -> FileRange | None:
         """Returns the tensor's place in a file, or None if its memory is not a mapping of one, or was
@@ -59,17 +103,17 @@ class FileMappings:
         mapping = self._around(tensor)
         if mapping is None:
             return None
-        its = FileRange(tensor, mapping.private)
+        its = FileRange(tensor, mapping.private, _File.of(mapping, tensor.data_ptr() + tensor.nbytes))
         return None if its.was_written() else its
 
     def named(self, tensor: torch.Tensor) -> str | None:
         """Returns the file that has the tensor's values, as long as nobody writes the file. None if there
         is none, or it has no name any more, or a byte of memory near was written."""
         mapping = self._around(tensor)
-        if mapping is None or not mapping.private or mapping.name.endswith(_DELETED):
+        if mapping is None or not mapping.private or mapping.path.endswith(_DELETED):
             return None
         its = FileRange(tensor, private=True)
-        return None if its.was_written(with_edges=True) else mapping.name
+        return None if its.was_written(with_edges=True) else mapping.path
 
     def _around(self, tensor: torch.Tensor) -> _Mapping | None:
         begin = tensor.data_ptr()
@@ -78,30 +122,34 @@ class FileMappings:
 
 
 class FileRange:
-    """A parameter's memory, which is a mapping of a file."""
+    """A parameter's memory, which is a mapping of a file: of one without a name if `file` is None."""
 
-    def __init__(self, tensor: torch.Tensor, private: bool) -> None:
+    def __init__(self, tensor: torch.Tensor, private: bool, file: _File | None = None) -> None:
         # It keeps the mapping: the parameter may be given other memory.
         self._storage = tensor.untyped_storage()
         self._address, self.size_bytes = tensor.data_ptr(), tensor.nbytes
-        self._private = private
+        self._private, self._file = private, file
 
     def is_in_place(self) -> bool:
         return self._storage.data_ptr() == self._address
 
-    def read(self) -> None:
-        """Reads all of it and maps it. It is no error if that fails: it is read where it is used."""
+    def read(self, name: str) -> None:
+        """Reads all of it and maps it. Errors: DataLoss, with the parameter's `name`, where a use would end
+        the process."""
         if self.is_in_place():
             begin = self._address // _PAGE * _PAGE
-            for advice in (mmap.MADV_WILLNEED, _POPULATE_READ):
-                advise(begin, self._address + self.size_bytes - begin, advice)
+            size_bytes = self._address + self.size_bytes - begin
+            advise(begin, size_bytes, mmap.MADV_WILLNEED)
+            self._map(name, [(begin, size_bytes)])
 
-    def read_rows(self, rows: torch.Tensor, row_bytes: int) -> None:
-        """Begins to read these rows of a table, so that they do not come one after the other where they
-        are used. It is no error if that fails."""
+    def read_rows(self, name: str, rows: torch.Tensor, row_bytes: int) -> None:
+        """Reads these rows of a table, and not one after the other, and maps them. Errors: as read()."""
         if not self.is_in_place():
             return
-        begins = rows.unique().long() * row_bytes + self._address
+        rows = rows.unique().long()
+        # PyTorch says which are none.
+        rows = rows[(rows >= 0) & (rows < self.size_bytes // row_bytes)]
+        begins = rows * row_bytes + self._address
         ends = (begins + row_bytes + _PAGE - 1) // _PAGE
         begins //= _PAGE
         # Neighbours are read together.
@@ -109,8 +157,28 @@ class FileRange:
         first[1:] = begins[1:] > ends[:-1]
         last = torch.ones_like(first)
         last[:-1] = first[1:]
-        for begin, end in zip(begins[first].tolist(), ends[last].tolist(), strict=True):
-            advise(begin * _PAGE, (end - begin) * _PAGE, mmap.MADV_WILLNEED)
+        found = zip(begins[first].tolist(), ends[last].tolist(), strict=True)
+        ranges = [(begin * _PAGE, (end - begin) * _PAGE) for begin, end in found]
+        for begin, size_bytes in ranges:
+            advise(begin, size_bytes, mmap.MADV_WILLNEED)
+        self._map(name, ranges)
+
+    def _map(self, name: str, ranges: Iterable[tuple[int, int]]) -> None:
+        # The end of a page of which the file has the beginning is zeros, and no error.
+        why = None if self._file is None else self._file.cut()
+        if why is None:
+            codes = (advise(*one, _POPULATE_READ) for one in ranges)
+            # Other errors are those of a kernel that has no such call, or no memory now.
+            why = next((_LOST[code] for code in codes if code in _LOST), None)
+        if why is None:
+            return
+        if self._file is None:
+            where = "a file without a name in the state's directory"
+            fix = "start the run again"
+        else:
+            where = self._file.path
+            fix = "give the file the bytes that it had, and start the run again"
+        raise DataLoss(f"parameter '{name}' cannot be read from {where}, because {why}: {fix}")
 
     def was_written(self, with_edges: bool = False) -> bool:
         """Returns whether it has values that are in no file, or nobody knows: what was written into a
@@ -228,7 +296,7 @@ class FrozenFiles:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, "zig-frozen")
             with contextlib.suppress(RuntimeError):  # the interpreter ends
-                self._reading = (following, self._reader.submit(_read, self._units[following]))
+                self._reading = (following, self._reader.submit(_read_ahead, self._units[following]))
 
     def let_go(self, unit: int) -> None:
         """Lets the unit's pages leave this process's memory, if there is no room for all units."""
@@ -255,5 +323,11 @@ class FrozenFiles:
 
 
 def _read(ranges: Iterable[tuple[str, FileRange]]) -> None:
-    for _, one in ranges:
-        one.read()
+    for name, one in ranges:
+        one.read(name)
+
+
+def _read_ahead(ranges: Iterable[tuple[str, FileRange]]) -> None:
+    """Reads what may not be needed. If it is, its errors come then."""
+    with contextlib.suppress(DataLoss):
+        _read(ranges)

@@ -26,14 +26,16 @@ def return_freed() -> None:
         trim(0)
 
 
-def advise(address: int, size_bytes: int, advice: int) -> None:
-    """Tells the kernel how pages of this process are used (madvise). It is no error if it refuses."""
-    _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), advice)
+def advise(address: int, size_bytes: int, advice: int) -> int:
+    """Tells the kernel how pages of this process are used (madvise). Returns 0, or the number of the error
+    with which it refuses."""
+    failed = _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), advice)
+    return ctypes.get_errno() if failed else 0
 
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+    return ctypes.CDLL(None, use_errno=True)
 
 
 _RETURNED_BYTES = 64 << 20

@@ -215,7 +215,7 @@ class _Around:
         elif self._tokens is not None:
             self._tokens.forward_begins(given[1], self.streaming)
         self.streaming.pin(self._units, pinned)
-        if self.streaming.tables:
+        if self.streaming.tables_in_files:
             self.streaming.expect_rows(self._units, tensors_in(given))
         return use
 

@@ -179,6 +179,8 @@ class Pins:
         self.memory_bytes = memory_bytes
         self.files = FrozenFiles()
         #: where the tables are that are read by rows and lie in files, by the unit's index
+        self.tables_in_files: dict[int, FileRange] = {}
+        #: those of them that there is no room for
         self.tables: dict[int, FileRange] = {}
         self._opened: Opened | None = None
         self._lost: str | None = None  # if nothing here has the values: why, and what to do
@@ -306,14 +308,15 @@ class Pins:
             raise
 
     def expect_rows(self, units: Iterable[PinnedUnit], tensors: Iterable[torch.Tensor]) -> None:
-        """Begins to read what a forward with the arguments `tensors` reads of tables in files."""
+        """Reads what a forward with the arguments `tensors` reads of tables in files. Errors: DataLoss."""
         if torch._C._functorch.peek_interpreter_stack() is not None:  # their values are not known
             return
         for unit in units:
-            if unit.index in self.tables:
-                table = unit.all_held[0].param
+            place = self.tables_in_files.get(unit.index)
+            if place is not None:
+                held = unit.all_held[0]
                 for rows in tensors:
-                    self.tables[unit.index].read_rows(rows, table.nbytes // table.shape[0])
+                    place.read_rows(held.name, rows, held.param.nbytes // held.param.shape[0])
 
     def _in_one_thread(self, call: Callable[[int], object], unit: PinnedUnit) -> None:
         if self.turns is None:

@@ -192,10 +192,9 @@ class Streaming(Pins):
         folder = path if self.placement == "nvme" else None
         placed = {index: placed_table(one, self._own_files, folder) for index, one in by_rows.items()}
         left_bytes = self.memory_bytes - sum(unit.unit.size_bytes for unit in self.units)
+        self.tables_in_files = {index: place for index, place in placed.items() if place is not None}
         self.tables = {
-            index: place
-            for index, place in placed.items()
-            if place is not None and place.size_bytes > left_bytes
+            index: place for index, place in self.tables_in_files.items() if place.size_bytes > left_bytes
         }
 
     @property
@@ -429,7 +428,7 @@ class Streaming(Pins):
                 raise
         self._lost = _CLOSED if away else None
         self._opened = self.optimizer = None
-        self.tables = {}
+        self.tables_in_files, self.tables = {}, {}
 
     # -- uses of what is away
 

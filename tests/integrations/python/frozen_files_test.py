@@ -5,6 +5,8 @@ Run by pytest; as a script it exits with 77 where PyTorch, safetensors or pytest
 PyTorch is older than offload() takes.
 """
 
+import errno
+import os
 import re
 import sys
 from pathlib import Path
@@ -21,7 +23,9 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
+from ziggurat import DataLoss
 from ziggurat._left_out import LeftOut
+from ziggurat._memory import advise
 from ziggurat._streaming import streaming_of
 from ziggurat._units import divide
 from ziggurat.torch import gathered, offload, streamed_init
@@ -174,6 +178,76 @@ def test_a_value_that_is_written_stays_and_that_is_said(saved, tmp_path, capfd):
     for _ in range(2):
         model(torch.ones(1, WIDTH))
     assert torch.equal(model[4].base.weight, 2 * built()[4].base.weight)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("passes", ["forward", "backward"])
+@pytest.mark.parametrize("memory", ["least", "1GiB"])
+def test_a_file_that_is_cut_is_an_error_with_its_name_where_a_use_would_end_the_process(saved, tmp_path, passes, memory):
+    model = loaded(saved)
+    offload(model, memory=memory_of(model) if memory == "least" else memory, placement="nvme")
+    _, optimizer = train(model, where=tmp_path)
+    whole = saved.read_bytes()
+    loss = model(torch.ones(2, WIDTH)).square().mean() if passes == "backward" else None
+    os.truncate(saved, len(whole) // 2 + 100)  # within a page, whose end is zeros then
+    name = "cannot be read from .*base.safetensors, because the file has [0-9]+ bytes now, and the parameter ends at byte"
+    with pytest.raises(DataLoss, match=rf"parameter '\d.base.weight' {name} [0-9]+: give the file"):
+        loss.backward() if loss is not None else model(torch.ones(2, WIDTH))
+    assert pinned(model) == []
+    with saved.open("r+b") as file:
+        file.write(whole)
+    optimizer.zero_grad()
+    steps_of(model, optimizer)
+    optimizer.close()
+
+
+@pytest.mark.parametrize(("code", "why"), [(errno.EFAULT, "the drive did not give it"), (133, "memory is damaged")])
+def test_a_page_that_cannot_be_had_is_an_error_and_what_a_kernel_has_no_call_for_is_none(
+    saved, tmp_path, monkeypatch, code, why
+):
+    model = loaded(saved)
+    _, optimizer = train(model, tmp_path)
+    codes = {22: code}
+
+    def failing(address, size_bytes, advice):
+        return codes.get(advice) or advise(address, size_bytes, advice)
+
+    monkeypatch.setattr("ziggurat._frozen_files.advise", failing)
+    with pytest.raises(DataLoss, match=f"parameter '0.base.weight' cannot be read from .*, because .*{why}"):
+        steps_of(model, optimizer)
+    for codes[22] in (errno.EINVAL, errno.ENOMEM):
+        steps_of(model, optimizer)
+    os.truncate(saved, 4096)
+    with pytest.raises(DataLoss, match="the file has 4096 bytes now"):
+        steps_of(model, optimizer)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("memory", [3 * BLOCK_BYTES, 1 << 30], ids=["less than the table", "for all"])
+def test_a_row_that_cannot_be_had_is_an_error_too(tmp_path, memory):
+    def model():
+        torch.manual_seed(1)
+        blocks = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        return torch.nn.Sequential(torch.nn.Embedding(4 * WIDTH, WIDTH), *map(torch.nn.Sequential, blocks))
+
+    file = tmp_path / "table.safetensors"
+    save_file(model().state_dict(), file)
+    ours = model()
+    ours.load_state_dict(load_file(file), assign=True)
+    ours[0].requires_grad_(False)
+    offload(ours, memory=memory)
+    trained = [param for param in ours.parameters() if param.requires_grad]
+    optimizer = ziggurat.torch.AdamW(trained)
+    optimizer.open()
+    tokens = torch.tensor([0, 5, 5, 4 * WIDTH - 1])
+    with torch.no_grad():
+        assert torch.equal(ours(tokens), model()(tokens))
+    with pytest.raises(IndexError):
+        ours(tokens + 1)
+    os.truncate(file, 4 * BLOCK_BYTES - 8192)
+    with torch.no_grad(), pytest.raises(DataLoss, match="parameter '0.weight' cannot be read from .*table.safetensors"):
+        ours(tokens)
+    assert pinned(ours) == []
     optimizer.close()
 
 
