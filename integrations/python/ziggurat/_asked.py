@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from ziggurat._plan_page import Plan
 from ziggurat._step_bound import step_bound
 from ziggurat._streaming import Streaming
 from ziggurat._traffic import Settings, State, step_bytes
-from ziggurat._units import Division, UnitPart
+from ziggurat._units import Division, Unit, UnitPart
 
 _SOMEWHERE = 64  #: stands for an address, which nobody follows
 #: formats whose records hold parameters of so many bytes bit for bit (optimizer/state_format.h)
@@ -50,6 +50,8 @@ class Asked:
     clips: bool
     free: int  #: bytes of memory that the run may take
     recomputes: bool = False
+    #: the parameters that are trained and came after offload(), as adapters may
+    added: tuple[tuple[str, torch.nn.Parameter], ...] = ()
 
     def plan(
         self,
@@ -73,6 +75,7 @@ class Asked:
             self._require_room(in_memory, on_drive)
         step = step_bytes(
             self.division,
+            self._added_parts(),
             self._settings(grads),
             None if budget is None else State(state_bytes, budget.records, budget.read_bytes),
         )
@@ -81,11 +84,13 @@ class Asked:
             leased = 0 if budget is None else budget.items * budget.item_bytes
             bound = step_bound(step, *compute, rate[0], leased)
         params = [param for unit in self.division.units for _, param in unit.params]
+        params += [param for _, param in self.added]
         return Plan(
             params=sum(param.numel() for param in params),
             trained=sum(param.numel() for param in params if param.requires_grad),
             units=len(self.division.units),
             experts=sum(unit.is_expert for unit in self.division.units),
+            frozen_in_files=sum(param.nbytes for unit in self.division.units for param in unit.in_files),
             by_rows=tuple(unit.name for unit in self.division.units if unit.by_rows),
             optimizer=self.optimizer,
             state_format=self.state_format,
@@ -131,15 +136,30 @@ class Asked:
 
     def _parts(self, trained: bool) -> list[UnitPart]:
         all_parts = (part for unit in self.division.units for part in unit.parts())
-        return [part for part in all_parts if part.trained == trained]
+        found = [part for part in all_parts if part.trained == trained]
+        return [*found, *self._added_parts()] if trained else found
+
+    def _added_parts(self) -> list[UnitPart]:
+        """Returns what the engine is lent beside the units' parameters."""
+        lent = Unit(0, "(added)")
+        lent.params, lent.own_blocks = list(self.added), self.state_format == "8bit"
+        return [part._replace(added=True) for part in lent.parts()]
+
+    def _trained(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [*((name, param) for _, name, param in self._params(True)), *self.added]
 
     def _listed(self) -> list[Param]:
         """Returns the parameters as the engine is given them."""
-        return [
+        kept = [
             Param(name, tuple(param.shape), DTYPES[param.dtype], None, unit=unit, frozen=not trained)
             for trained in (True, False)
             for unit, name, param in self._params(trained)
         ]
+        return [*self._lent(self.added), *kept]
+
+    @staticmethod
+    def _lent(params: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Param]:
+        return [Param(name, tuple(one.shape), DTYPES[one.dtype], _SOMEWHERE) for name, one in params]
 
     def _engine_settings(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer, "state_format": self.state_format}
@@ -155,7 +175,7 @@ class Asked:
     def _grads_on_drive(self) -> bool:
         if not self.state_on_drive or self.homes.grads is not None:
             return self.homes.grads == "nvme"
-        return not fits_half(sums_bytes(param for _, _, param in self._params(True)), self.free)
+        return not fits_half(sums_bytes(param for _, param in self._trained()), self.free)
 
     def _budget(self, state_bytes: int, grads_on_drive: bool) -> _host_budget.Budget | None:
         """Returns how the engine divides its host memory, or None for a state that is there whole."""
@@ -165,11 +185,7 @@ class Asked:
         homes = _host_budget.Homes(self.homes.params == "nvme", grads_on_drive)
         room = self.host_memory
         if room is None:
-            trained = [
-                Param(str(i), tuple(param.shape), DTYPES[param.dtype], _SOMEWHERE)
-                for i, (_, _, param) in enumerate(self._params(True))
-            ]
-            choice = chosen(trained, self._engine_settings(), ".", self.free)
+            choice = chosen(self._lent(self._trained()), self._engine_settings(), ".", self.free)
             room = room_beside_nvme(choice, self._largest_frozen() if homes.params else self._model_bytes())
         budget = _host_budget.divided(stored, homes, room)
         if budget.budget_bytes < budget.smallest_bytes:
@@ -187,6 +203,7 @@ class Asked:
                 0 if part.by_rows else part.home_bytes // part.tiles,
                 part.members,
                 self.state_format in _HELD[part.itemsize],
+                part.added,
             )
             for trained in (True, False)
             for part in self._parts(trained)
@@ -219,7 +236,8 @@ class Asked:
     ) -> tuple[dict[str, int], dict[str, int]]:
         """Returns the bytes in host memory and on the drive, by what they are."""
         trained, frozen = self._parts(True), self._parts(False)
-        homes = sum(part.home_bytes for part in (*trained, *frozen))
+        kept = [part for part in (*trained, *frozen) if not part.added]
+        homes = sum(part.home_bytes for part in kept)
         wide = 4 if self.accumulation > 1 else 0  # bytes of an element of a sum
         in_pytorch = [part for part in trained if not (grads_on_drive and part.elements >= TILE)]
         tables = [part for part in trained if self._has_grad_in_file(part)]
@@ -236,12 +254,14 @@ class Asked:
         drive: dict[str, int] = {}
         in_host = self.homes.params == "host"
         (here if in_host else drive)["parameters"] = homes
+        if self.added:
+            here["parameters that came after offload()"] = sum(param.nbytes for _, param in self.added)
         if budget is None:
             here["optimizer state"] = state_bytes
         else:
-            in_budget = sum(part.home_bytes for part in (*trained, *frozen) if not part.by_rows)
-            kept = budget.budget_bytes - (in_budget if in_host else 0)
-            here["optimizer state that stays or is on its way"] = kept
+            in_budget = sum(part.home_bytes for part in kept if not part.by_rows)
+            for_state = budget.budget_bytes - (in_budget if in_host else 0)
+            here["optimizer state that stays or is on its way"] = for_state
             drive[_IN_SLOTS] = 2 * state_bytes
         sums = sum(4 * TILE * part.tiles for part in trained) if grads_on_drive else 0
         files = 2 if wide and not grads_on_drive else 1  # what is added, and to what
@@ -328,4 +348,5 @@ def asked_of(
         clips=clips,
         recomputes=recomputes or streaming.recomputes,
         free=free_bytes(),
+        added=optimizer.trained_beside(),
     )

@@ -129,18 +129,22 @@ class FileRange:
         self._storage = tensor.untyped_storage()
         self._address, self.size_bytes = tensor.data_ptr(), tensor.nbytes
         self._private, self._file = private, file
+        self._is_read = False  # and has not been let go since
 
     def is_in_place(self) -> bool:
         return self._storage.data_ptr() == self._address
 
-    def read(self, name: str) -> None:
-        """Reads all of it and maps it. Errors: DataLoss, with the parameter's `name`, where a use would end
-        the process."""
-        if self.is_in_place():
-            begin = self._address // _PAGE * _PAGE
-            size_bytes = self._address + self.size_bytes - begin
-            advise(begin, size_bytes, mmap.MADV_WILLNEED)
-            self._map(name, [(begin, size_bytes)])
+    def read(self, name: str) -> int:
+        """Reads all of it and maps it. Returns the bytes that were not there. Errors: DataLoss, with the
+        parameter's `name`, where a use would end the process."""
+        if not self.is_in_place():
+            return 0
+        begin = self._address // _PAGE * _PAGE
+        size_bytes = self._address + self.size_bytes - begin
+        advise(begin, size_bytes, mmap.MADV_WILLNEED)
+        self._map(name, [(begin, size_bytes)])
+        was_read, self._is_read = self._is_read, True
+        return 0 if was_read else self.size_bytes
 
     def read_rows(self, name: str, rows: torch.Tensor, row_bytes: int) -> None:
         """Reads these rows of a table, and not one after the other, and maps them. Errors: as read()."""
@@ -195,6 +199,7 @@ class FileRange:
         if not self.is_in_place() or self.was_written():
             return False
         advise(*self._whole_pages(), mmap.MADV_DONTNEED)
+        self._is_read = False
         return True
 
     def _whole_pages(self) -> tuple[int, int]:
@@ -205,6 +210,8 @@ class FileRange:
 def _has_own_pages(begin: int, size: int) -> bool:
     """Returns whether a private mapping has pages that are no longer the file's, or nobody knows."""
     count = size // _PAGE
+    if count < 1:  # it shares its pages with others
+        return True
     try:
         with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
             pagemap.seek(begin // _PAGE * 8)
@@ -257,11 +264,13 @@ class FrozenFiles:
         self._in_no_order: Container[int] = ()
         self._keeps_all = False
         self._reader: ThreadPoolExecutor | None = None
-        self._reading: tuple[int, Future[None]] | None = None
+        self._reading: tuple[int, Future[int]] | None = None
         # The unit that came after these two: one order in forward, another in backward.
         self._after: dict[tuple[int, int], int] = {}
         self._last = (-1, -1)
+        self._last_in_backward = False
         self._told = False
+        self.read_bytes = 0  #: so far
 
     def __contains__(self, unit: int) -> bool:
         return unit in self._units
@@ -283,14 +292,18 @@ class FrozenFiles:
         self._after.clear()
 
     def bring(self, unit: int) -> None:
-        """Reads what is not there. The next unit, if it was seen before, is read meanwhile."""
+        """Reads what is not there. The next unit, if it was seen before, is read meanwhile. Errors: DataLoss."""
         if unit in self._in_no_order:
-            _read(self._units[unit])
+            self.read_bytes += _read(self._units[unit])
             return
+        in_backward = torch._C._current_graph_task_id() != -1
+        # Reentrant checkpointing lets a unit go between its second forward and its backward.
+        again = in_backward and self._last_in_backward and self._last[1] == unit
         self._after[self._last] = unit
-        self._last = (self._last[1], unit)
+        self._last, self._last_in_backward = (self._last[1], unit), in_backward
         self._settle(unit)
-        _read(self._units[unit])
+        read_bytes = _read(self._units[unit])
+        self.read_bytes += 0 if again else read_bytes  # the page cache still has it
         following = self._after.get(self._last)
         if following is not None and following != unit and not self._keeps_all:
             if self._reader is None:
@@ -317,17 +330,18 @@ class FrozenFiles:
         if self._reading is None:
             return
         (read, done), self._reading = self._reading, None
-        done.result()
+        self.read_bytes += done.result()
         if read != unit:
             self.let_go(read)
 
 
-def _read(ranges: Iterable[tuple[str, FileRange]]) -> None:
-    for name, one in ranges:
-        one.read(name)
+def _read(ranges: Iterable[tuple[str, FileRange]]) -> int:
+    """Returns the bytes that were not there."""
+    return sum(one.read(name) for name, one in ranges)
 
 
-def _read_ahead(ranges: Iterable[tuple[str, FileRange]]) -> None:
+def _read_ahead(ranges: Iterable[tuple[str, FileRange]]) -> int:
     """Reads what may not be needed. If it is, its errors come then."""
     with contextlib.suppress(DataLoss):
-        _read(ranges)
+        return _read(ranges)
+    return 0

@@ -21,6 +21,7 @@ class Stored(NamedTuple):
     home_bytes: int  #: of a tile's parameters where they are kept
     members: int  #: parameters that share it
     is_held: bool  #: whether it holds the parameters bit for bit
+    lent: bool = False  #: whether the parameters are in PyTorch's memory
 
 
 class Homes(NamedTuple):
@@ -76,9 +77,9 @@ class _Chunks:
         self._items = [self._item(one, tiles) for one, tiles in self._chunks]
         self.item_bytes = max(self._items)
         total = staggered(self.item_bytes)
-        whole = [one.tiles * one.home_bytes for one in stored]
+        whole = [one.tiles * one.home_bytes for one in stored if not one.lent]
         if homes.params:
-            total += staggered(max(whole))
+            total += staggered(max(whole, default=0))
         else:
             total += sum(map(staggered, whole))
         if homes.grads:
@@ -88,9 +89,9 @@ class _Chunks:
 
     def _item(self, one: Stored, tiles: int) -> int:
         """Returns what an update of the chunk takes: the record, the parameters if they come from
-        NVMe, and the gradient in fp32 if it is put together from several or comes from NVMe."""
+        NVMe or are put together from several, and the gradient in fp32 if it comes or is so."""
         size_bytes = tiles * one.record_bytes
-        if self._homes.params:
+        if one.members > 1 if one.lent else self._homes.params:
             size_bytes += tiles * one.home_bytes
         if one.record_bytes and (one.members > 1 or self._homes.grads):
             size_bytes += 4 * TILE * tiles
@@ -133,7 +134,7 @@ class _Chunks:
         memory is not, unless several share it."""
         if not one.record_bytes:
             return 0
-        here = one.is_held and one.members == 1 and not self._homes.params
+        here = one.is_held and one.members == 1 and (one.lent or not self._homes.params)
         return one.record_bytes - (one.home_bytes if here else 0)
 
 

@@ -300,13 +300,15 @@ class Opened:
 
     def figures(self) -> dict[str, int]:
         """Returns the engine's counters, and since this was opened the bytes copied from and to
-        accelerators, the time that the script has waited and how often units were brought."""
+        accelerators, the time that the script has waited, how often units were brought and what was read
+        of frozen parameters in their own files."""
         streaming = self._streaming
         moved = {
             "device_down_bytes": sum(place.down_bytes for place in self._staged),
             "device_up_bytes": sum(place.up_bytes for place in self._staged),
             "brought_units": 0 if streaming is None else streaming.units_brought,
             "brought_experts": 0 if streaming is None else streaming.experts_brought,
+            "frozen_read_bytes": 0 if streaming is None else streaming.files.read_bytes,
         }
         return self.engine.figures() | moved | self.waited.figures()
 

@@ -360,6 +360,11 @@ class Opening(AmongRanks, StateDicts):
             in_host, _ = host_or_drive(held, self._settings, self._path)
         return self._settings, None if in_host else self._path
 
+    def trained_beside(self) -> tuple[tuple[str, Any], ...]:
+        """Returns the parameters that are trained and not among those that were offloaded."""
+        trained = ((name, param) for name, param, _ in self._named() if param.requires_grad)
+        return tuple(one for one in trained if streaming_of(one[1]) is None)
+
     def need_store(self, who: str) -> None:
         """Requires a store for a caller that has no use without one. "auto" then means its
         directory.

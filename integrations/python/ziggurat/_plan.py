@@ -37,6 +37,7 @@ def plan(
     compute_s: float | None = None,
     flops: float | None = None,
     recomputes: bool = False,
+    frozen_in_files: bool = True,
 ) -> Plan:
     """Returns what a run of `model` takes and moves, and the least time of a step. Nothing is allocated,
     and no parameter is read: it may be a model on the meta device, or one that was offloaded, whose own
@@ -61,6 +62,9 @@ def plan(
         weight takes 2 a token in forward, 2 in backward for its input's gradient and 2 for its own
         (Kaplan et al. 2020, section 2.1), and with gradient checkpointing, which ``recomputes`` tells,
         another 2; it also brings experts that are units once more.
+    ``frozen_in_files``
+        Whether frozen parameters on the meta device are going to stay in the files that they are loaded
+        from, as those of safetensors with the model's type do. Of others their memory tells.
 
     Errors: InvalidArgument for a `memory` or `host_memory` that is too small, which says how much works;
     ResourceExhausted for what the machine or the drive has no room for.
@@ -80,7 +84,8 @@ def plan(
         if tier == "auto":
             raise InvalidArgument('plan(optimizer_placement="auto"): give "host" or "nvme:/path"')
         division = divide(model, units, also_meta=True)
-        division.leave_in_files({param for param in model.parameters() if param.requires_grad})
+        trained = {param for param in model.parameters() if param.requires_grad}
+        division.leave_in_files(trained, also_meta=frozen_in_files)
         asked = Asked(
             division=division,
             homes=Homes.of(placement),

@@ -19,6 +19,7 @@ class Plan:
     trained: int
     units: int
     experts: int  #: the units that a batch may not call
+    frozen_in_files: int  #: bytes of frozen parameters that stay in their own files
     by_rows: tuple[str, ...]  #: the embeddings of which a forward reads a batch's rows where they lie
     optimizer: str
     state_format: str
@@ -54,6 +55,7 @@ class Plan:
             + (f", {frozen:,} of them frozen" if frozen else "")
             + f"; {self.optimizer} in {self.state_format}",
             *(f"of {name} each batch's rows are read" for name in self.by_rows),
+            *([f"{size_text(self.frozen_in_files)} that are frozen stay in their own files"] if self.frozen_in_files else []),
             f"{self.tokens:,} tokens in {backwards} make a step",
             f"memory={self.memory_bytes} {stays}; it must be at least {self.smallest_memory_bytes}",
         ]
@@ -70,12 +72,17 @@ class Plan:
         step = self.step
         called = "with all experts called, " if self.experts else ""
         brings = (
-            f"{called}forward brings {size_text(step.brought_forward)} of parameters, backward "
-            f"{size_text(step.brought_backward)}"
+            f"{called}forward brings {size_text(step.brought_forward + step.frozen_read_forward)} of "
+            f"parameters, backward {size_text(step.brought_backward + step.frozen_read_backward)}"
         )
-        if not self.on_drive:
+        if not self.on_drive and not step.read:
             return [brings, "a step moves nothing over the drive"]
+        frozen = [
+            ("frozen parameters in their files, forward", step.frozen_read_forward, 0),
+            ("frozen parameters in their files, backward", step.frozen_read_backward, 0),
+        ]
         rows = [
+            *(row for row in frozen if self.frozen_in_files),
             ("parameters for forward", step.params_read_forward, 0),
             ("parameters for backward", step.params_read_backward, 0),
             ("parameters in the update", step.params_read_update, step.params_written),
@@ -99,7 +106,7 @@ class Plan:
             lines.append(
                 f"the drive takes {self.drive_s:.3g} s for a step, at {rate} ({self.drive_rate_from})"
             )
-        elif self.on_drive:
+        elif self.on_drive or self.step.read:
             lines.append(
                 "the drive's rate is not known: give drive=, or measure it with `ziggurat bench io`"
             )

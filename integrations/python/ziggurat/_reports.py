@@ -9,9 +9,10 @@ import time
 from ziggurat._asked import asked_of
 from ziggurat._native import Engine, InvalidArgument, Unimplemented
 from ziggurat._opening import Opening
-from ziggurat._streaming import Streaming, streaming_of
+from ziggurat._streaming import Streaming, streaming_around
 from ziggurat._why_slow import Seen, Slow, judged
 
+_OWN = ("device_", "waited_", "brought_", "frozen_")  #: begin counters that are an optimizer's own
 _Now = tuple[dict[str, int], int, float]  # counters, steps, and the clock in seconds
 
 
@@ -42,6 +43,9 @@ class Reports(Opening):
             What was copied from and to accelerators.
         ``prefetch_hits``, ``prefetch_misses``
             Pieces of an offloaded model's units that were there when they were needed, or were not.
+        ``frozen_read_bytes``
+            What was read of an offloaded model's frozen parameters that stay in their own files, from the
+            page cache or the drive; of tables that are read by rows, nothing.
         ``brought_units``, ``brought_experts``
             How often units of an offloaded model were brought: experts, and all others.
         ``waited_units_s``, ``waited_gradients_s``, ``waited_step_s``
@@ -54,7 +58,7 @@ class Reports(Opening):
             The engine's host memory, and what of it is in use now.
 
         Counters are the process's, and two optimizers share them. Only what was copied from and to
-        accelerators, ``brought_`` and ``waited_`` is this optimizer's own.
+        accelerators, ``brought_``, ``frozen_`` and ``waited_`` is this optimizer's own.
         """
         engine = self.engine
         if engine is None:
@@ -72,7 +76,7 @@ class Reports(Opening):
         now = self._opened[0].figures()
         for opened in self._opened[1:]:
             for name, value in opened.figures().items():
-                if name.startswith(("device_", "waited_", "brought_")):  # all other counters are the process's
+                if name.startswith(_OWN):
                     now[name] += value
         return now
 
@@ -82,12 +86,9 @@ class Reports(Opening):
         words, with the changes that would help and by how much; call it when some steps were made, right
         after one. Of an offloaded model. Errors: Unimplemented for another; InvalidArgument if no step was
         made."""
-        found = next(filter(None, map(streaming_of, self._order)), None)
-        if found is None:
-            raise Unimplemented(
-                "why_slow() only knows models that were given to offload() with what this optimizer trains, "
-                "not adapters that were added later: see figures()"
-            )
+        streaming = streaming_around(self._order)
+        if streaming is None:
+            raise Unimplemented("why_slow() only knows models that were given to offload(): see figures()")
         with contextlib.ExitStack() as waiting:
             for opened in self._opened:
                 waiting.enter_context(opened.waited.step)
@@ -96,9 +97,9 @@ class Reports(Opening):
         if before is None or now is None or now[1] == before[1]:
             raise InvalidArgument("why_slow(): no step was made since the last call: call it after some")
         self._judged_at = now
-        accumulation = self._passes(found[0], before, now)
+        accumulation = self._passes(streaming, before, now)
         seen = Seen(now[1] - before[1], now[2] - before[2], _since(before[0], now[0]))
-        return judged(asked_of(found[0], accumulation, clips=False), seen)
+        return judged(asked_of(streaming, accumulation, clips=False), seen)
 
     def _now(self) -> _Now:
         engine = self.engine

@@ -9,11 +9,11 @@ in each step, and read unless they stay in host memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 from ziggurat._packing import TILE, staggered
-from ziggurat._units import ROOT, Division, UnitPart
+from ziggurat._units import ROOT, Division, Unit, UnitPart
 
 # What makes a step durable (tiers/store_layout.h): a page of 4096 for each of two superblocks and the
 # blob, and a table of 16 bytes a record in regions of 64 KiB.
@@ -45,8 +45,10 @@ class State:
 class StepBytes:
     """The bytes that a step moves. All but `brought_forward` and `brought_backward` cross the drive."""
 
-    brought_forward: int = 0  #: parameters, in all forwards of the step, from where they are kept
+    brought_forward: int = 0  #: parameters, in all forwards of the step, from where the engine keeps them
     brought_backward: int = 0
+    frozen_read_forward: int = 0  #: of frozen parameters that stay in their own files, at most
+    frozen_read_backward: int = 0
     params_read_forward: int = 0  #: of these, from the drive
     params_read_backward: int = 0
     params_read_update: int = 0  #: read by the update: records that several parameters share
@@ -70,48 +72,48 @@ class StepBytes:
     @property
     def in_forward(self) -> int:
         """Returns what the forwards move over the drive."""
-        return self.params_read_forward
+        return self.params_read_forward + self.frozen_read_forward
 
     @property
     def in_backward(self) -> int:
-        return self.params_read_backward + self.grads_read_backward + self.grads_written
+        params = self.params_read_backward + self.frozen_read_backward
+        return params + self.grads_read_backward + self.grads_written
 
     @property
     def in_update(self) -> int:
         return self.read + self.written - self.in_forward - self.in_backward
 
 
-def step_bytes(division: Division, settings: Settings, state: State | None) -> StepBytes:
+def step_bytes(
+    division: Division, added: Sequence[UnitPart], settings: Settings, state: State | None
+) -> StepBytes:
     """Returns the most that a step moves once the first three have been made; `state` is None for
-    a state in memory. What a run moves is less by
+    a state in memory. `added` are trained beside the units. What a run moves is less by
     some pieces of parameters, as they happen to fit into `memory`, and by experts that no batch calls."""
     entries = [part for entry in division.entries for unit in entry.units for part in unit.parts()]
     uses = [part for part in entries if not part.by_rows]
     trained = [part for part in dict.fromkeys(entries) if part.trained]
     forward, backward = _brought(division, uses, settings)
+    frozen_forward, frozen_backward = _read_frozen(division, settings)
+    step = StepBytes(forward, backward, frozen_forward, frozen_backward)
     if state is None:
-        return StepBytes(forward, backward)
+        return step
     table = math.ceil(_ENTRY_BYTES * state.count / _REGION_BYTES) * _REGION_BYTES
-    grads = _grads(trained, settings)
+    step = replace(
+        step,
+        state_read=state.read_bytes,
+        state_written=state.bytes + table + _SEAL_BYTES,
+        **_grads([*trained, *added], settings),
+    )
     if not settings.params_on_drive:
-        return StepBytes(
-            forward,
-            backward,
-            state_read=state.read_bytes,
-            state_written=state.bytes + table + _SEAL_BYTES,
-            **grads,
-        )
-    return StepBytes(
-        forward,
-        backward,
+        return step
+    return replace(
+        step,
         params_read_forward=forward,
         params_read_backward=backward,
         # The kernel reads a page of a table before a part of it is written.
         params_read_update=_home(part for part in trained if part.members > 1 or part.by_rows),
         params_written=_home(trained),
-        state_read=state.read_bytes,
-        state_written=state.bytes + table + _SEAL_BYTES,
-        **grads,
     )
 
 
@@ -125,9 +127,11 @@ def _brought(
     """Returns what all forwards bring, and all backwards. `uses` are a forward's, in their order: of a
     unit that several modules share there are several, between which it may have gone."""
     parts = list(dict.fromkeys(uses))
-    if division.fits(settings.memory_bytes):
+    engine_bytes = division.share_of_engine(settings.memory_bytes)
+    sizes = {unit: sum(unit.pieces()) for unit in division.units}  # without what stays in files
+    if sum(sizes.values()) <= engine_bytes:
         return _home(part for part in parts if part.trained), 0
-    room = _room(division, settings.memory_bytes)
+    room = _room(sizes, engine_bytes)
     front = _left(parts, room)  # what a forward finds when a backward has ended
     back = _left(list(dict.fromkeys(reversed(uses))), room)
     experts = _home(part for unit in division.units if unit.is_expert for part in unit.parts())
@@ -144,18 +148,30 @@ def _brought(
     return first + again * missed, (again + 1) * backward
 
 
-def _room(division: Division, memory_bytes: int) -> int:
-    """Returns how much of the memory is sure to hold what was used last when the next pass begins. One
-    piece may find no place between others. Beside less than three units what is brought ahead may take
-    all places, and then everything is dropped. What stays of experts, nobody knows."""
-    if any(unit.is_expert for unit in division.units):
+def _read_frozen(division: Division, settings: Settings) -> tuple[int, int]:
+    """Returns what all forwards and all backwards read of frozen parameters in their own files, of which
+    nothing stays from one use to the next unless there is room for all units."""
+    if division.fits(settings.memory_bytes):
+        return 0, 0
+    uses = [unit for entry in division.entries for unit in entry.units]
+    once = sum(unit.bytes_in_files for unit in uses)
+    experts = sum(unit.bytes_in_files for unit in uses if unit.is_expert) if settings.recomputes else 0
+    return settings.accumulation * once, settings.accumulation * (once + experts)
+
+
+def _room(sizes: Mapping[Unit, int], engine_bytes: int) -> int:
+    """Returns how much of the engine's memory, in which units take `sizes`, is sure to hold what was used
+    last when the next pass begins. One piece may find no place between others. Beside less than three units
+    what is brought ahead may take all places, and then everything is dropped. What stays of experts, nobody
+    knows."""
+    if any(unit.is_expert for unit in sizes):
         return 0
-    root = sum(unit.size_bytes for unit in division.units if unit.name == ROOT)
-    largest = max((unit.size_bytes for unit in division.units if unit.name != ROOT), default=0)
-    if memory_bytes < root + 3 * largest:
+    root = sum(its for unit, its in sizes.items() if unit.name == ROOT)
+    largest = max((its for unit, its in sizes.items() if unit.name != ROOT), default=0)
+    if engine_bytes < root + 3 * largest:
         return 0
-    pieces = [piece for unit in division.units for piece in unit.pieces()]
-    return memory_bytes - max(pieces)
+    pieces = [piece for unit in sizes for piece in unit.pieces()]
+    return engine_bytes - max(pieces)
 
 
 def _left(parts: Sequence[UnitPart], room: int) -> list[UnitPart]:

@@ -30,6 +30,7 @@ class UnitPart(NamedTuple):
     itemsize: int
     trained: bool
     by_rows: bool  #: whether the engine is lent it, and brings nothing of it
+    added: bool = False  #: whether it came after offload(), and stays in PyTorch's memory
 
     @property
     def home_bytes(self) -> int:
@@ -160,15 +161,18 @@ class Division:
         """Returns whether there is room for all units at once."""
         return sum(unit.size_bytes for unit in self.units) <= memory_bytes
 
-    def leave_in_files(self, trained: Container[torch.Tensor]) -> dict[torch.Tensor, FileRange]:
+    def leave_in_files(
+        self, trained: Container[torch.Tensor], also_meta: bool = False
+    ) -> dict[torch.Tensor, FileRange]:
         """Takes the large parameters that are not `trained` from the engine if their memory is a mapping
-        of a file. Returns where they are."""
+        of a file, and `also_meta` those that have no memory yet. Returns where they are."""
         mappings, places = FileMappings(), {}
         for unit in self.units:
             large = [param for _, param in unit.params if param.nbytes >= LEAST_BYTES]
             found = {param: mappings.of(param) for param in large if param not in trained}
             stay = {param: place for param, place in found.items() if place is not None}
-            unit.in_files, unit.by_rows = frozenset(stay), unit.is_table and bool(stay)
+            unit.in_files = frozenset(stay).union(param for param in found if also_meta and param.is_meta)
+            unit.by_rows = unit.is_table and bool(unit.in_files)
             places.update(stay)
         return places
 

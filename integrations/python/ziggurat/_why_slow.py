@@ -57,6 +57,7 @@ class Slow:
     seconds: dict[str, float]  #: of a step, by what it computes or waits for
     read_bytes: float  #: from the drive, in a step
     written_bytes: float
+    frozen_read_bytes: float  #: of frozen parameters in their own files, from the page cache or the drive
     drive_bytes_per_s: float | None  #: while it was busy
     drive_busy: float  #: the share of the time in which it was
     prefetch_hits: float  #: the share of pieces that were there when they were needed
@@ -74,6 +75,11 @@ class Slow:
                 f"it reads {size_text(self.read_bytes)} from the drive and writes "
                 f"{size_text(self.written_bytes)}, at {self.drive_bytes_per_s / 1e9:.3g} GB a second; the "
                 f"drive is busy for {self.drive_busy:.0%} of the time"
+            )
+        if self.frozen_read_bytes:
+            lines.append(
+                f"it reads {size_text(self.frozen_read_bytes)} of frozen parameters in their own files, as far "
+                "as memory does not have them"
             )
         lines.append(f"{self.prefetch_hits:.0%} of what units need was there when they needed it")
         for change in self.changes:
@@ -106,6 +112,7 @@ def judged(asked: Asked, seen: Seen) -> Slow:
         seconds=seconds,
         read_bytes=figures["nvme_read_bytes"] / seen.steps,
         written_bytes=figures["nvme_write_bytes"] / seen.steps,
+        frozen_read_bytes=figures["frozen_read_bytes"] / seen.steps,
         drive_bytes_per_s=moved / busy if busy else None,
         drive_busy=min(1.0, busy / seen.seconds),
         prefetch_hits=figures["prefetch_hits"] / needed if needed else 1.0,
@@ -134,7 +141,11 @@ def _bytes_of(step: StepBytes, cause: str) -> int:
     if cause == GRADIENTS:
         return step.grads_read_backward + step.grads_written
     # From host memory nothing is read over a drive, but all is copied.
-    return step.brought_forward + step.brought_backward
+    return step.brought_forward + step.brought_backward + _frozen(step)
+
+
+def _frozen(step: StepBytes) -> int:
+    return step.frozen_read_forward + step.frozen_read_backward
 
 
 class _Model:
@@ -162,8 +173,8 @@ class _Model:
         for cause in (UNITS, UPDATE, GRADIENTS):
             moved = _bytes_of(step, cause)
             saved_s = (_bytes_of(self._step, cause) - moved) * self._s_per_byte(cause)
-            if asked.homes.params == "nvme" or cause != UNITS:
-                saved_s += moved * self._drive_s_per_byte * (1 - 1 / faster)
+            on_drive = moved if asked.homes.params == "nvme" or cause != UNITS else _frozen(step)
+            saved_s += on_drive * self._drive_s_per_byte * (1 - 1 / faster)
             wait = max(0.0, self.seconds[cause] - saved_s) if self.seconds[cause] else 0.0
             # The update of a state in memory is the CPU's work in step(), which hides nowhere.
             hides = 0.0 if cause == UPDATE and not asked.state_on_drive else min(wait, hidden_s)

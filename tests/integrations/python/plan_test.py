@@ -6,6 +6,7 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, 
 than offload() takes.
 """
 
+import functools
 import json
 import math
 import re
@@ -17,6 +18,7 @@ try:
     import torch
     from small_models import one_thread  # noqa: F401, a fixture
     from streamed_models import gpt, memory_of
+    from torch.utils.checkpoint import checkpoint
 except ImportError as missing:
     import missing_peer
 
@@ -32,9 +34,9 @@ IN_FILES = "params=nvme,grads=nvme"
 
 
 class Block(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, wide: int = 2) -> None:
         super().__init__()
-        self.up, self.down = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Linear(2 * WIDTH, WIDTH)
+        self.up, self.down = torch.nn.Linear(WIDTH, wide * WIDTH), torch.nn.Linear(wide * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(torch.relu(self.up(x)))
@@ -43,9 +45,9 @@ class Block(torch.nn.Module):
 class Adapted(torch.nn.Module):
     """A frozen block with adapters beside it that are trained."""
 
-    def __init__(self) -> None:
+    def __init__(self, wide: int = 2) -> None:
         super().__init__()
-        self.base = Block().requires_grad_(False)
+        self.base = Block(wide).requires_grad_(False)
         self.narrow = torch.nn.Linear(WIDTH, 16, bias=False)
         self.widen = torch.nn.Linear(16, WIDTH, bias=False)
 
@@ -206,6 +208,111 @@ def close(planned: float, counted: float, beside: float = 0, slack: float = 0.0)
     assert planned - counted <= slack * (planned + beside), (planned, counted)
 
 
+BASES = {
+    "all fits": {"units": 99},
+    "bf16, accumulation 3": {"units": 3.3, "dtype": BF16, "accumulation": 3},
+    "smallest memory, in host memory": {"units": None, "tier": "host", "placement": "host"},
+    "checkpointed, reentrant": {"units": 3.3, "reentrant": True, "accumulation": 2},
+    "checkpointed, not reentrant": {"units": 3.3, "reentrant": False, "placement": IN_FILES},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("run", BASES.values(), ids=BASES.keys())
+def test_a_frozen_base_in_its_files_is_read_as_the_plan_says(tmp_path, run, one_thread):  # noqa: F811
+    file, dtype, accumulation = tmp_path / "base.pt", run.get("dtype", torch.float32), run.get("accumulation", 1)
+    make = functools.partial(made, dtype, block=functools.partial(Adapted, 12))
+    torch.save(make().state_dict(), file)
+    model = frozen(make(), run.get("reentrant"))
+    model.load_state_dict(torch.load(file, mmap=True), assign=True)
+    model = frozen(model)
+    division = divide(model, "auto")
+    division.leave_in_files({param for param in model.parameters() if param.requires_grad})
+    least, largest = division.smallest()[0], max(unit.size_bytes for unit in division.units)
+    memory = least if run["units"] is None else int(run["units"] * largest)
+    tier = run.get("tier", f"nvme:{tmp_path}/state")
+    of_step = {"tokens": 4, "accumulation": accumulation, "recomputes": "reentrant" in run}
+    settings = of_step | {"memory": memory, "placement": run.get("placement", "nvme"), "optimizer_placement": tier}
+    plan = ziggurat.torch.plan(model, **settings)
+    on_meta = ziggurat.torch.plan(frozen(make().to("meta")), **settings)
+    assert on_meta == plan
+    base = 8 * 2 * 12 * WIDTH * WIDTH * dtype.itemsize
+    assert plan.frozen_in_files == base
+    assert base not in plan.on_drive.values()
+    reads = 0 if run["units"] == 99 else accumulation * base
+    assert (plan.step.frozen_read_forward, plan.step.frozen_read_backward) == (reads, reads)
+    assert ("frozen parameters in their files" in str(plan)) == (tier != "host" or reads > 0)
+    other = settings | {"memory": 2 * memory, "frozen_in_files": False}
+    copied = ziggurat.torch.plan(frozen(make().to("meta")), **other)
+    assert copied.frozen_in_files == copied.step.frozen_read_forward == 0
+    ziggurat.torch.offload(model, memory=memory, placement=settings["placement"])
+    trained = [param for param in model.parameters() if param.requires_grad]
+    optimizer = ziggurat.torch.AdamW(trained, lr=1e-3, placement=tier)
+    its = ziggurat.torch.plan(model, **of_step)
+    assert its.step == plan.step, "the offloaded model's plan differs"
+    found = counted(model, optimizer, accumulation, False, plan.step.read)
+    assert found["frozen_read_bytes"] == 2 * reads
+    close(plan.step.read, found["nvme_read_bytes"] + found["frozen_read_bytes"], plan.step.written, 0.02)
+    close(plan.step.written, found["nvme_write_bytes"])
+    assert "of frozen parameters in their own files" in str(optimizer.why_slow())  # once, where all fits
+    optimizer.close()
+
+
+ADDED = {
+    "state in host memory": {"tier": "host", "placement": "host"},
+    "state on NVMe": {"accumulation": 2},
+    "little host memory": {"host_memory": "7MiB", "narrow": 1024},
+    "little host memory, small ones": {"host_memory": "3MiB", "narrow": 120},
+    "gradients in files": {"placement": IN_FILES, "clips": True, "narrow": 256},
+    "nothing in the engine": {"file": True, "memory": "8MiB"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("run", ADDED.values(), ids=ADDED.keys())
+def test_adapters_that_came_after_offload_are_in_the_plan(tmp_path, run, one_thread):  # noqa: F811
+    model = torch.nn.Sequential(torch.nn.Linear(64, WIDTH, bias=False), *(Adapted(12) for _ in range(8)))
+    for block in model[1:]:
+        block.narrow = block.widen = torch.nn.Identity()
+        block.base.up.bias = block.base.down.bias = None
+    model.requires_grad_(False)
+    if "file" in run:
+        del model[0].weight
+        model[0] = torch.nn.ZeroPad1d((0, WIDTH - 64))
+        torch.save(model.state_dict(), tmp_path / "base.pt")
+        model.load_state_dict(torch.load(tmp_path / "base.pt", mmap=True), assign=True)
+        model.requires_grad_(False)
+    tier, accumulation = run.get("tier", f"nvme:{tmp_path}/state"), run.get("accumulation", 1)
+    ziggurat.torch.offload(model, memory=run.get("memory", "64MiB"), placement=run.get("placement", "nvme"))
+    for block in model[1:]:
+        block.narrow = torch.nn.Linear(WIDTH, run.get("narrow", 16), bias=False)
+        block.widen = torch.nn.Linear(run.get("narrow", 16), WIDTH, bias=False)
+    trained = [param for param in model.parameters() if param.requires_grad]
+    state = {name: run[name] for name in ("state_format", "host_memory") if name in run}
+    optimizer = ziggurat.torch.AdamW(trained, lr=1e-3, placement=tier, **state)
+    of_step = {"tokens": 4, "accumulation": accumulation, "clips": run.get("clips", False)}
+    plan = ziggurat.torch.plan(model, **of_step)
+    assert plan.trained == sum(param.numel() for param in trained)
+    assert plan.in_host_memory["parameters that came after offload()"] == 4 * plan.trained
+    found = counted(model, optimizer, accumulation, run.get("clips", False), plan.step.read)
+    assert ziggurat.torch.plan(model, **of_step).step == plan.step
+    assert plan.step.read == found["nvme_read_bytes"] + found["frozen_read_bytes"]
+    assert plan.step.written == found["nvme_write_bytes"]
+    assert plan.step.state_read == found["state_read_bytes"]
+    assert plan.step.state_read > 0 or "host_memory" not in run
+    assert optimizer.why_slow().steps == 7
+    optimizer.close()
+
+
+def frozen(model: torch.nn.Module, reentrant: bool | None = None) -> torch.nn.Module:
+    """Returns a model of Adapted, trained in its adapters alone, and checkpointed if `reentrant` is not None."""
+    for name, param in model.named_parameters():
+        param.requires_grad_("narrow" in name or "widen" in name)
+    if reentrant is not None:
+        model[0].register_forward_hook(lambda module, given, x: x.requires_grad_(torch.is_grad_enabled()))
+        for block in model[1:-1]:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=reentrant)
+    return model
+
+
 @pytest.mark.parametrize("host_memory", ["4MiB", "6MiB", "9MiB", "14MiB", None])
 @pytest.mark.parametrize("placement", ["host", "nvme", IN_FILES])
 @pytest.mark.parametrize("state_format", ["fp32", "8bit", "bf16-moments"])
@@ -299,6 +406,7 @@ def test_host_memory_has_room_for_a_frozen_parameter_larger_than_the_state():
             return torch.nn.Sequential(torch.nn.Sequential(base, *adapter)).bfloat16()
 
     settings = {"tokens": 1, "memory": "2GiB", "placement": "nvme", "optimizer_placement": "nvme", "free_memory": "8GiB"}
+    settings["frozen_in_files"] = False
     for narrow in (8, 512):  # with state of 3 and of 200 MB
         plan = ziggurat.torch.plan(adapted(narrow), **settings)
         assert plan.in_host_memory["optimizer state that stays or is on its way"] > 2 * 16384 * 16384

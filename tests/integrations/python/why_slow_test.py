@@ -31,6 +31,7 @@ NOTHING = dict.fromkeys(
         "nvme_read_bytes",
         "nvme_write_bytes",
         "nvme_busy_s",
+        "frozen_read_bytes",
         "prefetch_hits",
         "prefetch_misses",
         "wait_sweep_s",
@@ -123,6 +124,25 @@ def test_memory_is_named_with_which_so_many_units_more_stay():
     assert found[more[0]] > reads_s * (2 - kept)
     assert found["twice as many tokens in each backward"] == pytest.approx(reads_s)
     assert found["a drive that is twice as fast"] == pytest.approx(reads_s * 1.5)
+
+
+@pytest.mark.parametrize("where", [{}, {"homes": Homes("host", None), "state_on_drive": False}], ids=["nvme", "host"])
+def test_memory_is_named_for_a_frozen_base_that_is_read_in_its_files(where):
+    """Adapters beside it are all that the engine has."""
+    model = blocks()
+    for block in model:
+        block[0].weight.requires_grad_(False)
+    division = divide(model, "auto", also_meta=True)
+    division.leave_in_files(trained := {block[0].bias for block in model}, also_meta=True)
+    base = 8 * 512 * 512 * 4
+    run = asked(division=division, memory_bytes=3 * base // 8, **where)
+    assert len(trained) == 8
+    assert run.plan(has_room=True).step.frozen_read_forward == base
+    found = judged(run, seen(run, 1.0, waited_units_s=2.0, frozen_read_bytes=2 * base))
+    assert "it reads 16.0 MiB of frozen parameters in their own files" in str(found)
+    whole = sum(unit.size_bytes for unit in division.units)
+    changes = {change.what: change.step_s for change in found.changes}
+    assert changes[f"memory={whole}, so that all units stay"] < 1.1
 
 
 def test_where_all_units_fit_only_larger_steps_read_less():
