@@ -33,7 +33,7 @@ from ziggurat._packing import TILE
 from ziggurat._parts import Nothing, Part
 from ziggurat._rounding import as_fp32, draws_params, rounds_to
 from ziggurat._streaming import Streaming
-from ziggurat._waited import Waited
+from ziggurat._waited import Beside, Waited
 from ziggurat._words import in_arguments
 
 
@@ -158,6 +158,7 @@ class Opened:
         # if another gradient takes their place.
         self._lent: dict[int, torch.Tensor] = {}
         self.waited = Waited()  #: how long the script has waited for the engine, by cause
+        self.beside = Beside(self.figures)  #: what was counted in evaluation
         self._in_memory = "optimizer=host" in settings.get("placement", "")
         self._streaming = streaming
         # whether the newest step is written, so that nothing waits for the engine
@@ -308,6 +309,7 @@ class Opened:
             "device_up_bytes": sum(place.up_bytes for place in self._staged),
             "brought_units": 0 if streaming is None else streaming.units_brought,
             "brought_experts": 0 if streaming is None else streaming.experts_brought,
+            "brought_backward": 0 if streaming is None else streaming.brought_backward,
             "frozen_read_bytes": 0 if streaming is None else streaming.files.read_bytes,
         }
         return self.engine.figures() | moved | self.waited.figures()
@@ -353,6 +355,7 @@ class Opened:
 
     def step(self, groups: list[GroupStep], blob_follows: bool = False) -> None:
         """Begins a step with all gradients."""
+        self.beside.end()
         self.wait()
         if self._streaming is not None:
             self._streaming.require_unused("step()")

@@ -152,6 +152,8 @@ class _Around:
     def __call__(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._opens and torch.is_grad_enabled():
             self.streaming.open()
+        if self._tokens is not None:
+            self.streaming.passes(torch.is_grad_enabled())
         if self._activations is not None and torch.is_grad_enabled():
             with self._activations.kept():
                 return self._pinned(call, module, args, kwargs)
@@ -280,7 +282,7 @@ class _Use:
             backward = self._backward()
             backward.end_after(self.last)
             self._streaming.wait_for_turn(self._stage, self._units)
-            self._streaming.pin(self._units)
+            self._streaming.pin_for_backward(self._units)
             self._in = backward
             backward.uses.add(self)
         if torch.is_grad_enabled():  # create_graph: another backward reads the parameters
@@ -296,6 +298,7 @@ class _Use:
         task, known = torch._C._current_graph_task_id(), self._streaming.backwards
         backward: _Backward | None = known.get(task)
         if backward is None:
+            self._streaming.passes(True)
             backward = known[task] = _Backward()
             torch.autograd.Variable._execution_engine.queue_callback(
                 _AtEnd(backward, self._streaming)

@@ -169,6 +169,11 @@ class PinnedUnit:
         # they call need not pin.
         self.forwards = self.trained_forwards = 0
 
+    @property
+    def comes(self) -> bool:
+        """Returns whether something of it is brought."""
+        return bool(self.held) or self.index in self.streaming.files
+
 
 class Pins:
     """The units of one model, and which of them are there. Until an engine is opened all are, and
@@ -187,7 +192,9 @@ class Pins:
         self._until_step: list[PinnedUnit] = []
         self.turns: Turns | None = None  #: while micro-batches take turns
         self._thread = OneThread()  # which has all pins
-        self.units_brought = self.experts_brought = 0  #: from the engine, as often as it was
+        #: how often units were brought from the engine or their own files: experts, and others
+        self.units_brought = self.experts_brought = 0
+        self.brought_backward = 0  #: of these others, those whose backward began
 
     def wait_for_turn(self, stage: str | None, units: Sequence[PinnedUnit]) -> None:
         """Lets other micro-batches come to the `stage` too before this one brings its units. Returns
@@ -246,6 +253,21 @@ class Pins:
         if failed is not None:
             raise failed
 
+    def pin_for_backward(self, units: Sequence[PinnedUnit]) -> None:
+        """Does what pin() does, where the units' backward begins."""
+        before = self.units_brought
+        self.pin(units)
+        self.brought_backward += self.units_brought - before
+
+    @torch._disable_dynamo  # type: ignore[misc]
+    def passes(self, trains: bool) -> None:
+        """Called where a call of the model or a backward begins."""
+        if self._opened is not None:
+            if trains:
+                self._opened.beside.end()
+            else:
+                self._opened.beside.begin()
+
     def until_step(self, units: Iterable[PinnedUnit]) -> None:
         """Keeps units that are pinned until the next step."""
         for unit in units:
@@ -285,6 +307,7 @@ class Pins:
         if unit.held:
             with opened.waited.units:
                 self._acquire(unit, opened.engine)
+        if unit.comes:
             self.units_brought += not unit.unit.is_expert
             self.experts_brought += unit.unit.is_expert
         try:

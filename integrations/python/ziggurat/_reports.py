@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
+from typing import NamedTuple
 
 from ziggurat._asked import asked_of
 from ziggurat._native import Engine, InvalidArgument, Unimplemented
@@ -13,7 +15,16 @@ from ziggurat._streaming import Streaming, streaming_around
 from ziggurat._why_slow import Seen, Slow, judged
 
 _OWN = ("device_", "waited_", "brought_", "frozen_")  #: begin counters that are an optimizer's own
-_Now = tuple[dict[str, int], int, float]  # counters, steps, and the clock in seconds
+#: of these counters a run is judged by what it counts while it trains: a step's update moves what it moves
+#: in evaluation too
+_OF_PASSES = ("prefetch_hits", "prefetch_misses", "wait_sweep_ns", "waited_units_ns", "frozen_read_bytes")
+
+
+class _Now(NamedTuple):
+    counters: dict[str, int]
+    beside: dict[str, int]  #: of them, in evaluation
+    steps: int
+    seconds: float  #: of a clock
 
 
 class Reports(Opening):
@@ -47,7 +58,8 @@ class Reports(Opening):
             What was read of an offloaded model's frozen parameters that stay in their own files, from the
             page cache or the drive; of tables that are read by rows, nothing.
         ``brought_units``, ``brought_experts``
-            How often units of an offloaded model were brought: experts, and all others.
+            How often units of an offloaded model were brought: experts, and all others. Of these others
+            ``brought_backward`` for a backward.
         ``waited_units_s``, ``waited_gradients_s``, ``waited_step_s``
             What the script waited for units (of it ``wait_sweep_s`` for their updates), for gradients in
             files, and in ``step()``. ``why_slow()`` says what to do about it.
@@ -84,34 +96,55 @@ class Reports(Opening):
         """Returns what limits the steps made since the last call, or since the first step: compute, or
         waiting for units that come and go, for the update, or for gradients in files. ``str()`` says it in
         words, with the changes that would help and by how much; call it when some steps were made, right
-        after one. Of an offloaded model. Errors: Unimplemented for another; InvalidArgument if no step was
-        made."""
+        after one. What calls of the model without gradients begin, as evaluation, is left out, until training
+        goes on. Of an offloaded model. Errors: Unimplemented for another; InvalidArgument if no step was made."""
         streaming = streaming_around(self._order)
         if streaming is None:
             raise Unimplemented("why_slow() only knows models that were given to offload(): see figures()")
         with contextlib.ExitStack() as waiting:
             for opened in self._opened:
+                opened.beside.end()
                 waiting.enter_context(opened.waited.step)
             self.synchronize()
         before, now = self._judged_at, self._now() if self._opened else None
-        if before is None or now is None or now[1] == before[1]:
+        if before is None or now is None or now.steps == before.steps:
             raise InvalidArgument("why_slow(): no step was made since the last call: call it after some")
         self._judged_at = now
-        accumulation = self._passes(streaming, before, now)
-        seen = Seen(now[1] - before[1], now[2] - before[2], _since(before[0], now[0]))
+        steps = now.steps - before.steps
+        aside = _since(before.beside, now.beside)
+        figures = _without(_since(before.counters, now.counters), aside)
+        seen = Seen(steps, now.seconds - before.seconds - aside.get("elapsed_s", 0.0), figures)
+        accumulation = self._passes(streaming, figures["brought_backward"] / steps)
         return judged(asked_of(streaming, accumulation, clips=False), seen)
 
     def _now(self) -> _Now:
-        engine = self.engine
-        return self._counters(), 0 if engine is None else engine.generation, time.perf_counter()
+        engine, beside = self.engine, Counter[str]()
+        for opened in self._opened:
+            beside.update(opened.beside.sums())
+        steps = 0 if engine is None else engine.generation
+        return _Now(self._counters(), dict(beside), steps, time.perf_counter())
 
     @staticmethod
-    def _passes(streaming: Streaming, before: _Now, now: _Now) -> int:
-        """Returns how many backwards a step had: each, and each forward, needs each unit once, but for
-        experts."""
-        units = sum(bool(unit.held) and not unit.unit.is_expert for unit in streaming.units)
-        brought = now[0]["brought_units"] - before[0]["brought_units"]
-        return max(1, round(brought / max(1, units) / (now[1] - before[1]) / 2))
+    def _passes(streaming: Streaming, brought: float) -> int:
+        """Returns how many backwards a step had that `brought` so many units: each needs each unit once, but
+        for experts."""
+        units = sum(unit.comes and not unit.unit.is_expert for unit in streaming.units)
+        return max(1, round(brought / max(1, units)))
+
+
+def _without(figures: dict[str, float], beside: dict[str, float]) -> dict[str, float]:
+    """Returns `figures` without what evaluation has counted of units."""
+    moved = figures["nvme_read_bytes"] + figures["nvme_write_bytes"]
+    read = beside.get("nvme_read_bytes", 0) - beside.get("state_read_bytes", 0)
+    left = {name: figures[name] - beside.get(name, 0) for name in map(_told_as, _OF_PASSES)}
+    left["nvme_read_bytes"] = figures["nvme_read_bytes"] - read
+    left["nvme_busy_s"] = figures["nvme_busy_s"] * (1 - read / moved if moved else 1)
+    return figures | left
+
+
+def _told_as(name: str) -> str:
+    """Returns under what name a program is told of a counter."""
+    return name[:-3] + "_s" if name.endswith("_ns") else name
 
 
 def _since(before: dict[str, int], now: dict[str, int]) -> dict[str, float]:
@@ -121,7 +154,7 @@ def _since(before: dict[str, int], now: dict[str, int]) -> dict[str, float]:
         if name.startswith("host_"):
             told[name] = value
         elif name.endswith("_ns"):
-            told[name[:-3] + "_s"] = (value - before.get(name, 0)) / 1e9
+            told[_told_as(name)] = (value - before.get(name, 0)) / 1e9
         else:
             told[name] = value - before.get(name, 0)
     return told

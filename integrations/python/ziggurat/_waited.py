@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts how long a script waits in calls of the engine, by cause."""
+"""Counts how long a script waits in calls of the engine, by cause, and what it does beside training."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 
 
@@ -44,3 +46,33 @@ class Stretch:
         self._depth -= 1
         if self._depth == 0:
             self.ns += time.perf_counter_ns() - self._begin
+
+
+class Beside:
+    """What was counted beside training, as in evaluation: from a call of the model without gradients until
+    the next call that trains, or backward, or step."""
+
+    def __init__(self, counters: Callable[[], dict[str, int]]) -> None:
+        self._counters = counters
+        self._begin: dict[str, int] | None = None
+        self._sums: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """Does nothing the second time."""
+        if self._begin is None:
+            self._begin = self._now()
+
+    def end(self) -> None:
+        """Does nothing without begin()."""
+        if self._begin is None:
+            return
+        for name, value in self._now().items():
+            self._sums[name] += value - self._begin.get(name, 0)
+        self._begin = None
+
+    def sums(self) -> dict[str, int]:
+        """Returns what the counters have counted so, and the time in nanoseconds as ``elapsed_ns``."""
+        return dict(self._sums)
+
+    def _now(self) -> dict[str, int]:
+        return self._counters() | {"elapsed_ns": time.perf_counter_ns()}

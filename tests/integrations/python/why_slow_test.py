@@ -7,6 +7,7 @@ than offload() takes.
 """
 
 import sys
+import time
 
 try:
     import pytest
@@ -230,6 +231,47 @@ def test_a_run_of_the_engine_is_judged_by_what_it_counts(tmp_path, accumulate, o
     assert str(found).startswith("the limit is ")
     with pytest.raises(InvalidArgument, match="no step was made"):
         optimizer.why_slow()
+    optimizer.close()
+
+
+class Clock:
+    """The clock of this machine, and the hours that are added to it."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.hours = 0
+        clock, clock_ns = time.perf_counter, time.perf_counter_ns
+        monkeypatch.setattr(time, "perf_counter", lambda: clock() + 3600 * self.hours)
+        monkeypatch.setattr(time, "perf_counter_ns", lambda: clock_ns() + 3600 * self.hours * 10**9)
+
+
+@pytest.mark.parametrize("checkpointing", [None, "reentrant", "not reentrant"])
+def test_evaluation_is_left_out(tmp_path, monkeypatch, checkpointing, one_thread):  # noqa: F811
+    model = gpt(checkpointing=checkpointing)
+    ziggurat.torch.offload(model, memory=memory_of(model), placement="nvme")
+    optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
+    clock = Clock(monkeypatch)
+
+    def judgement(evaluations: int):
+        asked = []
+        for step in range(4):
+            loss_of(model, tokens_of(step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for part in range(evaluations):
+                    loss_of(model, tokens_of(part))
+                clock.hours += evaluations  # a metric, say
+        with monkeypatch.context() as patched:
+            patched.setattr("ziggurat._reports.judged", lambda *given: asked.append(given[0]) or judged(*given))
+            return optimizer.why_slow(), asked[0].accumulation
+
+    judgement(0)
+    plain, accumulation = judgement(0)
+    evaluated, its = judgement(6)
+    assert accumulation == its == 1
+    assert evaluated.step_s < 3600
+    assert evaluated.read_bytes < 2 * plain.read_bytes  # and not four times as much
+    assert min(evaluated.seconds.values()) >= 0
     optimizer.close()
 
 
