@@ -310,6 +310,7 @@ class Opened:
             "brought_units": 0 if streaming is None else streaming.units_brought,
             "brought_experts": 0 if streaming is None else streaming.experts_brought,
             "brought_backward": 0 if streaming is None else streaming.brought_backward,
+            "brought_bytes": 0 if streaming is None else streaming.brought_bytes,
             "frozen_read_bytes": 0 if streaming is None else streaming.files.read_bytes,
         }
         return self.engine.figures() | moved | self.waited.figures()

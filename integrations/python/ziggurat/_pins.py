@@ -162,6 +162,7 @@ class PinnedUnit:
         self.all_held = [Held(name, param, self) for name, param in unit.params]
         self.held = self.all_held  #: once an engine is opened: those that do not stay in files
         self.places = Places([])  #: of `held`, in the engine
+        self.kept_bytes = 0  #: what `held` take where the engine keeps them
         self.pins = self.brings = 0
         self.draws = random.Random(unit.index)  #: the same in each run
         self.prints: Prints | None = None  #: of `held` when they were brought, if they are compared
@@ -195,6 +196,7 @@ class Pins:
         #: how often units were brought from the engine or their own files: experts, and others
         self.units_brought = self.experts_brought = 0
         self.brought_backward = 0  #: of these others, those whose backward began
+        self.brought_bytes = 0  #: of what the engine keeps
 
     def wait_for_turn(self, stage: str | None, units: Sequence[PinnedUnit]) -> None:
         """Lets other micro-batches come to the `stage` too before this one brings its units. Returns
@@ -307,6 +309,7 @@ class Pins:
         if unit.held:
             with opened.waited.units:
                 self._acquire(unit, opened.engine)
+            self.brought_bytes += unit.kept_bytes
         if unit.comes:
             self.units_brought += not unit.unit.is_expert
             self.experts_brought += unit.unit.is_expert

@@ -60,6 +60,10 @@ class Reports(Opening):
         ``brought_units``, ``brought_experts``
             How often units of an offloaded model were brought: experts, and all others. Of these others
             ``brought_backward`` for a backward.
+        ``brought_bytes``
+            What these units have where the engine keeps it, in host memory or on the drive: as much was copied
+            or read, less what was there from the use before. It is all that tells of placement="host", where
+            nothing is read from a drive.
         ``waited_units_s``, ``waited_gradients_s``, ``waited_step_s``
             What the script waited for units (of it ``wait_sweep_s`` for their updates), for gradients in
             files, and in ``step()``. ``why_slow()`` says what to do about it.

@@ -176,6 +176,7 @@ class Streaming(Pins):
         """Leaves parameters in the files that their memory is a mapping of, at `places`."""
         for unit in self.units:
             unit.held = [held for held in unit.all_held if unit.unit.keeps(held.param)]
+            unit.kept_bytes = sum(part.home_bytes for part in unit.unit.parts() if unit.held)
         files = {
             unit.index: [(held.name, places[held.param]) for held in unit.all_held if held.param in places]
             for unit in self.units
