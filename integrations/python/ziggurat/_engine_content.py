@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ class EngineSums:
 
     def __init__(self, engine: Engine, waited: Waited) -> None:
         self.engine, self.waited = engine, waited
+        #: called once, where a second backward is added to a gradient
+        self.on_second: Callable[[], None] | None = None
         # By the parameter's index. A sum whose content is no more is discarded before it is used.
         self._owners: dict[int, weakref.ref[EngineContent]] = {}
         # What is summed in memory until hand_over(), while several backwards come to a unit in turn
@@ -127,6 +129,9 @@ class EngineContent(Content):
         if not self.at_engine:
             self.sums.claim(self.index, self)
             values = values.to(self.dtype)
+        elif self.sums.on_second is not None:
+            say, self.sums.on_second = self.sums.on_second, None
+            say()
         self._give(values.contiguous())
         self._summands += 1
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ziggurat._asked import asked_of
 from ziggurat._native import Engine, InvalidArgument, Unimplemented
 from ziggurat._opening import Opening
+from ziggurat._step_said import say_step
 from ziggurat._streaming import Streaming, streaming_around
 from ziggurat._why_slow import Seen, Slow, judged
 
@@ -33,7 +34,12 @@ class Reports(Opening):
     _judged_at: _Now | None = None  # when why_slow() was called last, or the engine opened
 
     def open(self, *, resume: bool | str = False) -> None:
+        known = len(self._opened)
         super().open(resume=resume)
+        for opened in self._opened[known:]:
+            streaming = streaming_around(opened.members) if opened.keeps else None
+            if streaming is not None:
+                say_step(streaming, opened)
         if self._judged_at is None and self._opened:
             self._judged_at = self._now()
 

@@ -26,6 +26,7 @@ except ImportError as missing:
 import ziggurat.torch
 from ziggurat import _engine_content, _streaming
 from ziggurat._engine_content import at_engine
+from ziggurat._memory import size_text
 
 IN_FILES = "params=nvme,grads=nvme"
 LARGE = 16 * 1024  # elements from which on a gradient goes to the engine
@@ -375,6 +376,36 @@ def test_the_opening_says_what_is_where(made, capfd, placement, words):
     ziggurat.torch.offload(model := gpt(), memory="1GiB", placement="host")
     ziggurat.torch.AdamW(model.parameters()).open()
     assert "memory=1.0 GiB: there is room for all of them" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("placement", ["host", "nvme", IN_FILES])
+def test_the_opening_says_what_a_step_moves_and_the_first_second_backward_what_it_adds(made, capfd, placement):
+    model, optimizer = made(placement)
+    backward(model)
+    moved = ziggurat.torch.plan(model, tokens=1).step
+    said = [line for line in capfd.readouterr().err.splitlines() if "a step of one backward" in line]
+    words = f"reads {size_text(moved.read)} from the drive and writes {size_text(moved.written)}, at most"
+    assert [words in line for line in said] == [True] * (moved.written > 0)
+    assert moved.written > 0 or optimizer.placement == "host"
+    for _ in range(2):
+        for _ in range(3):
+            backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    more = ziggurat.torch.plan(model, tokens=1, accumulation=2).step
+    added = more.read + more.written - moved.read - moved.written
+    said = [line for line in capfd.readouterr().err.splitlines() if "several backwards" in line]
+    assert [f"each after the first moves {size_text(added)} more" in line for line in said] == [True] * (placement == IN_FILES)
+    optimizer.close()
+
+
+def test_micro_batches_are_told_of_no_other_backwards(made, capfd):
+    model, optimizer = made(IN_FILES)
+    batches = [tokens_of(number) for number in range(3)]
+    ziggurat.torch.micro_batches(model, [batch[:, :-1] for batch in batches], lambda logits, _: logits.square().mean())
+    optimizer.step()
+    assert "several backwards" not in capfd.readouterr().err
+    optimizer.close()
 
 
 @pytest.mark.parametrize(("free_bytes", "away"), [(1 << 19, True), (1 << 30, False)])

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says on standard error what a step of an offloaded model moves over the drive, by plan()'s arithmetic: when
+its engine was opened, and once more where a step has several backwards and sums its gradients there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import weakref
+
+from ziggurat._asked import asked_of
+from ziggurat._memory import size_text
+from ziggurat._native import ZigguratError
+from ziggurat._opened import Opened
+from ziggurat._streaming import Streaming
+from ziggurat._traffic import StepBytes
+
+
+def say_step(streaming: Streaming, opened: Opened) -> None:
+    """Says it of a step of one backward."""
+    if opened.sums is not None:
+        opened.sums.on_second = functools.partial(_say_several, weakref.ref(streaming))
+    with contextlib.suppress(ZigguratError):  # it is only said
+        step = _step_of(streaming, 1)
+        if step.read + step.written:
+            print(
+                f"ziggurat: offload(): a step of one backward reads {size_text(step.read)} from the drive and "
+                f"writes {size_text(step.written)}, at most; plan() and why_slow() say of what, and how long "
+                "it takes",
+                file=sys.stderr,
+            )
+
+
+def _say_several(this: weakref.ref[Streaming]) -> None:
+    """Called where a second backward of a step is added to a gradient on the drive, for the first time."""
+    streaming = this()
+    if streaming is None:
+        return
+    with contextlib.suppress(ZigguratError):
+        one, two = (_step_of(streaming, backwards) for backwards in (1, 2))
+        alone = one.read + one.written
+        print(
+            f"ziggurat: offload(): several backwards make a step, and each after the first moves "
+            f"{size_text(two.read + two.written - alone)} more over the drive: with a larger micro-batch, or by "
+            f"ziggurat.torch.micro_batches(), a step moves about {size_text(alone)}",
+            file=sys.stderr,
+        )
+
+
+def _step_of(streaming: Streaming, backwards: int) -> StepBytes:
+    return asked_of(streaming, backwards, clips=False).plan(has_room=True).step
