@@ -30,6 +30,7 @@ from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Checkpoint
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._parts import Part
+from ziggurat._progress import Progress
 from ziggurat._resume import set_random_states
 from ziggurat._rounding import rounded
 from ziggurat._state import MOMENTS
@@ -296,22 +297,35 @@ class Loading:
         buffers. Leaves out what the engine is going to keep: it reads that itself, and the
         memory here goes then."""
         trained = {param for param in self._places.ordered if param.requires_grad}
-        for target, saved in self._plan.values.items():
-            index = self._tensors.get(id(saved))
-            if target.numel() == 0 or id(saved) in self._left_out:
-                continue
-            if index is None:
-                copy_if_differs(target, saved.read())
-                continue
-            if target in trained and kept_by_engine(target) is not None:
-                continue
-            here = local_of(target) if is_dtensor(target) else target
-            first = _first_of(target)
-            if first is None:
-                values = rounded(self._read_box(index, target), target.dtype)
-                here.copy_(values.view(here.shape))
-            else:
-                self._read_into(here, index, first)
+        read = {
+            target: saved
+            for target, saved in self._plan.values.items()
+            if self._is_read(target, saved, trained)
+        }
+        sizes = {target: target.numel() * target.element_size() for target in read}
+        with Progress("reading parameters of the checkpoint", sum(sizes.values())) as progress:
+            for target, saved in read.items():
+                self._fill_one(target, saved)
+                progress.add(sizes[target])
+
+    def _is_read(self, target: torch.Tensor, saved: Saved, trained: set[torch.Tensor]) -> bool:
+        if target.numel() == 0 or id(saved) in self._left_out:
+            return False
+        kept = id(saved) in self._tensors and target in trained and kept_by_engine(target) is not None
+        return not kept
+
+    def _fill_one(self, target: torch.Tensor, saved: Saved) -> None:
+        index = self._tensors.get(id(saved))
+        if index is None:
+            copy_if_differs(target, saved.read())
+            return
+        here = local_of(target) if is_dtensor(target) else target
+        first = _first_of(target)
+        if first is None:
+            values = rounded(self._read_box(index, target), target.dtype)
+            here.copy_(values.view(here.shape))
+        else:
+            self._read_into(here, index, first)
 
     def _read_into(self, here: torch.Tensor, index: int, first: int) -> None:
         """Reads the elements from `first` on, some at a time."""

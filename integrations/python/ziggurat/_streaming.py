@@ -33,6 +33,7 @@ from ziggurat._memory import free_bytes, return_freed, size_text
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
 from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._placement import Homes, fits_half, sums_bytes
+from ziggurat._progress import Progress
 from ziggurat._read_at_use import ReadAtUse
 from ziggurat._released import CONVERSIONS, NoAddress, Released, changes_nothing
 from ziggurat._table_rows import TablesCopied, placed_table
@@ -344,12 +345,16 @@ class Streaming(Pins):
             (left if index in there else written).append((held, index))
         # Values that are written to host memory can be read again, so that there is no need of both.
         # A drive may fail, and those that are there are not the model's.
-        for held, index in written:
-            opened.engine.write_param(index, held.param.data_ptr())
-            let_pages_go(held.param)
-            if self.placement == "host":
-                held.leave(index)
-                held.forget()
+        where = "host memory" if self.placement == "host" else opened.store
+        total_bytes = sum(held.size_bytes for held, _ in written)
+        with Progress(f"moving parameters to {where}", total_bytes) as progress:
+            for held, index in written:
+                opened.engine.write_param(index, held.param.data_ptr())
+                progress.add(held.size_bytes)
+                let_pages_go(held.param)
+                if self.placement == "host":
+                    held.leave(index)
+                    held.forget()
         for held, index in (*written, *left):
             held.leave(index)
         for held in self._all():

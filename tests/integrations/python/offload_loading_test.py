@@ -5,6 +5,8 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, 
 than offload() takes.
 """
 
+import io
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -29,7 +31,7 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat import _background_save
+from ziggurat import _background_save, _progress
 from ziggurat._file_memory import LARGE_BYTES, empty_in_file
 from ziggurat._opened import Opened
 from ziggurat._rounding import rounded
@@ -67,6 +69,43 @@ def model_to_load():
     with torch.no_grad():
         model.norm.bias.fill_(0.25)
     return model
+
+
+class Terminal(io.StringIO):
+    """Standard error, and a clock of which each look takes a second."""
+
+    def __init__(self, is_one: bool) -> None:
+        super().__init__()
+        self._is_one, self.seconds = is_one, 0
+
+    def isatty(self) -> bool:
+        return self._is_one
+
+    def monotonic(self) -> int:
+        self.seconds += 1
+        return self.seconds
+
+
+@pytest.mark.parametrize("is_one", [True, False], ids=["terminal", "file"])
+def test_a_terminal_shows_how_far_moving_and_loading_are(tmp_path, monkeypatch, partial, is_one):
+    terminal = Terminal(is_one)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(_progress, "time", terminal)
+    model = offload(gpt(), memory="1GiB", placement="nvme")
+    optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
+    optimizer.open()
+    optimizer.close()
+    plain = gpt()
+    partial(ziggurat.torch.AdamW(plain.parameters()), plain)
+    shown = [line for line in terminal.getvalue().split("\r\x1b[K") if "to go" in line]
+    number = r"[0-9.]+ [KM]?i?B of [0-9.]+ KiB, [0-9.]+ GB/s, [0-9]+ s to go"
+    if is_one:
+        assert all(re.fullmatch(rf"ziggurat: (moving|reading) parameters .*: {number}", line) for line in shown)
+        assert {line.split()[1] for line in shown} == {"moving", "reading"}
+        assert "\r\x1b[Kziggurat: offload()" in terminal.getvalue()  # on the line that was wiped
+        assert terminal.getvalue().endswith("\r\x1b[K")
+    else:
+        assert "\r" not in terminal.getvalue()
 
 
 @pytest.mark.parametrize("placement", ["host", "nvme"])
