@@ -52,6 +52,7 @@ class Asked:
     recomputes: bool = False
     #: the parameters that are trained and came after offload(), as adapters may
     added: tuple[tuple[str, torch.nn.Parameter], ...] = ()
+    buffer_bytes: int = 0  #: of the model's buffers, which stay in PyTorch's memory
 
     def plan(
         self,
@@ -254,6 +255,8 @@ class Asked:
         drive: dict[str, int] = {}
         in_host = self.homes.params == "host"
         (here if in_host else drive)["parameters"] = homes
+        if self.buffer_bytes:
+            here["buffers"] = self.buffer_bytes
         if self.added:
             here["parameters that came after offload()"] = sum(param.nbytes for _, param in self.added)
         if budget is None:
@@ -310,6 +313,10 @@ class Asked:
         return f"memory={smallest} is the smallest that works, and host_memory may be less"
 
 
+def buffer_bytes(model: torch.nn.Module) -> int:
+    return sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+
+
 @functools.cache
 def _tile_bytes(optimizer: str, state_format: str, shared: bool, itemsize: int) -> int:
     dtype = "fp32" if itemsize == 4 else "bf16"
@@ -349,4 +356,5 @@ def asked_of(
         recomputes=recomputes or streaming.recomputes,
         free=free_bytes(),
         added=optimizer.trained_beside(),
+        buffer_bytes=0 if (model := streaming.model()) is None else buffer_bytes(model),
     )

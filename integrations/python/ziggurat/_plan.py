@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from ziggurat._asked import Asked, asked_of
+from ziggurat._asked import Asked, asked_of, buffer_bytes
 from ziggurat._frozen_files import FileMappings
 from ziggurat._memory import bytes_of, free_bytes, size_of
 from ziggurat._native import InvalidArgument
@@ -98,6 +98,7 @@ def plan(
             accumulation=accumulation,
             clips=clips,
             recomputes=recomputes,
+            buffer_bytes=buffer_bytes(model),
             free=_free(model) if free_memory is None else bytes_of("free_memory", free_memory),
         )
     work = _work(model, recomputes)
@@ -121,7 +122,8 @@ def _free(model: torch.nn.Module) -> int:
     """Returns what the run may take: what is free, and what the model takes until it is offloaded."""
     mappings = FileMappings()  # what lies in files takes none
     params = (param for param in model.parameters() if not param.is_meta and mappings.of(param) is None)
-    return free_bytes() + sum(param.nbytes for param in params)
+    buffers = sum(one.nbytes for one in model.buffers() if not one.is_meta)
+    return free_bytes() + buffers + sum(param.nbytes for param in params)
 
 
 def _work(model: torch.nn.Module, recomputes: bool) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says on standard error what a step of an offloaded model moves over the drive, by plan()'s arithmetic: when
-its engine was opened, and once more where a step has several backwards and sums its gradients there."""
+"""Says on standard error, by plan()'s arithmetic, what memory an offloaded model's run takes and what a step
+moves over the drive: when its engine was opened, and once more where a step has several backwards and sums
+its gradients there."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from ziggurat._asked import asked_of
 from ziggurat._memory import size_text
 from ziggurat._native import ZigguratError
 from ziggurat._opened import Opened
+from ziggurat._plan_page import Plan
 from ziggurat._streaming import Streaming
-from ziggurat._traffic import StepBytes
 
 
 def say_step(streaming: Streaming, opened: Opened) -> None:
@@ -22,14 +23,17 @@ def say_step(streaming: Streaming, opened: Opened) -> None:
     if opened.sums is not None:
         opened.sums.on_second = functools.partial(_say_several, weakref.ref(streaming))
     with contextlib.suppress(ZigguratError):  # it is only said
-        step = _step_of(streaming, 1)
-        if step.read + step.written:
-            print(
-                f"ziggurat: offload(): a step of one backward reads {size_text(step.read)} from the drive and "
-                f"writes {size_text(step.written)}, at most; plan() and why_slow() say of what, and how long "
-                "it takes",
-                file=sys.stderr,
-            )
+        plan = _plan_of(streaming, 1)
+        read, written = plan.step.read, plan.step.written
+        moved = (
+            f"; a step of one backward reads {size_text(read)} from the drive and writes {size_text(written)}, at "
+            "most"
+        )
+        print(
+            f"ziggurat: offload(): the run takes {size_text(sum(plan.in_host_memory.values()))} of memory without "
+            f"activations{moved if read + written else ''} (plan() says for what)",
+            file=sys.stderr,
+        )
 
 
 def _say_several(this: weakref.ref[Streaming]) -> None:
@@ -38,7 +42,7 @@ def _say_several(this: weakref.ref[Streaming]) -> None:
     if streaming is None:
         return
     with contextlib.suppress(ZigguratError):
-        one, two = (_step_of(streaming, backwards) for backwards in (1, 2))
+        one, two = (_plan_of(streaming, backwards).step for backwards in (1, 2))
         alone = one.read + one.written
         print(
             f"ziggurat: offload(): several backwards make a step, and each after the first moves "
@@ -48,5 +52,5 @@ def _say_several(this: weakref.ref[Streaming]) -> None:
         )
 
 
-def _step_of(streaming: Streaming, backwards: int) -> StepBytes:
-    return asked_of(streaming, backwards, clips=False).plan(has_room=True).step
+def _plan_of(streaming: Streaming, backwards: int) -> Plan:
+    return asked_of(streaming, backwards, clips=False).plan(has_room=True)

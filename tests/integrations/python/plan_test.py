@@ -379,6 +379,20 @@ def test_the_smallest_memory_is_the_one_that_offload_says():
     assert not plan.all_fits
 
 
+def test_buffers_are_in_memory_beside_what_is_brought():
+    models = [made(), on_meta()]
+    for model in models:
+        model[1].register_buffer("table", torch.empty(1000, 256, dtype=BF16, device=model[0].weight.device))
+    for model in models:
+        plan = ziggurat.torch.plan(model, tokens=1, memory="8MiB")
+        assert plan.in_host_memory["buffers"] == 1000 * 256 * 2
+    assert "buffers" not in ziggurat.torch.plan(on_meta(), tokens=1, memory="8MiB").in_host_memory
+    ziggurat.torch.offload(models[0], memory="8MiB")
+    optimizer = ziggurat.torch.AdamW(models[0].parameters())
+    assert ziggurat.torch.plan(models[0], tokens=1).in_host_memory == plan.in_host_memory
+    optimizer.close()
+
+
 def test_what_memory_has_no_room_for_is_refused_with_the_next_thing_to_do(tmp_path):
     model = on_meta(blocks=24)
     plenty = ziggurat.torch.plan(model, tokens=1, memory="64MiB", free_memory="1GiB")
