@@ -187,6 +187,24 @@ def _machine() -> None:
         print(f"{device}: {platform.processor() or platform.machine() if module is None else module.get_device_name(device)}")
 
 
+def _offload() -> str:
+    """Returns what ziggurat.torch.offload() finds of what it needs in PyTorch."""
+    import torch
+
+    from ziggurat import ZigguratError, _storage
+
+    try:
+        _storage.require_swap()
+    except ZigguratError as error:
+        return str(error)
+    guard = (
+        "a read in C++ of a parameter that is away is an error"
+        if _storage.guards_reads()
+        else "NOT GUARDED: a read in C++ of a parameter that is away would end the process"
+    )
+    return f"offload(): with PyTorch {torch.__version__}, by exchanging the memory of storages (_swap_data_ptr_); {guard}"
+
+
 def check(on, *folders: Path) -> int:
     """Runs the check on the devices `on`, with state in each of `folders`. Returns the exit code: 0
     if nothing is wrong."""
@@ -247,6 +265,7 @@ def main(arguments: list[str]) -> int:
                 return 1
             folders.append(Path(kept.enter_context(made)))
         _machine()
+        print(_offload())
         for number, path in enumerate(options.path or [], 1):
             print(f"nvme{f' {number}' if len(options.path) > 1 else ''}: {path}")
         return check(devices(), *folders)

@@ -37,6 +37,19 @@ def test_all_is_right_over_an_accelerators_double(tmp_path, capsys):
     assert said.count("same bits") == 6 and "all is right" in said
 
 
+@pytest.mark.skipif(not hasattr(torch.UntypedStorage, "_swap_data_ptr_"), reason="this PyTorch is too old for offload()")
+def test_it_says_whether_offload_is_here_and_reads_are_guarded(monkeypatch):
+    words = f"offload(): with PyTorch {torch.__version__}, by exchanging the memory of storages (_swap_data_ptr_); "
+    assert _train_check._offload() == words + "a read in C++ of a parameter that is away is an error"
+    monkeypatch.setattr("ziggurat._storage.guards_reads", lambda: False)
+    assert _train_check._offload().startswith(words + "NOT GUARDED")
+
+
+def test_it_says_what_offload_needs_where_pytorch_is_too_old(monkeypatch):
+    monkeypatch.setattr("builtins.hasattr", lambda one, name, has=hasattr: name != "_swap_data_ptr_" and has(one, name))
+    assert _train_check._offload().startswith("offload() needs PyTorch 2.12 or later, and this is ")
+
+
 def test_other_losses_than_torch_optims_are_found(tmp_path, capsys, monkeypatch):
     right = ziggurat.torch.AdamW
     monkeypatch.setattr(ziggurat.torch, "AdamW", lambda *args, **kwargs: right(*args, **kwargs | {"lr": 2e-3}))
