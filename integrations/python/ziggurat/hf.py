@@ -26,6 +26,7 @@ larger model, but is refused once the store is at a later step.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import json
 import math
@@ -36,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
@@ -128,7 +130,26 @@ def optimizer(
             optimizer.look_at_memory(p for _, p in trained)
         return optimizer
 
-    return lambda: made, {}
+    def chosen_by(*groups: Any, **more: Any) -> Any:
+        # transformers 5 asks for what makes an optimizer of a model; 4 wants one at once, of groups of parameters.
+        return made(_trainers_model(), **more) if groups else made
+
+    return chosen_by, {}
+
+
+def _trainers_model() -> torch.nn.Module:
+    """Returns the model of the Trainer of transformers 4 that asks for an optimizer. It tells an optimizer the
+    parameters alone, without names, so the model is taken from where it calls."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "create_optimizer":
+        frame = frame.f_back
+    trainer = frame.f_locals.get("self") if frame is not None else None
+    if not isinstance(trainer, Trainer):
+        raise Unimplemented(
+            f"Trainer of transformers {transformers.__version__} does not tell ziggurat.hf the model: update "
+            "transformers to 5, or give Trainer optimizers=(ziggurat.torch.AdamW(model.parameters(), ...), None)"
+        )
+    return trainer.model
 
 
 def _unwrapped(optimizer: Any, who: str) -> InTrainer:

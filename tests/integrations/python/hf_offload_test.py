@@ -27,7 +27,7 @@ try:
         values,
         without_room,
     )
-    from language_models import assert_same_bits, loss_of
+    from language_models import MAJOR, assert_same_bits, loss_of
     from long_cases import long, long_case
     from small_models import one_thread  # noqa: F401, a fixture
 except ImportError as missing:
@@ -74,6 +74,7 @@ def same_with_and_without(tmp_path, build, home="nvme", run=lambda trainer: trai
     return trainer
 
 
+BY_LENGTH = {"group_by_length": True} if MAJOR == 4 else {"train_sampling_strategy": "group_by_length"}
 REENTRANT, PLAIN = ({"use_reentrant": reentrant} for reentrant in (True, False))
 
 
@@ -86,7 +87,7 @@ REENTRANT, PLAIN = ({"use_reentrant": reentrant} for reentrant in (True, False))
         long_case("nvme", {"max_grad_norm": 0}),
         ("nvme", {"max_grad_norm": 1.0, "gradient_accumulation_steps": 3}),
         long_case("host", {"max_grad_norm": 1.0, "gradient_accumulation_steps": 3, "bf16": True}),
-        ("nvme", {"train_sampling_strategy": "group_by_length", "lengths": (32, 8, 20)}),
+        ("nvme", BY_LENGTH | {"lengths": (32, 8, 20)}),
         ("nvme", {"dataloader_num_workers": 1}),
         long_case("nvme", {"label_smoothing_factor": 0.1, "neftune_noise_alpha": 5}),
         long_case("nvme", {"optim": "lion_32bit"}),

@@ -22,8 +22,8 @@ try:
     import torch
     import transformers
     from forked_runs import forked_runs
-    from language_models import assert_same_bits, batches, bits, gpt2, llama, loss_of
-    from transformers import trainer_callback, trainer_optimizer
+    from language_models import MAJOR, WIDTH, assert_same_bits, batches, bits, gpt2, llama, loss_of
+    from transformers import trainer_callback
 except ImportError as missing:
     import missing_peer
 
@@ -296,6 +296,9 @@ def test_torchs_optimizer_goes_on_from_ours_and_ours_from_torchs(direction, tmp_
     # The same formulas in another order of operations, at rates of up to 5e-3; moments that began
     # anew would be another tenth of themselves.
     for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        if ours.shape == (3 * WIDTH,):
+            # An attention's bias of keys changes no output, so its gradients are rounding, and AdamW makes them large.
+            ours, theirs = (torch.cat([bias[:WIDTH], bias[2 * WIDTH :]]) for bias in (ours, theirs))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
     for ours, theirs in zip(state, expected, strict=True):
         if ours.dtype == torch.float32:
@@ -467,7 +470,8 @@ def test_the_newest_step_is_that_of_a_trainer_that_has_trained(tmp_path):
 def test_evaluation_checkpointing_and_the_best_model(tmp_path):
     def run(placement, name):
         saved = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
-        checked = {"eval_strategy": "steps", "eval_steps": 2, "activation_checkpointing": True}
+        checkpointing = f"{'gradient' if MAJOR == 4 else 'activation'}_checkpointing"
+        checked = {"eval_strategy": "steps", "eval_steps": 2, checkpointing: True}
         arguments = arguments_of(tmp_path / name, **saved, **checked)
         trainer = transformers.Trainer(
             gpt2(),
@@ -558,10 +562,12 @@ def test_the_seams_are_where_they_were():
     """What ziggurat.hf uses of transformers: where one of these fails, look there."""
     trainer = transformers.Trainer
     assert "optimizer_cls_and_kwargs" in inspect.signature(trainer.__init__).parameters
-    assert trainer_optimizer.is_optimizer_factory(lambda: None)
-    assert "optimizer_cls()(opt_model, **optimizer_kwargs)" in inspect.getsource(
-        trainer.create_optimizer
-    )
+    created = inspect.getsource(trainer.create_optimizer)
+    if MAJOR == 4:
+        assert "optimizer_cls(optimizer_grouped_parameters, **optimizer_kwargs)" in created
+    else:
+        assert transformers.trainer_optimizer.is_optimizer_factory(lambda: None)
+        assert "optimizer_cls()(opt_model, **optimizer_kwargs)" in created
     assert list(inspect.signature(trainer.create_optimizer).parameters)[:1] == ["self"]
     names = trainer.get_decay_parameter_names(None, llama())
     assert "model.layers.0.mlp.up_proj.weight" in names

@@ -13,6 +13,8 @@ import transformers
 import ziggurat.torch
 
 VOCABULARY = 256  # a token is a byte
+WIDTH = 64
+MAJOR = int(transformers.__version__.partition(".")[0])  # of the version of transformers: 4 or 5
 
 Model = torch.nn.Module
 Loop = Callable[[Any, Callable[..., Any]], list[float]]
@@ -21,7 +23,7 @@ Loop = Callable[[Any, Callable[..., Any]], list[float]]
 def gpt2(seed: int = 1, **changes: Any) -> Any:
     """Its output layer and its embedding are one parameter."""
     torch.manual_seed(seed)
-    shape = {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 64, "vocab_size": VOCABULARY}
+    shape = {"n_layer": 2, "n_embd": WIDTH, "n_head": 2, "n_positions": 64, "vocab_size": VOCABULARY}
     silent = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     return transformers.GPT2LMHeadModel(
@@ -31,7 +33,7 @@ def gpt2(seed: int = 1, **changes: Any) -> Any:
 
 def llama(seed: int = 1, **changes: Any) -> Any:
     torch.manual_seed(seed)
-    shape = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96}
+    shape = {"num_hidden_layers": 2, "hidden_size": WIDTH, "intermediate_size": 96}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY}
     ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     return transformers.LlamaForCausalLM(

@@ -11,7 +11,7 @@ try:
     import pytest
     import torch
     import transformers
-    from language_models import batches, gpt2, llama
+    from language_models import MAJOR, batches, gpt2, llama
     from offload_models_test import MODELS
     from small_models import one_thread  # noqa: F401, a fixture
 except ImportError as missing:
@@ -19,12 +19,17 @@ except ImportError as missing:
 
     missing_peer.skip(missing)
 
+import ziggurat
 import ziggurat.torch
 from ziggurat._streaming import streaming_of
 from ziggurat._units import divide
 from ziggurat.torch import micro_batches, offload
 
 IN_FILES = "params=nvme,grads=nvme"
+# In transformers 4 both halves of T5 call one embedding, and a model that returns what its blocks compute replaces their
+# forward meanwhile.
+CALLS_TWICE, REPLACES = "'shared' was called twice in micro-batch 0", "changes its attribute 'forward' in forward"
+REFUSED = {"t5": CALLS_TWICE, "mixtral": REPLACES} if MAJOR == 4 else {}
 
 
 def in_a_loop(model, batches, loss=lambda output, batch: output.loss):
@@ -84,9 +89,19 @@ def assert_same(tmp_path, make, plain=in_a_loop, placement=IN_FILES):
     assert all(map(torch.equal, one, other))
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_models_have_the_bits_of_the_loop(tmp_path, make):
-    assert_same(tmp_path, make)
+def assert_refused(message, model, batch, loss=None):
+    offloaded(model)
+    with pytest.raises(ziggurat.InvalidArgument, match=message):
+        micro_batches(model, [batch, batch], loss)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_have_the_bits_of_the_loop(tmp_path, name):
+    if name in REFUSED:
+        (tokens,) = batches(1)
+        assert_refused(REFUSED[name], MODELS[name](), {"input_ids": tokens, "labels": tokens})
+    else:
+        assert_same(tmp_path, MODELS[name])
 
 
 @pytest.mark.parametrize("checkpointing", [None, True, False])
@@ -104,13 +119,16 @@ def test_outputs_of_all_blocks_are_each_micro_batchs_own():
     def loss(output, batch):
         return output.loss + sum(one.square().mean() for one in (*output.hidden_states, *output.attentions))
 
+    given = [
+        {"input_ids": one, "labels": one, "output_hidden_states": True, "output_attentions": True}
+        for one in batches(3)
+    ]
+    if MAJOR == 4:
+        assert_refused(REPLACES, MODELS["llama"](attn_implementation="eager"), given[0], loss)
+        return
     found = []
     for run in (in_a_loop, micro_batches):
         model = offloaded(MODELS["llama"](attn_implementation="eager"))
-        given = [
-            {"input_ids": one, "labels": one, "output_hidden_states": True, "output_attentions": True}
-            for one in batches(3)
-        ]
         found.append([*run(model, given, loss), *(param.grad for param in model.parameters())])
     assert all(map(torch.equal, *found))
 
