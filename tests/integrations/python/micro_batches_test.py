@@ -165,11 +165,13 @@ def test_several_calls_and_the_loop_sum_for_one_step(tmp_path, placement, dtype)
 
 
 def bytes_read(run, tmp_path, count: int, placement: str) -> int:
-    """Returns the bytes that the passes of a step have read from NVMe."""
+    """Returns the bytes that the passes of a step have read from NVMe once the order of units is known, from the third step
+    on. It is the least of some steps: on a busy machine a piece that was brought too early is now and then read again."""
     model = offloaded(gpt(), placement)
     place = f"nvme:{tmp_path}/{run.__name__}-{count}"
     optimizer = ziggurat.torch.AdamW(model.parameters(), placement=place, **ADAMW)
-    for step in range(3):
+    read = []
+    for step in range(5):
         optimizer.synchronize()
         while optimizer.figures().get("nvme_read_bytes"):  # of what is brought ahead for this step
             time.sleep(0.1)
@@ -177,20 +179,18 @@ def bytes_read(run, tmp_path, count: int, placement: str) -> int:
             micro_batches(model, batches_of(step, count), loss_of)
         else:
             in_a_loop(model, batches_of(step, count))
-        read = optimizer.figures()["nvme_read_bytes"]
+        read.append(optimizer.figures()["nvme_read_bytes"])
         optimizer.step()
         optimizer.zero_grad()
     optimizer.close()
-    return read
+    return min(read[2:])
 
 
 @pytest.mark.parametrize("placement", ["nvme", IN_FILES])
 def test_a_step_reads_the_bytes_of_one_micro_batch(tmp_path, placement):
     one = bytes_read(micro_batches, tmp_path, 1, placement)
-    eight = bytes_read(micro_batches, tmp_path, 8, placement)
-    # A piece that was brought too early may be read again.
-    assert one * 0.9 <= eight <= one * 1.1
-    assert bytes_read(in_a_loop, tmp_path, 8, placement) > 5 * eight
+    assert one == bytes_read(micro_batches, tmp_path, 8, placement)
+    assert bytes_read(in_a_loop, tmp_path, 8, placement) > 5 * one
 
 
 def test_outputs_are_there_for_one_micro_batch_at_a_time():

@@ -3,7 +3,7 @@
 on with the bits of one that was neither killed nor offloaded.
 
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, or PyTorch is older than offload() takes.
-ZIGGURAT_KILLS: how often the runs are killed (6).
+ZIGGURAT_KILLS: how often the runs are killed (20).
 """
 
 import os
@@ -25,7 +25,7 @@ except ImportError as missing:
 import ziggurat.torch
 
 EPOCHS, BATCHES, WORKERS, WIDTH = 2, 6, 4, 128
-KILLS = int(os.environ.get("ZIGGURAT_KILLS", "6")) // 2
+KILLS = int(os.environ.get("ZIGGURAT_KILLS", "20")) // 2
 
 
 class Waves(torch.utils.data.Dataset):
