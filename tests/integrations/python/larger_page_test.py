@@ -3,7 +3,8 @@
 with the bytes of one that is not, adapters train too, and the plan that the page shows is what its program prints.
 
 larger_page_test.py PAGE [--write]: with --write the page's plan is made anew. Exits with 77 where PyTorch,
-transformers or accelerate is missing, or PyTorch is older than offload() takes. TRL's part needs TRL.
+transformers or accelerate is missing, or PyTorch is older than offload() takes. What needs peft or TRL is left out without
+them, which a line says.
 """
 
 import contextlib
@@ -142,8 +143,16 @@ def losses(said: str) -> int:
     return len(re.findall(r"'loss':|^step \d+: loss", said, re.MULTILINE))
 
 
+def leaves_out(part: str, package: str) -> bool:
+    """Returns whether a part is not run, and says so, because a package is missing."""
+    missing = importlib.util.find_spec(package) is None
+    if missing:
+        print(f"skipped in part: {part}, because {package} is missing", flush=True)
+    return missing
+
+
 def check_adapters(runs: Runs, where: Path, name: str, program: str) -> None:
-    if importlib.util.find_spec("peft") is None:
+    if leaves_out(f"the adapters of {name}", "peft"):
         return
     at = "model = ziggurat.torch.offload("
     folder = where / f"{name}-adapters"
@@ -155,7 +164,7 @@ def check_adapters(runs: Runs, where: Path, name: str, program: str) -> None:
 
 
 def check_trl(runs: Runs, where: Path, program: str) -> None:
-    if importlib.util.find_spec("trl") is None:
+    if leaves_out("SFTTrainer", "trl"):
         return
     before, _, _ = program.partition("model = ziggurat.torch.offload(")
     rows = """import pyarrow
