@@ -21,6 +21,8 @@ from ziggurat._memory import bytes_of, count_freed, free_bytes, size_text
 from ziggurat._native import InvalidArgument
 from ziggurat._saved import kept, unchanged
 from ziggurat._stash import Item, Stash
+from ziggurat._storage import identity
+from ziggurat._torch_private import address_of, in_functional_transform, saved_tensors_hooks
 
 if TYPE_CHECKING:
     from ziggurat._streaming import Streaming
@@ -91,10 +93,10 @@ class Activations:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Keeps what the block's graph saves."""
-        if torch._C._functorch.peek_interpreter_stack() is not None:  # it takes no hooks
+        if in_functional_transform():  # it takes no hooks
             yield
             return
-        around = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+        around = saved_tensors_hooks()
         if around is not None and around[0] in self._hooks:  # a module around has begun already
             yield
             return
@@ -127,9 +129,9 @@ class Activations:
             return None
         storage = tensor.untyped_storage()
         size_bytes = storage.nbytes()
-        if size_bytes < _SMALL_BYTES or storage._cdata in self._stays:
+        if size_bytes < _SMALL_BYTES or address_of(storage) in self._stays:
             return None
-        known = self._known.get(storage._cdata)
+        known = self._known.get(address_of(storage))
         if known is not None and not known.storage.expired() and known.version == tensor._version:
             item = known.item()
             if item is not None:
@@ -139,7 +141,7 @@ class Activations:
             return None
         item = stash.put(storage.data_ptr(), size_bytes)
         count_freed(size_bytes)  # soon, when the forward has no use for it any more
-        self._known[storage._cdata] = _Known(
+        self._known[address_of(storage)] = _Known(
             StorageWeakRef(storage), tensor._version, weakref.ref(item)
         )
         return item
@@ -189,7 +191,7 @@ def activations_of(
 
     def owned() -> set[int]:
         tensors = (*model.parameters(), *model.buffers())
-        return {tensor.untyped_storage()._cdata for tensor in tensors}
+        return {identity(tensor) for tensor in tensors}
 
     return Activations(folder, size_bytes, owned)
 

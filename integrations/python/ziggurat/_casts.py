@@ -15,6 +15,7 @@ import torch
 
 from ziggurat._memory import count_freed
 from ziggurat._saved import kept, unchanged
+from ziggurat._torch_private import in_functional_transform, saved_tensors_hooks
 
 
 class _Cast(NamedTuple):
@@ -48,7 +49,7 @@ class _Other(NamedTuple):
 @contextlib.contextmanager
 def casting_again(params: Container[torch.Tensor]) -> Iterator[None]:
     """Lets what the block's graph saves of casts of `params` be made again in backward."""
-    around = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    around = saved_tensors_hooks()
     pack, unpack = around if around is not None else (kept, unchanged)
 
     def packed(tensor: torch.Tensor) -> Any:
@@ -62,7 +63,7 @@ def casting_again(params: Container[torch.Tensor]) -> Iterator[None]:
         its: torch.Tensor = saved.again() if isinstance(saved, _Cast) else unpack(saved.packed)
         return its
 
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # it takes no hooks
+    if in_functional_transform():  # it takes no hooks
         yield
         return
     with torch.autograd.graph.saved_tensors_hooks(packed, unpacked):

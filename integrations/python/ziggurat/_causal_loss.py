@@ -22,6 +22,7 @@ from ziggurat._forward_source import head_of_forward
 from ziggurat._memory import size_text
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._subclass import CHUNKED_LOSS, subclass
+from ziggurat._torch_private import uncompiled
 
 VOCABULARY_MIN = 16 << 10  #: the smallest vocabulary whose logits are not built unless asked
 
@@ -75,7 +76,7 @@ class _Seam:
         self.made: list[_Logits] | None = None
 
     # torch.compile does not know that two functions are the same.
-    @torch._disable_dynamo  # type: ignore[misc]
+    @uncompiled
     def is_wanted(self, loss: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Returns whether a forward with these arguments has no use for logits but transformers' own
         loss."""
@@ -97,7 +98,7 @@ class _Seam:
                 logits.drop()
             self.made = before
 
-    @torch._disable_dynamo  # type: ignore[misc]
+    @uncompiled
     def stand_in(self, head: torch.nn.Linear, hidden: torch.Tensor) -> _Logits:
         logits = _Logits(self.model, (hidden, head.weight, head.bias))
         assert self.made is not None

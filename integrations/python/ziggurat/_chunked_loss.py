@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 
 from ziggurat._gathered import brought
 from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._torch_private import keeps_graph, uncompiled
 
 CHUNK_BYTES = 256 << 20  #: what a chunk may take if no size is given
 _LOGIT_BYTES = 16  # what a chunk takes at most for each token and word of the vocabulary
@@ -25,7 +26,7 @@ def default_chunk(vocabulary: int) -> int:
     return max(1, CHUNK_BYTES // (_LOGIT_BYTES * vocabulary))
 
 
-@torch._disable_dynamo  # type: ignore[misc]
+@uncompiled
 def chunked_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -172,7 +173,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         made, of_logits = made[:3], made[3:]
         # Without a token there is no gradient, as in PyTorch.
         factor = grad / torch.where(divisor == 0, torch.ones_like(divisor), divisor)
-        once = not _keeps_graph()
+        once = not keeps_graph()
         scaled = [
             None if one is None else _scaled(one, factor, dtype, once)
             for one, dtype in zip(made, ctx.dtypes, strict=True)
@@ -293,12 +294,6 @@ def _scaled(made: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, once: 
     for part, of_part in zip(scaled.split(count), made.split(count), strict=True):
         part.copy_(of_part * factor)
     return scaled
-
-
-def _keeps_graph() -> bool:
-    """Returns whether the backward that runs was called with retain_graph."""
-    known = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return known is None or bool(known())
 
 
 def _computed_type(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.dtype:

@@ -21,6 +21,7 @@ import torch
 
 from ziggurat._gradient import LentGradient
 from ziggurat._native import InvalidArgument, ResourceExhausted, Unimplemented
+from ziggurat._torch_private import elements_overlap
 
 _LINE_BYTES = 64  # keeps two parameters out of one cache line
 
@@ -287,7 +288,7 @@ def places_of(params: Sequence[torch.Tensor]) -> list[InPlace]:
 
 def check_layout(param: torch.Tensor, name: str) -> None:
     """Errors: InvalidArgument, which names the parameter, if two elements share memory."""
-    if torch._debug_has_internal_overlap(param) != 1:
+    if not elements_overlap(param):
         return
     raise InvalidArgument(
         f"parameter '{name}' is expanded: several of its elements share memory, so a step cannot "

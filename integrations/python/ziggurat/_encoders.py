@@ -18,6 +18,7 @@ import torch
 from ziggurat._pins import Held
 from ziggurat._streaming import streaming_of
 from ziggurat._subclass import subclass
+from ziggurat._torch_private import uncompiled
 
 
 def look_at_first_layer(encoder: torch.nn.TransformerEncoder, stages: Container[torch.nn.Module]) -> None:
@@ -42,7 +43,7 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     return subclass(original, {"forward": forward})
 
 
-@torch._disable_dynamo  # type: ignore[misc]
+@uncompiled
 def _show(layer: torch.nn.Module, is_compiled: bool) -> list[Held]:
     """Gives those of the layer's parameters that are away their ordinary class. Their memory still refuses
     reads. Whoever brings them and lets them go gives them the other one again."""
@@ -52,7 +53,7 @@ def _show(layer: torch.nn.Module, is_compiled: bool) -> list[Held]:
     return shown
 
 
-@torch._disable_dynamo  # type: ignore[misc]
+@uncompiled
 def _hide(shown: list[Held]) -> None:
     for held in shown:
         held.hide()

@@ -17,6 +17,7 @@ import torch
 
 from ziggurat import _storage
 from ziggurat._native import InvalidArgument
+from ziggurat._torch_private import has_storage
 
 if TYPE_CHECKING:
     from ziggurat._pins import Held
@@ -81,7 +82,7 @@ def _tensors_of(all_held: Iterable[Held], objects: list[Any]) -> dict[Held, list
     held_of = {_storage.identity(held.param): held for held in all_held}
     found: dict[Held, list[torch.Tensor]] = {}
     for one in objects:
-        if type(one) is torch.Tensor and torch._C._has_storage(one):
+        if type(one) is torch.Tensor and has_storage(one):
             held = held_of.get(_storage.identity(one))
             if held is not None:
                 found.setdefault(held, []).append(one)

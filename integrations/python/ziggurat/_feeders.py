@@ -21,10 +21,7 @@ from ziggurat._lent_gradient import LentGradient
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._ranks import Ranks
 from ziggurat._shared_content import SharedContent
-
-
-def _at_end_of_backward(call: Callable[[], None]) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(call)
+from ziggurat._torch_private import at_end_of_backward, backward_number, in_backward
 
 
 def _shared(param: torch.Tensor) -> SharedContent | None:
@@ -132,7 +129,7 @@ class BackwardFeeder(Feeder):
             self.flush()
 
     def content(self, slot: Slot, grad: torch.Tensor) -> Content:
-        if torch._C._current_graph_task_id() == -1:
+        if not in_backward():
             # the script assigned this gradient, so it is the same on every rank
             return Content(slot, grad)
         content = SharedContent(slot, grad, self.exchange)
@@ -143,10 +140,10 @@ class BackwardFeeder(Feeder):
         if not self._syncing:
             return
         if not self._told_end:
-            backward = torch._C._current_graph_task_id()
+            backward = backward_number()
             if backward not in self._ends:
                 self._ends.add(backward)
-                _at_end_of_backward(functools.partial(self._ended, backward))
+                at_end_of_backward(functools.partial(self._ended, backward))
         self._begin_round()
         self._missing[self._bucket_of[slot]].discard(slot)
         while not self._missing[self._sent % len(self._buckets)]:
@@ -311,7 +308,7 @@ class DdpFeeder(Feeder):
             self.exchange.send(own, parts, grads[0].device)
         if bucket.is_last():
             # Runs after the callback that DDP is about to queue, in which it writes every grad.
-            _at_end_of_backward(lambda: _at_end_of_backward(self._ended))
+            at_end_of_backward(lambda: at_end_of_backward(self._ended))
 
     def _known(self, param: torch.Tensor) -> Slot:
         slot = self._slot_of(param)

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from ziggurat._memory import advise, size_text
 from ziggurat._native import DataLoss
+from ziggurat._torch_private import in_backward
 
 LEAST_BYTES = 1 << 16  #: what is smaller is no use on its own
 _PAGE = mmap.PAGESIZE
@@ -296,11 +297,11 @@ class FrozenFiles:
         if unit in self._in_no_order:
             self.read_bytes += _read(self._units[unit])
             return
-        in_backward = torch._C._current_graph_task_id() != -1
+        backward = in_backward()
         # Reentrant checkpointing lets a unit go between its second forward and its backward.
-        again = in_backward and self._last_in_backward and self._last[1] == unit
+        again = backward and self._last_in_backward and self._last[1] == unit
         self._after[self._last] = unit
-        self._last, self._last_in_backward = (self._last[1], unit), in_backward
+        self._last, self._last_in_backward = (self._last[1], unit), backward
         self._settle(unit)
         read_bytes = _read(self._units[unit])
         self.read_bytes += 0 if again else read_bytes  # the page cache still has it

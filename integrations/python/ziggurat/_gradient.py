@@ -24,6 +24,7 @@ from ziggurat._gradient_content import Content, Slot, Taken
 from ziggurat._lent_gradient import LentGradient
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._shared_content import SharedContent
+from ziggurat._torch_private import elements_overlap
 
 __all__ = ["GradientHooks", "LentGradient", "Taken"]
 
@@ -158,7 +159,7 @@ def _in_order(grad: torch.Tensor) -> torch.Tensor:
     """Returns the gradient in the order of its indices, as the engine reads it, so that sums over
     it have the same bits whatever its layout. An expanded gradient is put in order when a step
     takes it."""
-    if grad.is_contiguous() or torch._debug_has_internal_overlap(grad) == 1:
+    if grad.is_contiguous() or elements_overlap(grad):
         return grad
     return grad.contiguous()
 

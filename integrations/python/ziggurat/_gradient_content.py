@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ziggurat._native import InvalidArgument
+from ziggurat._torch_private import in_backward
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -133,7 +134,7 @@ class Content:
 
     def add(self, other: Any, alpha: Any) -> None:
         if self.consumed:
-            if torch._C._current_graph_task_id() == -1:
+            if not in_backward():
                 self.check()
             self.zero()  # a backward starts from the beginning
         if self.part is None and self.scale is None:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ziggurat import _storage
 from ziggurat._native import Unimplemented
+from ziggurat._torch_private import as_plain_tensors
 
 
 # What makes new tensors and still waits, since converting a model for its files does it.
@@ -50,7 +51,7 @@ class Later(torch.Tensor):
         if _moves_to_cpu(func, args, kwargs) or not all(isinstance(one, Later) for one in operands):
             return _Call(func, args, kwargs).result()
         call = _Call(func, args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
+        with as_plain_tensors():
             try:
                 shapes = func(*args, **kwargs)
             except Exception:  # it needs values, or raises with them too

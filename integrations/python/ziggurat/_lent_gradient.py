@@ -21,6 +21,7 @@ from ziggurat._engine_content import at_engine
 from ziggurat._gradient_content import Content, Taken, count_write
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._shared_content import SharedContent
+from ziggurat._torch_private import in_backward, no_torch_function
 
 _aten = torch.ops.aten
 
@@ -120,7 +121,7 @@ class LentGradient(torch.Tensor):
     data_ptr = untyped_storage = __dlpack__ = _no_address
 
     # Results of operations are plain tensors.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = no_torch_function()
 
     @classmethod
     def __torch_dispatch__(
@@ -267,7 +268,7 @@ def _add(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _added(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handles the addition that backward makes with create_graph, which is not in place."""
     grad, other = args
-    if _whole(grad) and grad._content.consumed and torch._C._current_graph_task_id() != -1:
+    if _whole(grad) and grad._content.consumed and in_backward():
         return other.clone()
     return NotImplemented
 

@@ -22,6 +22,7 @@ from ziggurat._sharing import several_ranks
 from ziggurat._streaming import Streaming, streaming_of
 from ziggurat._table_rows import grad_in_file
 from ziggurat._tokens import TokenCost
+from ziggurat._torch_private import require_for_offload
 from ziggurat._unit_choice import Choice
 from ziggurat._units import Division, divide
 
@@ -74,7 +75,7 @@ def offload(
     Errors: InvalidArgument for too little memory, which says how much works; Unimplemented, which
     names the parameter or module that cannot be offloaded.
     """
-    _storage.require_swap()
+    require_for_offload()
     if not _storage.guards_reads():
         warnings.warn(
             f"PyTorch {torch.__version__} has no way to refuse reads in C++ of parameters that are "

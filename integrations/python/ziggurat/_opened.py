@@ -33,6 +33,7 @@ from ziggurat._packing import TILE
 from ziggurat._parts import Nothing, Part
 from ziggurat._rounding import as_fp32, draws_params, rounds_to
 from ziggurat._streaming import Streaming
+from ziggurat._torch_private import as_plain_tensors, in_backward
 from ziggurat._waited import Beside, Waited
 from ziggurat._words import in_arguments
 
@@ -340,7 +341,7 @@ class Opened:
     def hands_over(self, grad: torch.Tensor) -> bool:
         """Returns whether backward hands a gradient to the engine. Small parameters share records, so
         that a sum in a file would write others' too."""
-        return self.sums is not None and torch._C._current_graph_task_id() != -1 and grad.numel() >= TILE
+        return self.sums is not None and in_backward() and grad.numel() >= TILE
 
     def wait_written(self, param: torch.Tensor) -> None:
         """Returns when the engine has written this rank's part of `param`. Any thread may call
@@ -513,7 +514,7 @@ class Opened:
         """Called when the engine has written the `pending` parameters: gives them back to the
         model."""
         held = [self.parts[index].memory() for index in pending]
-        with torch._C.DisableTorchFunctionSubclass():  # what is away would be asked for each look
+        with as_plain_tensors():  # what is away would be asked for each look
             faults = {
                 index: "moved" if param._version == self._versions[index] else "written"
                 for index, param in zip(pending, held, strict=True)

@@ -25,6 +25,7 @@ from ziggurat._placement import parsed
 from ziggurat._reports import Reports
 from ziggurat._sharing import Alone, several_ranks
 from ziggurat._streaming import streaming_around, streaming_of
+from ziggurat._torch_private import uncompiled
 from ziggurat._waits import ModuleWaits
 
 _NO_MEANING = ("foreach", "fused", "capturable", "differentiable")
@@ -258,7 +259,7 @@ class EngineOptimizer(Reports):
             step = replace(step, eps=float(group["eps"]))
         return step
 
-    @torch._disable_dynamo  # type: ignore[misc]  # a step is no part of what is compiled around it
+    @uncompiled  # a step is no part of what is compiled around it
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         loss = None

@@ -32,6 +32,7 @@ from ziggurat._placement import fits_half
 from ziggurat._streaming import Streaming
 from ziggurat._subclass import OFFLOADED, reduced, subclass
 from ziggurat._tokens import TokenCost
+from ziggurat._torch_private import at_end_of_backward, backward_number, in_backward, next_number, number_of, uncompiled
 
 _SHARD_BYTES = 2_000_000_000  # of a model that memory has no room for, which is what saving it takes
 
@@ -200,11 +201,11 @@ class _Around:
             return all(unit.trained_forwards for unit in self._units)
         return all(unit.forwards for unit in self._units)
 
-    @torch._disable_dynamo  # type: ignore[misc]
+    @uncompiled
     def _enter(self, module: Any, given: Any, pinned: list[PinnedUnit]) -> _Use | None:
         use = None
         self.streaming.wait_for_turn(self.stage, self._units)
-        if torch._C._current_graph_task_id() != -1:
+        if in_backward():
             self.streaming.recomputes = True
         if torch.is_grad_enabled():
             if torch.is_autocast_enabled("cpu"):
@@ -212,7 +213,7 @@ class _Around:
             use = _Use(self.streaming, self._units, self.stage)
             made = [tensor.grad_fn for tensor in tensors_in(given) if tensor.grad_fn is not None]
             if made:
-                newest: Any = max(made, key=lambda node: node._sequence_nr())
+                newest: Any = max(made, key=number_of)
                 newest.register_prehook(use.end)
         elif self._tokens is not None:
             self._tokens.forward_begins(given[1], self.streaming)
@@ -243,17 +244,17 @@ class _Around:
                 stacklevel=4,
             )
 
-    @torch._disable_dynamo  # type: ignore[misc]
+    @uncompiled
     def _watch(self, use: _Use, result: Any) -> None:
-        use.last = _sequence()
+        use.last = next_number()
         for tensor in tensors_in(result):
             node: Any = tensor.grad_fn
             # An input that is returned as it is was not made here.
-            if node is not None and node._sequence_nr() >= use.first:
+            if node is not None and number_of(node) >= use.first:
                 node.register_prehook(use.begin)
             # A view that is written in place afterwards gets another node; its base's stays.
             base: Any = tensor._base.grad_fn if tensor._is_view() else None
-            if base is not None and base._sequence_nr() >= use.first:
+            if base is not None and number_of(base) >= use.first:
                 base.register_prehook(use.begin)
 
     def _stray(self) -> str:
@@ -274,7 +275,7 @@ class _Use:
         self._streaming, self._units, self._stage = streaming, units, stage
         self._in: _Backward | None = None
         # The numbers of the nodes that the forward has made are from `first` to below `last`.
-        self.first = _sequence()
+        self.first = next_number()
         self.last = self.first
 
     def begin(self, *_: Any) -> None:
@@ -295,14 +296,12 @@ class _Use:
             self._streaming.unpin(self._units)
 
     def _backward(self) -> _Backward:
-        task, known = torch._C._current_graph_task_id(), self._streaming.backwards
+        task, known = backward_number(), self._streaming.backwards
         backward: _Backward | None = known.get(task)
         if backward is None:
             self._streaming.passes(True)
             backward = known[task] = _Backward()
-            torch.autograd.Variable._execution_engine.queue_callback(
-                _AtEnd(backward, self._streaming)
-            )
+            at_end_of_backward(_AtEnd(backward, self._streaming))
         return backward
 
 
@@ -368,8 +367,3 @@ def _elements(one: Any) -> Iterable[Any]:
     if isinstance(one, dict):
         return one.values()
     return [getattr(one, name, None) for name in one.__dataclass_fields__]
-
-
-def _sequence() -> int:
-    """Returns the number that the next node of this thread's graphs gets."""
-    return int(torch._C._autograd._get_sequence_nr())

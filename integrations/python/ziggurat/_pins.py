@@ -22,6 +22,7 @@ from ziggurat._native import InvalidArgument, Places, ResourceExhausted, Ziggura
 from ziggurat._one_thread import OneThread
 from ziggurat._prints import Prints
 from ziggurat._released import Released
+from ziggurat._torch_private import in_functional_transform, uncompiled
 from ziggurat._units import Unit
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ class Pins:
         self.pin(units)
         self.brought_backward += self.units_brought - before
 
-    @torch._disable_dynamo  # type: ignore[misc]
+    @uncompiled
     def passes(self, trains: bool) -> None:
         """Called where a call of the model or a backward begins."""
         if self._opened is not None:
@@ -335,7 +336,7 @@ class Pins:
 
     def expect_rows(self, units: Iterable[PinnedUnit], tensors: Iterable[torch.Tensor]) -> None:
         """Reads what a forward with the arguments `tensors` reads of tables in files. Errors: DataLoss."""
-        if torch._C._functorch.peek_interpreter_stack() is not None:  # their values are not known
+        if in_functional_transform():  # their values are not known
             return
         for unit in units:
             place = self.tables_in_files.get(unit.index)

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
+from ziggurat._torch_private import uncompiled, without_modes
 
 if TYPE_CHECKING:
     from ziggurat._pins import Held
@@ -18,17 +19,17 @@ _WORDS = 256  #: of 8 bytes in a row
 class Prints:
     """What the values of parameters were. Making it, and written(), read them twice each."""
 
-    @torch._disable_dynamo  # type: ignore[misc]
+    @uncompiled
     def __init__(self, all_held: Iterable[Held]) -> None:
         # A mode of the script counts what a forward computes, as selective checkpointing does.
-        with _disable_current_modes():
+        with without_modes():
             self._then = [(held, held.param._version, _print_of(held.param)) for held in all_held]
 
-    @torch._disable_dynamo  # type: ignore[misc]
+    @uncompiled
     def written(self) -> list[Held]:
         """Returns the parameters whose values have changed since, with no write counted."""
         seen = [one for one in self._then if not one[0].is_away and one[0].param._version == one[1]]
-        with _disable_current_modes():
+        with without_modes():
             return [held for held, _, then in seen if not all(map(torch.equal, then, _print_of(held.param)))]
 
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from ziggurat import _storage
 from ziggurat._native import Unimplemented
 from ziggurat._released import CONVERSIONS, changes_nothing, reads_nothing
+from ziggurat._torch_private import as_plain_tensors
 
 
 class ReadAtUse(torch.Tensor):
@@ -36,7 +37,7 @@ class ReadAtUse(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if reads_nothing(func):
-            with torch._C.DisableTorchFunctionSubclass():
+            with as_plain_tensors():
                 return func(*args, **kwargs)
         name: str = getattr(func, "__name__", "")
         if name == "detach" or (name in CONVERSIONS and changes_nothing(func, args[0], args, kwargs)):

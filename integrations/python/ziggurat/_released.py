@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_iter
 
 from ziggurat._native import InvalidArgument
+from ziggurat._torch_private import as_plain_tensors
 
 # What reads no values, by the name of the method or property. PyTorch's optimizers, clipping and
 # backward need nothing else of a parameter.
@@ -41,7 +42,7 @@ class Released(torch.nn.Parameter):
     ) -> Any:
         kwargs = kwargs or {}
         if reads_nothing(func):
-            with torch._C.DisableTorchFunctionSubclass():
+            with as_plain_tensors():
                 return func(*args, **kwargs)
         for value in tree_iter((args, kwargs)):
             if isinstance(value, Released):
@@ -94,7 +95,7 @@ def changes_nothing(func: Any, param: torch.Tensor, args: Any, kwargs: Any) -> b
     """Returns whether a conversion of the parameter would return it as it is."""
     if kwargs.get("memory_format") is not None:
         return False
-    with torch._C.DisableTorchFunctionSubclass():
+    with as_plain_tensors():
         alike = torch.empty(0, dtype=param.dtype, device="cpu")
         try:
             return func(alike, *args[1:], **kwargs) is alike

@@ -11,6 +11,7 @@ import torch
 from ziggurat._gradient_content import Content, Slot, Taken
 from ziggurat._native import InvalidArgument
 from ziggurat._ranks import Ranks
+from ziggurat._torch_private import in_backward
 
 
 class _Exchange(Protocol):
@@ -104,7 +105,7 @@ class SharedContent(Content):
         self.slice_scale = self.slice_scale * (factor.reciprocal() if inverse else factor)
 
     def add(self, other: Any, alpha: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:
+        if not in_backward():
             self.settle().add_(other, alpha=alpha)  # the script adds the same values on every rank
         elif self.part is None and not self.consumed:
             self.part = torch.mul(other, alpha) if alpha != 1 else other.clone()

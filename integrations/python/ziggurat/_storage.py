@@ -5,7 +5,7 @@ A parameter keeps its storage object for life. What is exchanged is the memory i
 autograd has saved of the parameter, views too, finds the memory that is there when backward needs
 it. While a parameter is away its storage has no memory and raises at each access.
 
-PyTorch has no public calls for this. No other file of this package touches the private ones.
+PyTorch has no public calls for this: see _torch_private.py.
 """
 
 from __future__ import annotations
@@ -16,34 +16,12 @@ from typing import Any
 
 import torch
 
-from ziggurat._native import Unimplemented
+from ziggurat._torch_private import address_of, refuse_writes, uses_of
+from ziggurat._torch_private import over as over
+from ziggurat._torch_private import swap as swap
 
-_CPU = torch.device("cpu")
 _IMPL_BYTES = 88  #: of a C++ StorageImpl that are looked at; all belong to its object
 _TRIES = 3
-
-
-def require_swap() -> None:
-    """Errors: Unimplemented where PyTorch cannot exchange the memory of a storage."""
-    if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
-        raise Unimplemented(
-            f"offload() needs PyTorch 2.12 or later, and this is {torch.__version__}: update "
-            "PyTorch, or train without offload()"
-        )
-
-
-def swap(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
-    """Exchanges the memory of two storages, with all that belongs to it."""
-    one._swap_data_ptr_(other)  # type: ignore[attr-defined]
-
-
-def over(address: int, size_bytes: int) -> torch.UntypedStorage:
-    """Returns a storage whose memory is somebody else's."""
-    made: Any = torch._C._construct_storage_from_data_pointer(
-        address, _CPU, size_bytes
-    )
-    its: torch.UntypedStorage = made
-    return its
 
 
 def over_engine(address: int, size_bytes: int) -> torch.UntypedStorage:
@@ -78,8 +56,7 @@ def has_allocator(storage: torch.UntypedStorage) -> bool:
 
 def users(storage: torch.UntypedStorage) -> int:
     """Returns how many tensors have the storage, and one more for its object in Python."""
-    count: int = torch._C._storage_Use_Count(storage._cdata)
-    return count
+    return uses_of(storage)
 
 
 def empty(size_bytes: int) -> torch.UntypedStorage:
@@ -148,8 +125,7 @@ def shares_memory(tensor: torch.Tensor) -> bool:
 
 def identity(tensor: torch.Tensor) -> int:
     """Returns a number that stays the storage's own, wherever its memory is."""
-    number: int = tensor.untyped_storage()._cdata
-    return number
+    return address_of(tensor.untyped_storage())
 
 
 def _tensor_of(storage: torch.UntypedStorage, count: int = 0) -> torch.Tensor:
@@ -160,22 +136,22 @@ def _tensor_of(storage: torch.UntypedStorage, count: int = 0) -> torch.Tensor:
 
 def _refuse_access(storage: torch.UntypedStorage) -> None:
     tensor = _tensor_of(storage)
-    torch._C._set_throw_on_mutable_data_ptr(tensor)
+    refuse_writes(tensor)
     place = _place_of_flag()
     if place is not None:
         _byte(storage, place).value = 1
 
 
 def _byte(storage: torch.UntypedStorage, place: int) -> ctypes.c_ubyte:
-    return ctypes.c_ubyte.from_address(storage._cdata + place)
+    return ctypes.c_ubyte.from_address(address_of(storage) + place)
 
 
 def _word(storage: torch.UntypedStorage, place: int) -> ctypes.c_uint64:
-    return ctypes.c_uint64.from_address(storage._cdata + place)
+    return ctypes.c_uint64.from_address(address_of(storage) + place)
 
 
 def _bytes(storage: torch.UntypedStorage) -> bytes:
-    return bytes((ctypes.c_ubyte * _IMPL_BYTES).from_address(storage._cdata))
+    return bytes((ctypes.c_ubyte * _IMPL_BYTES).from_address(address_of(storage)))
 
 
 @functools.cache
@@ -223,7 +199,7 @@ def _probed_place() -> int | None:
     that memory and does no harm."""
     storage = empty(8)
     seen = _bytes(storage)
-    torch._C._set_throw_on_mutable_data_ptr(_tensor_of(storage))
+    refuse_writes(_tensor_of(storage))
     now = _bytes(storage)
     changed = [place for place, (a, b) in enumerate(zip(seen, now, strict=True)) if a != b]
     place = changed[-1] + 1

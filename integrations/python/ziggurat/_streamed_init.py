@@ -19,6 +19,7 @@ from ziggurat import _storage
 from ziggurat._file_memory import InFiles, empty_in_file, is_large, is_plain, let_pages_go
 from ziggurat._memory import count_freed
 from ziggurat._native import InvalidArgument
+from ziggurat._torch_private import require_for_offload, storage_of
 
 __all__ = ["streamed_init"]
 
@@ -102,8 +103,7 @@ class _Drawn:
 
     def round(self, folder: str, dtype: torch.dtype) -> None:
         """Puts the values into a file, if the tensor is still there."""
-        made: Any = torch.UntypedStorage
-        storage = made._new_with_weak_ptr(self._weak.cdata)
+        storage = storage_of(self._weak)
         if storage is None:
             return
         values = _elements(storage)
@@ -129,7 +129,7 @@ class _Rounding(InFiles):
 
     def __init__(self, folder: str, dtype: torch.dtype) -> None:
         super().__init__(folder)
-        _storage.require_swap()
+        require_for_offload()
         self._dtype = dtype
         self._drawn: dict[int, _Drawn] = {}  # by the storage's identity, what was used last at the end
         #: what each of the last operations on them had and made, which the next may use with it

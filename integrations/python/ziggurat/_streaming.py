@@ -37,6 +37,7 @@ from ziggurat._progress import Progress
 from ziggurat._read_at_use import ReadAtUse
 from ziggurat._released import CONVERSIONS, NoAddress, Released, changes_nothing
 from ziggurat._table_rows import TablesCopied, placed_table
+from ziggurat._torch_private import uncompiled
 from ziggurat._units import ROOT, Division, check_params
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Streaming(Pins):
 
     # -- the engine
 
-    @torch._disable_dynamo  # type: ignore[misc]  # a compiled model's first call comes here
+    @uncompiled  # a compiled model's first call comes here
     def open(self) -> None:
         """Lets the optimizer that trains the model open its engine."""
         if self._lost is not None or self.is_open:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ziggurat._file_memory import empty_in_file, is_in_file, is_large, let_pages_go, move_to_file
 from ziggurat._frozen_files import FileRange
 from ziggurat._subclass import FOLDER_OF_GRAD, subclass
+from ziggurat._torch_private import in_functional_transform, uncompiled
 
 if TYPE_CHECKING:
     from ziggurat._pins import Held, PinnedUnit
@@ -74,7 +75,7 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
         trains = torch.is_grad_enabled() and self.weight.requires_grad
         other = self.max_norm is not None or self.sparse  # set after offload()
         # torch.func's transforms have rules for PyTorch's own operations.
-        if folder is None or not trains or other or torch._C._functorch.peek_interpreter_stack() is not None:
+        if folder is None or not trains or other or in_functional_transform():
             its: torch.Tensor = original.forward(self, input)
             return its
         found: torch.Tensor = _Rows.apply(
@@ -82,7 +83,7 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
         )
         return found
 
-    return subclass(original, {"forward": torch._disable_dynamo(forward)})
+    return subclass(original, {"forward": uncompiled(forward)})
 
 
 class _Rows(torch.autograd.Function):

@@ -192,9 +192,10 @@ def _offload() -> str:
     import torch
 
     from ziggurat import ZigguratError, _storage
+    from ziggurat._torch_private import require_for_offload
 
     try:
-        _storage.require_swap()
+        require_for_offload()
     except ZigguratError as error:
         return str(error)
     guard = (

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ziggurat._attributes import Attributes, Kept
 from ziggurat._memory import return_freed
@@ -32,6 +31,7 @@ from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._pins import PinnedUnit
 from ziggurat._served import Served
 from ziggurat._streaming import Streaming
+from ziggurat._torch_private import dispatch_modes, function_mode, function_modes, in_backward, saved_tensors_hooks
 
 
 class Turns:
@@ -96,7 +96,7 @@ class Turns:
                 "offloaded model in one thread at a time"
             )
         self._check()
-        backward = torch._C._current_graph_task_id() != -1
+        backward = in_backward()
         # The backward of what checkpointing has just computed again; and the last unit's comes at once,
         # so that there are outputs of one micro-batch only.
         if backward and stage == lane.stage:
@@ -279,7 +279,7 @@ class _Surroundings:
     """What PyTorch keeps for each thread, as it is in this one."""
 
     def __init__(self) -> None:
-        modes: Any = _get_current_dispatch_mode_stack()
+        modes = dispatch_modes()
         if modes:
             raise Unimplemented(
                 f"micro_batches() was called under a {type(modes[-1]).__name__}, which PyTorch knows "
@@ -290,17 +290,15 @@ class _Surroundings:
             "enabled": torch.is_autocast_enabled("cpu"),
             "cache_enabled": torch.is_autocast_cache_enabled(),
         }
-        self._saving = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        self._overrides: Any = torch.overrides
-        self._modes = self._overrides._get_current_function_mode_stack()
+        self._saving = saved_tensors_hooks()
+        self._modes = function_modes()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         torch.get_num_threads()  # sets the number that OpenMP takes in this thread
         with contextlib.ExitStack() as left:
             for mode in self._modes:
-                self._overrides._push_mode(mode)
-                left.callback(self._overrides._pop_mode)
+                left.enter_context(function_mode(mode))
             left.enter_context(torch.autocast("cpu", **self._casts))
             if self._saving is not None:
                 left.enter_context(torch.autograd.graph.saved_tensors_hooks(*self._saving))
