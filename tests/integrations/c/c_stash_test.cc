@@ -12,13 +12,15 @@
 namespace ziggurat {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 class CStash : public ::testing::Test {
  protected:
   CStash() { EXPECT_EQ(ziggurat_runtime_create("{\"threads\": 1}", &runtime_), ZIGGURAT_OK); }
   ~CStash() override {
-    if (stash_ != 0) EXPECT_EQ(ziggurat_stash_close(stash_), ZIGGURAT_OK);
+    if (stash_ != 0) {
+      EXPECT_EQ(ziggurat_stash_close(stash_), ZIGGURAT_OK);
+    }
     EXPECT_EQ(ziggurat_runtime_destroy(runtime_), ZIGGURAT_OK);
   }
   ziggurat_status open(const std::string& settings) {
