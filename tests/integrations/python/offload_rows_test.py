@@ -6,6 +6,7 @@ Run by pytest; as a script it exits with 77 where PyTorch, safetensors or pytest
 PyTorch is older than offload() takes.
 """
 
+import gc
 import re
 import signal
 import sys
@@ -325,6 +326,8 @@ def test_a_frozen_table_stays_in_its_file_and_only_rows_of_it_come(tmp_path, mem
     save_file(made(words=4 * WORDS).state_dict(), file)
     results, seen = [], []
     for offloads in (False, True):
+        model = optimizer = None
+        gc.collect()  # or the mapping of the run before counts too
         model = made(seed=2, words=4 * WORDS)
         model.load_state_dict(load_file(file), assign=True)
         model.table.requires_grad_(False)
