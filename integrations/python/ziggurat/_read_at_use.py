@@ -19,8 +19,8 @@ from ziggurat._torch_private import as_plain_tensors
 
 class ReadAtUse(torch.Tensor):
     """A tensor on the CPU without memory of its own. A function that gets several lists, as
-    ``torch._foreach_lerp_()`` does, is called for one element of each at a time. What C++ code reads past
-    Python is refused by PyTorch."""
+    PyTorch's for averages do, is called for one element of each at a time. What C++ code reads past Python
+    is refused by PyTorch."""
 
     _read: Callable[[], torch.Tensor]
 
