@@ -6,19 +6,18 @@ from __future__ import annotations
 import warnings
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat import _storage
 from ziggurat._activations import activations_of
 from ziggurat._causal_loss import compute_in_chunks, find_head
 from ziggurat._encoders import look_at_first_layer
 from ziggurat._memory import bytes_of
-from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._native import InvalidArgument
 from ziggurat._opened import is_lent
 from ziggurat._passes import enter_at_call
 from ziggurat._pins import PinnedUnit
 from ziggurat._placement import Homes
-from ziggurat._sharing import several_ranks
+from ziggurat._refusals import check_model
 from ziggurat._streaming import Streaming, streaming_of
 from ziggurat._table_rows import grad_in_file
 from ziggurat._tokens import TokenCost
@@ -118,26 +117,6 @@ def offload(
             module, streaming, of_root, opens=True, tokens=tokens, activations=streaming.activations
         )
     return model
-
-
-def check_model(model: torch.nn.Module) -> None:
-    """Errors: Unimplemented for a model that cannot be offloaded, by the module's name."""
-    if several_ranks():
-        raise Unimplemented(
-            "offload() does not know several ranks yet: train with one process, or shard the model "
-            "with FSDP2 instead"
-        )
-    for name, module in model.named_modules():
-        if isinstance(module, (DistributedDataParallel, torch.jit.ScriptModule)):
-            raise Unimplemented(
-                f"module '{name or 'the model'}' is a {type(module).__name__}, whose parameters "
-                "cannot be offloaded: give offload() the plain model"
-            )
-        if hasattr(module, "_orig_mod"):
-            raise Unimplemented(
-                f"module '{name or 'the model'}' is compiled already: call offload() before "
-                "torch.compile()"
-            )
 
 
 def _check_params(division: Division) -> None:

@@ -38,8 +38,8 @@ from ziggurat._placement import (
     room_beside_nvme,
     say,
 )
+from ziggurat._ranks import several_ranks
 from ziggurat._rounding import draws_noise, require_runs
-from ziggurat._sharing import several_ranks
 from ziggurat._state import StateDicts
 from ziggurat._streaming import Streaming, kept_by_engine, streaming_around, streaming_of
 

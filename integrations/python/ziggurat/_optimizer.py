@@ -22,8 +22,9 @@ from ziggurat._names import generated, names_alone, names_in
 from ziggurat._native import GroupStep, InvalidArgument, Unimplemented
 from ziggurat._opened import Opened
 from ziggurat._placement import parsed
+from ziggurat._ranks import several_ranks
 from ziggurat._reports import Reports
-from ziggurat._sharing import Alone, several_ranks
+from ziggurat._sharing import Alone
 from ziggurat._streaming import streaming_around, streaming_of
 from ziggurat._torch_private import uncompiled
 from ziggurat._waits import ModuleWaits

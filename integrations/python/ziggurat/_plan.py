@@ -10,7 +10,7 @@ from ziggurat._asked import Asked, asked_of, buffer_bytes
 from ziggurat._frozen_files import FileMappings
 from ziggurat._memory import bytes_of, free_bytes, size_of
 from ziggurat._native import InvalidArgument
-from ziggurat._offload import check_model
+from ziggurat._refusals import check_model
 from ziggurat._placement import Homes, parsed
 from ziggurat._plan_page import Plan
 from ziggurat._streaming import Streaming, streaming_of

@@ -342,3 +342,7 @@ def _free_port() -> int:
         listener.bind(("", 0))
         port: int = listener.getsockname()[1]
         return port
+
+
+def several_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

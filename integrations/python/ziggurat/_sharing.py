@@ -25,7 +25,7 @@ from ziggurat._native import InvalidArgument, Runtime
 from ziggurat._opened import Opened, runtime_of
 from ziggurat._param_gather import ParamGather
 from ziggurat._parts import Part, Shard, Slice
-from ziggurat._ranks import Ranks
+from ziggurat._ranks import Ranks, several_ranks
 from ziggurat._streaming import values_of
 
 
@@ -267,10 +267,6 @@ class Sharded(Alone):
     def close(self) -> None:
         if self._carriers is not None:
             self._carriers.close()
-
-
-def several_ranks() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _ddp_of(params: set[torch.Tensor]) -> DistributedDataParallel | None:

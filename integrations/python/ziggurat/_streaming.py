@@ -35,6 +35,7 @@ from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._placement import Homes, fits_half, sums_bytes
 from ziggurat._progress import Progress
 from ziggurat._read_at_use import ReadAtUse
+from ziggurat._refusals import check_sharing, warn_of_no_optimizer
 from ziggurat._released import CONVERSIONS, NoAddress, Released, changes_nothing
 from ziggurat._table_rows import TablesCopied, placed_table
 from ziggurat._torch_private import uncompiled
@@ -89,6 +90,7 @@ class Streaming(Pins):
         self.returns_to_files = False
         #: what opens the engine: the optimizer that trains the model, if there is one
         self.optimizer: weakref.ref[Any] | None = None
+        self._looked_for_optimizer = False  # or there was one
         self._opening = threading.RLock()
         self._owner: weakref.ref[Any] | None = None  # the optimizer that has opened the engine
         self.backwards: Any = weakref.WeakValueDictionary()  #: of _passes, by their task's number
@@ -131,6 +133,7 @@ class Streaming(Pins):
             return
         optimizer = None if self.optimizer is None else self.optimizer()
         if optimizer is None:
+            self._look_for_optimizer()
             return
         if not self._opening.acquire(blocking=False):
             raise InvalidArgument(
@@ -142,6 +145,15 @@ class Streaming(Pins):
                 optimizer.open()
         finally:
             self._opening.release()
+
+    def _look_for_optimizer(self) -> None:
+        """Says, once, that a model that is trained has no optimizer that opens an engine."""
+        model = self.model()
+        if model is not None and model.training and not self._looked_for_optimizer:
+            check_sharing(model)
+            self._looked_for_optimizer = True
+            if any(param.requires_grad for param in model.parameters()):
+                warn_of_no_optimizer()
 
     @property
     def fits(self) -> bool:
@@ -213,7 +225,11 @@ class Streaming(Pins):
     def begin_opening(self, optimizer: Any, names: Sequence[str]) -> None:
         """Tells that `optimizer` is going to open an engine for the parameters `names`. Closes the
         engine of an optimizer that is no more. Errors: if they are in an engine already."""
+        model = self.model()
+        if model is not None:
+            check_sharing(model)
         self._finish_undoing()
+        self._looked_for_optimizer = True
         if self._opened is not None and not self._is_orphan():
             gc.collect()  # a scheduler and its optimizer have each other
         if self._opened is not None and self._is_orphan():

@@ -356,6 +356,11 @@ def _check_device(param: torch.nn.Parameter, name: str) -> None:
             f"parameter '{name}' is on {param.device}: offload() only works on the CPU so far; "
             "call it before model.to(), or train without it"
         )
+    if param.is_shared() and not param.untyped_storage().filename:
+        raise Unimplemented(
+            f"parameter '{name}' is in shared memory, which other processes may use: call offload() without "
+            "share_memory() before"
+        )
 
 
 def _check_kind(param: torch.nn.Parameter, name: str) -> None:

@@ -16,6 +16,7 @@ import warnings
 try:
     import pytest
     import torch
+    import torch.testing._internal.distributed.fake_pg  # registers "fake"
     from forked_runs import forked_runs
     from small_models import one_thread  # noqa: F401, a fixture
     from streamed_models import (
@@ -539,6 +540,7 @@ def refused_models():
     yield "parameter 'a' is torch.float64", module_with(a=torch.nn.Parameter(torch.zeros(4).double()))
     yield "parameter 'a' does not lie in the order", module_with(a=torch.nn.Parameter(torch.zeros(4, 3).t()))
     yield "parameter 'a' is on meta", module_with(a=torch.nn.Parameter(torch.zeros(4, device="meta")))
+    yield "parameter 'a' is a Plain", module_with(a=torch.nn.Parameter(torch.zeros(4).as_subclass(Plain)))
     sparse = torch.nn.Parameter(torch.zeros(4, 3).to_sparse())
     yield "parameter 'a' is sparse", module_with(a=sparse)
     quantized = torch.quantize_per_tensor(torch.zeros(4), 1.0, 0, torch.qint8)
@@ -553,6 +555,87 @@ def test_what_cannot_be_offloaded_is_refused_by_name():
     for message, model in refused_models():
         with pytest.raises(ziggurat.ZigguratError, match=message):
             offload(model, memory="1GiB")
+
+
+class Plain(torch.Tensor):
+    pass
+
+
+@pytest.fixture
+def one_rank():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def two_ranks():
+    """A job of two processes, of which only this one is there."""
+    store = torch.testing._internal.distributed.fake_pg.FakeStore()
+    torch.distributed.init_process_group("fake", store=store, rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_models_that_something_else_has_are_refused_by_name(one_rank):
+    models = {
+        "module 'the model' is a DistributedDataParallel": torch.nn.parallel.DistributedDataParallel(gpt()),
+        "module '0' is a DistributedDataParallel": torch.nn.Sequential(torch.nn.parallel.DistributedDataParallel(gpt())),
+        "module 'the model' is compiled already": torch.compile(gpt()),
+        "module 'the model' is a RecursiveScriptModule": torch.jit.script(torch.nn.Linear(2, 2)),
+        "module 'the model' was given to fully_shard": torch.distributed.fsdp.fully_shard(gpt()),
+        "parameter 'position' is in shared memory": gpt().share_memory(),
+    }
+    for message, model in models.items():
+        with pytest.raises(ziggurat.Unimplemented, match=message):
+            offload(model, memory="1GiB")
+
+
+def test_several_ranks_are_refused_at_offload(two_ranks):
+    with pytest.raises(ziggurat.Unimplemented, match="does not know several ranks yet: train with one process"):
+        offload(gpt(), memory="1GiB")
+
+
+def test_several_ranks_that_come_after_offload_are_refused_at_the_first_forward(request):
+    model = offload(gpt(), memory="1GiB")
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    request.getfixturevalue("two_ranks")
+    with pytest.raises(ziggurat.Unimplemented, match="does not know several ranks yet: train with one process"):
+        loss_of(model, tokens_of(0))
+    del optimizer
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_model_that_is_sharded_after_offload_is_refused_at_the_first_forward(trained, one_rank):
+    model = offload(gpt(), memory="1GiB")
+    for block in model.blocks:
+        torch.distributed.fsdp.fully_shard(block)
+    optimizer = ziggurat.torch.AdamW(model.parameters()) if trained else None
+    with pytest.raises(ziggurat.Unimplemented, match=r"module 'blocks\.0' was given to fully_shard\(\)"):
+        loss_of(model, tokens_of(0))
+    del optimizer
+
+
+def test_a_model_that_nothing_here_trains_says_once_that_it_stays_in_memory():
+    model = offload(gpt(), memory="1GiB")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match=r"no optimizer of ziggurat has its parameters.*ziggurat\.torch\.AdamW") as said:
+        model(tokens_of(0)[:, :-1])
+    assert said[0].filename == __file__
+    with warnings.catch_warnings(action="error"):
+        train(model, optimizer, range(2))
+
+
+def test_a_model_that_is_evaluated_or_was_closed_says_nothing():
+    with warnings.catch_warnings(action="error"):
+        model = offload(gpt(), memory="1GiB")
+        loss_of(model.eval(), tokens_of(0))
+        with torch.no_grad():
+            loss_of(model.train(), tokens_of(0))
+        optimizer = stepped(model)
+        optimizer.close()
+        loss_of(model, tokens_of(0))
 
 
 def test_what_else_is_refused():
