@@ -90,6 +90,13 @@ class Activations:
     def figures(self) -> dict[str, int | float]:
         return {} if self._stash is None else self._stash.figures()
 
+    def counters(self) -> dict[str, int]:
+        """Returns what was moved and waited for, as an optimizer's figures() counts it."""
+        its = self.figures()
+        waited = its.get("waited_to_put_s", 0.0) + its.get("waited_to_get_s", 0.0)
+        moved = {f"activations_{name}": int(its.get(name, 0)) for name in ("put_bytes", "written_bytes", "read_bytes")}
+        return moved | {"activations_wait_ns": round(1e9 * waited)}
+
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Keeps what the block's graph saves."""

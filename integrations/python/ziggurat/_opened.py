@@ -314,6 +314,8 @@ class Opened:
             "brought_bytes": 0 if streaming is None else streaming.brought_bytes,
             "frozen_read_bytes": 0 if streaming is None else streaming.files.read_bytes,
         }
+        kept = None if streaming is None else streaming.activations
+        moved |= {} if kept is None else kept.counters()
         return self.engine.figures() | moved | self.waited.figures()
 
     @property

@@ -15,7 +15,7 @@ from ziggurat._step_said import say_step
 from ziggurat._streaming import Streaming, streaming_around
 from ziggurat._why_slow import Seen, Slow, judged
 
-_OWN = ("device_", "waited_", "brought_", "frozen_")  #: begin counters that are an optimizer's own
+_OWN = ("device_", "waited_", "brought_", "frozen_", "activations_")  #: begin counters that are an optimizer's own
 #: of these counters a run is judged by what it counts while it trains: a step's update moves what it moves
 #: in evaluation too
 _OF_PASSES = ("prefetch_hits", "prefetch_misses", "wait_sweep_ns", "waited_units_ns", "frozen_read_bytes")
@@ -70,6 +70,9 @@ class Reports(Opening):
             What these units have where the engine keeps it, in host memory or on the drive: as much was copied
             or read, less what was there from the use before. It is all that tells of placement="host", where
             nothing is read from a drive.
+        ``activations_put_bytes``
+            What ``offload(activations=)`` kept of forwards, of it ``activations_written_bytes`` on the drive, and
+            ``activations_read_bytes`` from there. ``activations_wait_s`` were waited for that.
         ``waited_units_s``, ``waited_gradients_s``, ``waited_step_s``
             What the script waited for units (of it ``wait_sweep_s`` for their updates), for gradients in
             files, and in ``step()``. ``why_slow()`` says what to do about it.
@@ -80,7 +83,7 @@ class Reports(Opening):
             The engine's host memory, and what of it is in use now.
 
         Counters are the process's, and two optimizers share them. Only what was copied from and to
-        accelerators, ``brought_``, ``frozen_`` and ``waited_`` is this optimizer's own.
+        accelerators, ``brought_``, ``frozen_``, ``activations_`` and ``waited_`` is this optimizer's own.
         """
         engine = self.engine
         if engine is None:

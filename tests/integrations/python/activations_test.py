@@ -97,6 +97,21 @@ def test_has_the_bits_beside_what_else_training_does(tmp_path, how):
     assert same(trained(kept_on_drive(gpt(), tmp_path), **how), plain)
 
 
+def test_figures_count_what_a_step_moves(tmp_path):
+    model = kept_on_drive(gpt(), tmp_path)
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    optimizer.open()
+    optimizer.figures()
+    trained_on(model, optimizer, steps=1)
+    first = optimizer.figures()
+    trained_on(model, optimizer, steps=1)
+    second = optimizer.figures()
+    assert first["activations_put_bytes"] == second["activations_put_bytes"] > 2 * MEMORY
+    assert first["activations_written_bytes"] > MEMORY and first["activations_read_bytes"] > 0
+    assert first["activations_wait_s"] >= 0
+    optimizer.close()
+
+
 def test_means_the_directory_of_the_state_by_itself(tmp_path):
     plain = trained(gpt(), placement=f"nvme:{tmp_path}/plain")
     model = offload(
