@@ -97,6 +97,7 @@ bool Stash::evict_one() {
   unindex(item);
   if (std::exchange(item.is_ahead, false)) ahead_bytes_ -= item.memory.bytes().size();
   item.memory.reset();
+  away_.insert(item.number);
   return true;
 }
 
@@ -126,7 +127,7 @@ Task<Lease> Stash::room(std::uint64_t size_bytes, const char* holder) {
     if ((failure = std::exchange(failure_, nullptr))) break;
     write_ahead();
     if (failure_) continue;
-    if (work_.count() == 0 && reading_ == 0) {
+    if (work_.count() == 0 && reading_ == 0 && unfilled_ == 0) {
       failure = std::make_exception_ptr(
           Error(ErrorCode::kResourceExhausted,
                 fmt::format("there is no room for an item of {} in the stash's memory of {}: the "
@@ -151,6 +152,7 @@ Task<Stash::Room> Stash::put(std::uint64_t size_bytes) {
   item->memory = std::move(memory);
   item->arrived.set();
   items_.emplace(item->number, item);
+  ++unfilled_;
   co_return Room{.ticket = item->number, .bytes = item->memory.bytes().first(size_bytes)};
 }
 
@@ -161,8 +163,10 @@ void Stash::filled(Ticket ticket) {
   // Whole blocks are written and hashed.
   std::ranges::fill(item.memory.bytes().subspan(item.size_bytes), std::byte{});
   item.is_filled = true;
+  --unfilled_;
   figures_.put_bytes += item.size_bytes;
   index(item);
+  changed_.set();
   write_ahead();
 }
 
@@ -210,6 +214,7 @@ Task<std::span<const std::byte>> Stash::bring(Ticket ticket) {
   const Waited waited(reactor_, figures_.waited_to_bring_s);
   ++item->pins;
   unindex(*item);
+  item->failed_ahead = false;
   brought_ = ticket;
   std::exception_ptr failure;
   try {
@@ -217,14 +222,13 @@ Task<std::span<const std::byte>> Stash::bring(Ticket ticket) {
     if (!item->memory) {
       item->is_reading = true;
       item->arrived.reset();
-      item->memory = co_await room(item->size_bytes, "brought");
+      away_.erase(ticket);
       co_await read(item);
     }
   } catch (...) {
     failure = std::current_exception();
   }
   if (failure) {
-    arrive(*item);
     release(ticket);
     std::rethrow_exception(failure);
   }
@@ -233,30 +237,39 @@ Task<std::span<const std::byte>> Stash::bring(Ticket ticket) {
   co_return item->memory.bytes().first(item->size_bytes);
 }
 
-void Stash::arrive(Item& item) {
-  item.is_reading = false;
-  item.arrived.set();
-}
-
-/// Reads an item into its memory, which it does not keep after an error.
+/// Reads an item, into memory that it takes if it has none. After an error it is away as before.
 Task<> Stash::read(ItemPtr item) {
   std::exception_ptr failure;
-  ++reading_;
   try {
-    const std::span<std::byte> bytes = item->memory.bytes();
-    co_await file_.read(*item->range, bytes, IoPriority::kDemand);
-    std::uint64_t hash = 0;
-    const std::function<void()> job = [&] { hash = hash64(bytes, item->number); };
-    co_await workers_.run(reactor_, "verify item", job);
-    if (hash != item->hash) throw file_.corrupt(*item->range);
-    figures_.read_bytes += bytes.size();
+    if (!item->memory) item->memory = co_await room(item->size_bytes, "brought");
+    Task<> reading = read_checked(*item);
+    co_await std::move(reading);
   } catch (...) {
     failure = std::current_exception();
     item->memory.reset();
+    if (!item->is_dropped) away_.insert(item->number);
+  }
+  item->is_reading = false;
+  item->arrived.set();
+  changed_.set();
+  if (failure) std::rethrow_exception(failure);
+}
+
+Task<> Stash::read_checked(Item& item) {
+  const std::span<std::byte> bytes = item.memory.bytes();
+  std::exception_ptr failure;
+  ++reading_;
+  try {
+    co_await file_.read(*item.range, bytes, IoPriority::kDemand);
+    std::uint64_t hash = 0;
+    const std::function<void()> job = [&] { hash = hash64(bytes, item.number); };
+    co_await workers_.run(reactor_, "verify item", job);
+    if (hash != item.hash) throw file_.corrupt(*item.range);
+    figures_.read_bytes += bytes.size();
+  } catch (...) {
+    failure = std::current_exception();
   }
   --reading_;
-  arrive(*item);
-  changed_.set();
   if (failure) std::rethrow_exception(failure);
 }
 
@@ -264,16 +277,17 @@ Task<> Stash::read(ItemPtr item) {
 /// free for what is put meanwhile. One item comes in any case.
 void Stash::bring_ahead() {
   if (brought_ == 0 || settling_ || waiting_ > 0) return;
-  auto next = items_.lower_bound(brought_);
-  while (next != items_.begin() && reading_ahead_ < kReadsAtOnce) {
-    const ItemPtr item = std::prev(next)->second;
-    --next;
-    if (item->memory || item->is_reading || !item->is_written || item->is_dropped) continue;
+  auto next = away_.lower_bound(brought_);
+  while (next != away_.begin() && reading_ahead_ < kReadsAtOnce) {
+    const ItemPtr item = items_.at(*--next);
+    if (item->failed_ahead) continue;
     const std::uint64_t size_bytes = rounded(item->size_bytes);
     if (ahead_bytes_ > 0 && pool_->free_bytes() < size_bytes + memory_bytes_ / 4) return;
-    item->memory = pool_->try_acquire(
-        {.purpose = Purpose::kActivations, .size_bytes = size_bytes, .holder = "brought ahead"});
+    item->memory = pool_->try_acquire({.purpose = Purpose::kActivations,
+                                       .size_bytes = size_bytes,
+                                       .holder = "brought ahead"});
     if (!item->memory) return;
+    next = away_.erase(next);
     item->is_ahead = true;
     item->is_reading = true;
     item->arrived.reset();
@@ -288,8 +302,9 @@ Task<> Stash::read_ahead(ItemPtr item) {
   try {
     co_await read(item);
     figures_.brought_ahead_bytes += size_bytes;
-  } catch (const Error&) {
+  } catch (...) {
     // Who needs the item reads it again and is told.
+    item->failed_ahead = true;
     if (std::exchange(item->is_ahead, false)) ahead_bytes_ -= size_bytes;
   }
   --reading_ahead_;
@@ -337,6 +352,7 @@ void Stash::drop(Ticket ticket) noexcept {
 void Stash::forget(Item& item) {
   if (std::exchange(item.is_ahead, false)) ahead_bytes_ -= rounded(item.size_bytes);
   item.memory.reset();
+  away_.erase(item.number);
   if (item.range) file_.give_back(*std::exchange(item.range, std::nullopt));
   items_.erase(item.number);  // the last use of `item`
 }

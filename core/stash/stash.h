@@ -83,7 +83,7 @@ class Stash {
     std::uint64_t hash = 0;
     std::uint64_t pins = 0;
     bool is_filled = false, is_written = false, is_writing = false, is_reading = false;
-    bool is_dropped = false, is_ahead = false;
+    bool is_dropped = false, is_ahead = false, failed_ahead = false;
     Signal arrived;  // set when no read is under way
   };
   using ItemPtr = std::shared_ptr<Item>;
@@ -97,7 +97,7 @@ class Stash {
   void write_ahead();
   Task<> write(ItemPtr item);
   Task<> read(ItemPtr item);
-  void arrive(Item& item);
+  Task<> read_checked(Item& item);
   void bring_ahead();
   Task<> read_ahead(ItemPtr item);
   void forget(Item& item);
@@ -112,8 +112,9 @@ class Stash {
   std::map<Ticket, ItemPtr> items_;
   std::set<Ticket> dirty_;  // in memory alone, unpinned and not being written
   std::set<Ticket> clean_;  // in memory and written, unpinned
+  std::set<Ticket> away_;   // on NVMe alone, and nobody reads them
   std::uint64_t dirty_bytes_ = 0;
-  std::size_t writing_ = 0, reading_ = 0, reading_ahead_ = 0, waiting_ = 0;
+  std::size_t unfilled_ = 0, writing_ = 0, reading_ = 0, reading_ahead_ = 0, waiting_ = 0;
   std::uint64_t ahead_bytes_ = 0;  // brought ahead and not used yet
   Ticket brought_ = 0;             // the last that was brought since the last put, or 0
   Ticket last_ = 0;

@@ -293,6 +293,40 @@ TEST_F(ActivationStashTest, ThreadsPutAndBringAtTheSameTime) {
   EXPECT_EQ(wrong, 0);
 }
 
+TEST_F(ActivationStashTest, ThreadsWaitForWhatOthersAreAboutToFill) {
+  open(kMiB);
+  std::atomic<int> failed = 0;
+  std::vector<std::jthread> threads;
+  for (std::uint64_t thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      try {
+        for (std::uint64_t i = 0; i < 20; ++i) put(400 * kKiB, thread * 100 + i);
+      } catch (const Error&) {
+        ++failed;
+      }
+    });
+  }
+  threads.clear();
+  EXPECT_EQ(failed, 0);
+}
+
+TEST_F(ActivationStashTest, ADriveThatGivesNothingIsAskedAheadOnce) {
+  open(kMiB);
+  std::vector<ActivationStash::Ticket> tickets;
+  for (std::uint64_t i = 0; i < 40; ++i) tickets.push_back(put(100 * kKiB, i));
+  plan(Fault::fail(FaultPoint::kRead, EIO).from_then_on());
+  expect(tickets[39], 100 * kKiB, 39);
+  for (std::uint64_t i = 34; i < 40; ++i) stash_->drop(tickets[i]);
+  std::uint64_t asked = 0;
+  for (int turn = 0; turn < 20; ++turn) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    on_reactor([&] { asked = drive_->calls(FaultPoint::kRead); });
+  }
+  EXPECT_LE(asked, 40U);
+  clear_plan();
+  for (std::uint64_t i = 34; i-- > 0;) expect(tickets[i], 100 * kKiB, i);
+}
+
 TEST_F(ActivationStashTest, NeedsADirectoryAndMemory) {
   const Error nowhere = error_of([&] { ActivationStash(*runtime_, {}, kMiB); });
   EXPECT_EQ(nowhere.code(), ErrorCode::kInvalidArgument);
