@@ -2,8 +2,8 @@
 """Keeps what backward needs of a forward, beyond a budget of memory, on a drive.
 
 A saved tensor's storage is copied once, however many views of it are saved, and given back to
-PyTorch. Backward reads the copy where it lies: the newest are still in memory, and those before
-come back while backward computes.
+PyTorch. Backward copies it back, since it may keep or write what it is given: the newest are still in
+memory, and those before come back while backward computes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Activations", "activations_of"]
 
 _SMALL_BYTES = 1 << 16  # what is smaller stays in PyTorch's memory
+_LARGEST_PART = 8  # how many times a tensor's bytes its storage may have
+_PAGE = 4096  # of which the stash gives whole ones
 
 
 class _View(NamedTuple):
@@ -42,11 +44,11 @@ class _View(NamedTuple):
     offset: int
 
     def tensor(self) -> torch.Tensor:
-        if self.storage.size_bytes == 0:
-            return torch.empty(self.shape, dtype=self.dtype)
-        values: Any = torch.frombuffer(self.storage.bring(), dtype=torch.uint8)
-        made: Any = torch.empty(0, dtype=self.dtype)
-        its: torch.Tensor = made.set_(values.untyped_storage(), self.offset, self.shape, self.strides)
+        memory = torch.empty(self.storage.size_bytes, dtype=torch.uint8, device="cpu")
+        self.storage.read(memory.data_ptr())
+        count_freed(memory.nbytes)  # soon, when backward has no use for it any more
+        made: Any = torch.empty(0, dtype=self.dtype, device="cpu")
+        its: torch.Tensor = made.set_(memory.untyped_storage(), self.offset, self.shape, self.strides)
         return its
 
 
@@ -74,6 +76,7 @@ class Activations:
         forward. `memory_bytes`: None takes an eighth of the memory that is free then."""
         self._folder, self._memory_bytes, self._owned = folder, memory_bytes, owned
         self._stash: Stash | None = None
+        self._past: dict[str, int | float] = {}  # figures of those that were closed
         self._stays: set[int] = set()
         self._known: dict[int, _Known] = {}  # by the storage's address in PyTorch
         self._hooks: set[Any] = set()  # of the forwards that run
@@ -82,13 +85,23 @@ class Activations:
     def _open(self) -> Stash:
         if self._stash is None:
             if self._memory_bytes is None:
-                self._memory_bytes = max(free_bytes() // 8, 1 << 20)
+                self._memory_bytes = max(free_bytes() // 8, _SMALL_BYTES)
             self._stash = Stash(self._folder(), self._memory_bytes)
             self._stays = self._owned()
         return self._stash
 
+    def close(self) -> None:
+        """Gives memory and files back when backward needs none of them any more. A forward that trains
+        takes them again."""
+        self._past = self.figures()
+        self._stash = None
+
     def figures(self) -> dict[str, int | float]:
-        return {} if self._stash is None else self._stash.figures()
+        """Returns what was moved and waited for."""
+        if self._stash is None:
+            return self._past
+        now = self._stash.figures()
+        return {name: value + self._past.get(name, 0) for name, value in now.items()}
 
     def counters(self) -> dict[str, int]:
         """Returns what was moved and waited for, as an optimizer's figures() counts it."""
@@ -136,14 +149,17 @@ class Activations:
             return None
         storage = tensor.untyped_storage()
         size_bytes = storage.nbytes()
-        if size_bytes < _SMALL_BYTES or address_of(storage) in self._stays:
+        # A small part of what is large, such as a batch of the data, frees nothing when it goes.
+        if size_bytes < _SMALL_BYTES or size_bytes > _LARGEST_PART * tensor.nbytes:
+            return None
+        if address_of(storage) in self._stays:
             return None
         known = self._known.get(address_of(storage))
         if known is not None and not known.storage.expired() and known.version == tensor._version:
             item = known.item()
             if item is not None:
                 return item
-        if size_bytes > (self._memory_bytes or 0):
+        if -(-size_bytes // _PAGE) > (self._memory_bytes or 0) // _PAGE:
             self._say_too_large(size_bytes)
             return None
         item = stash.put(storage.data_ptr(), size_bytes)
@@ -186,6 +202,11 @@ def activations_of(
             'state, or "nvme:/path"'
         )
     size_bytes = None if memory is None else bytes_of("activation_memory", memory)
+    if size_bytes is not None and size_bytes < _SMALL_BYTES:
+        raise InvalidArgument(
+            f"offload(activation_memory={memory!r}): give at least {size_text(_SMALL_BYTES)}, since what is "
+            "smaller stays in PyTorch's memory"
+        )
 
     def folder() -> str:
         store = streaming.store
@@ -213,4 +234,5 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_conj()
         and not tensor.is_neg()
         and not tensor.is_quantized
+        and not tensor.is_nested
     )

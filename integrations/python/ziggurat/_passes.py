@@ -153,8 +153,18 @@ class _Around:
     def __call__(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._opens and torch.is_grad_enabled():
             self.streaming.open()
-        if self._tokens is not None:
+        if self._tokens is None:
+            return self._saved(call, module, args, kwargs)
+        # What a forward that trains computes without gradients, as of a frozen tower, is a part of it.
+        if self.streaming.calls == 0:
             self.streaming.passes(torch.is_grad_enabled())
+        self.streaming.calls += 1
+        try:
+            return self._saved(call, module, args, kwargs)
+        finally:
+            self.streaming.calls -= 1
+
+    def _saved(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._activations is not None and torch.is_grad_enabled():
             with self._activations.kept():
                 return self._pinned(call, module, args, kwargs)

@@ -197,6 +197,7 @@ class Pins:
         #: how often units were brought from the engine or their own files: experts, and others
         self.units_brought = self.experts_brought = 0
         self.brought_backward = 0  #: of these others, those whose backward began
+        self.calls = 0  #: of the model, or of modules around units, that are under way
         self.brought_bytes = 0  #: of what the engine keeps
 
     def wait_for_turn(self, stage: str | None, units: Sequence[PinnedUnit]) -> None:
@@ -264,7 +265,7 @@ class Pins:
 
     @uncompiled
     def passes(self, trains: bool) -> None:
-        """Called where a call of the model or a backward begins."""
+        """Called where a call of the model, within no other, or a backward begins."""
         if self._opened is not None:
             if trains:
                 self._opened.beside.end()

@@ -451,6 +451,8 @@ class Streaming(Pins):
                 raise
         self._lost = _CLOSED if away else None
         self._opened = self.optimizer = None
+        if self.activations is not None:
+            self.activations.close()
         self.tables_in_files, self.tables = {}, {}
 
     # -- uses of what is away

@@ -160,6 +160,87 @@ def test_a_write_between_two_saves_makes_another_copy(tmp_path):
         assert torch.allclose(model.weight.grad, expected.expand(256, 256))
 
 
+class Given(torch.autograd.Function):
+    """Whose backward gives what it has saved as a gradient."""
+
+    @staticmethod
+    def forward(ctx, x, g):
+        ctx.save_for_backward(g)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.saved_tensors[0], None
+
+
+def test_a_gradient_that_is_a_saved_tensor_may_be_written(tmp_path):
+    class Same(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(256, 256))
+
+        def forward(self, x):
+            g = torch.full((256, 256), 2.0)
+            return (x * g).sum() + Given.apply(self.weight, g).sum()
+
+    def gradient_of(model):
+        x = torch.ones(256, 256, requires_grad=True)
+
+        def clear(param):
+            param.grad.zero_()
+
+        model.weight.register_post_accumulate_grad_hook(clear)
+        model(x).backward()
+        return x.grad
+
+    assert torch.equal(gradient_of(kept_on_drive(Same(), tmp_path)), gradient_of(Same()))
+
+
+def test_a_small_part_of_a_large_storage_stays_where_it_is(tmp_path):
+    model = kept_on_drive(torch.nn.Linear(64, 64), tmp_path)
+    data = torch.ones(100_000, 64)
+    for first in range(0, 4096, 1024):
+        model(data[first : first + 1024]).sum().backward()
+    assert activations(model).figures()["put_bytes"] == 0
+
+
+def test_nested_tensors_stay_where_they_are(tmp_path):
+    class Nested(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1, 512))
+
+        def forward(self, x):
+            its = torch.nested.as_nested_tensor([x, x[:7]])
+            return sum((one * self.weight).sum() for one in (its * its).unbind())
+
+    model = kept_on_drive(Nested(), tmp_path)
+    x = torch.ones(300, 512, requires_grad=True)
+    model(x).backward()
+    assert x.grad[0, 0] == 4 and x.grad[9, 0] == 2
+
+
+def test_a_forked_process_is_refused(tmp_path):
+    model = kept_on_drive(gpt(), tmp_path)
+    loss = loss_of(model, tokens_of(0, BATCH))
+
+    def backward():
+        with pytest.raises(ziggurat.InvalidArgument, match="was forked"):
+            loss.backward()
+
+    with forked_runs() as runs:
+        assert runs.status_of(runs.started(backward), within=60) == 0
+
+
+def test_closing_gives_memory_back(tmp_path):
+    model = kept_on_drive(gpt(), tmp_path)
+    trained(model)
+    moved = activations(model).figures()
+    assert moved["put_bytes"] > 0 and activations(model)._stash is None
+    trained(model)
+    assert activations(model).figures()["put_bytes"] == 2 * moved["put_bytes"]
+
+
 def test_a_backward_can_be_made_again(tmp_path):
     def gradients(model):
         loss = loss_of(model, tokens_of(0, BATCH))
@@ -214,6 +295,7 @@ def test_what_is_too_large_stays_in_memory_and_is_said_once(tmp_path, capfd):
         ({"activations": "disk"}, 'give "nvme" for the directory'),
         ({"activation_memory": "1GiB"}, 'give activations="nvme" too'),
         ({"activations": "nvme:/x", "activation_memory": "many"}, "activation_memory"),
+        ({"activations": "nvme:/x", "activation_memory": 4096}, "at least 64.0 KiB"),
     ],
 )
 def test_refuses_what_it_does_not_know(arguments, words):

@@ -19,7 +19,7 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat import _train_check
+from ziggurat import _torch_private, _train_check
 
 CPU = torch.device("cpu")
 
@@ -46,7 +46,8 @@ def test_it_says_whether_offload_is_here_and_reads_are_guarded(monkeypatch):
 
 
 def test_it_says_what_offload_needs_where_pytorch_is_too_old(monkeypatch):
-    monkeypatch.setattr("builtins.hasattr", lambda one, name, has=hasattr: name != "_swap_data_ptr_" and has(one, name))
+    monkeypatch.setattr(_torch_private, "_NEEDED", ("UntypedStorage._exchange",))
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
     assert _train_check._offload().startswith("offload() needs PyTorch 2.12 or later, and this is ")
 
 

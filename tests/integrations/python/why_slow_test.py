@@ -275,6 +275,33 @@ def test_evaluation_is_left_out(tmp_path, monkeypatch, checkpointing, one_thread
     optimizer.close()
 
 
+def test_a_frozen_part_of_a_forward_is_training(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tower, self.body = (torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3))) for _ in range(2))
+            self.tower.requires_grad_(False)
+
+        def forward(self, x):
+            with torch.no_grad():
+                x = self.tower(x)
+            clock.hours += 1
+            return self.body(x)
+
+    model = Model()
+    ziggurat.torch.offload(model, memory=memory_of(model), placement="nvme")
+    trained = [param for param in model.parameters() if param.requires_grad]
+    optimizer = ziggurat.torch.AdamW(trained, placement=f"nvme:{tmp_path}/state")
+    for _ in range(3):
+        model(torch.ones(8, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert optimizer.why_slow().step_s > 3000
+    optimizer.close()
+
+
 def test_a_model_that_is_not_offloaded_is_refused():
     model = gpt()
     optimizer = ziggurat.torch.AdamW(model.parameters())
