@@ -283,9 +283,8 @@ void Stash::bring_ahead() {
     if (item->failed_ahead) continue;
     const std::uint64_t size_bytes = rounded(item->size_bytes);
     if (ahead_bytes_ > 0 && pool_->free_bytes() < size_bytes + memory_bytes_ / 4) return;
-    item->memory = pool_->try_acquire({.purpose = Purpose::kActivations,
-                                       .size_bytes = size_bytes,
-                                       .holder = "brought ahead"});
+    item->memory = pool_->try_acquire(
+        {.purpose = Purpose::kActivations, .size_bytes = size_bytes, .holder = "brought ahead"});
     if (!item->memory) return;
     next = away_.erase(next);
     item->is_ahead = true;

@@ -633,9 +633,9 @@ ZIGGURAT_API ziggurat_status ziggurat_figures(ziggurat_engine engine, char* text
 ///   "memory"  host memory for items: bytes, or a text such as "4GiB". It is taken at once
 ZIGGURAT_API ziggurat_status ziggurat_stash_open(ziggurat_runtime runtime, const char* settings,
                                                  ziggurat_stash* stash);
-/// Waits for transfers, and forgets all items: their addresses are no memory any more, also of those
-/// in use. Errors: ZIGGURAT_INVALID_ARGUMENT while another call
-/// is under way; nothing is closed then.
+/// Waits for transfers, and forgets all items: their addresses are no memory any more, also of
+/// those in use. Errors: ZIGGURAT_INVALID_ARGUMENT while another call is under way; nothing is
+/// closed then.
 ZIGGURAT_API ziggurat_status ziggurat_stash_close(ziggurat_stash stash);
 /// Copies an item, and gives its number. Waits while memory is full and the drives are behind.
 /// Errors: ZIGGURAT_RESOURCE_EXHAUSTED for an item that is larger than the memory, or if items in
