@@ -3,11 +3,13 @@
 goes, nothing refuses their reads, as a guard does those of PyTorch's tensors.
 
 Either keeps a tensor that has the parameter's storage. A NumPy array leaves a mark on the memory, and
-nothing that Python sees has its tensor. What has DLPack's is in C++, as no tensor of a script's is.
+nothing that Python sees has its tensor. What has DLPack's is in C++, as no tensor of a script's is, but for
+those that a graph of autograd has saved. Neither is given a tensor that requires a gradient.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import types
 from collections.abc import Iterable
@@ -17,7 +19,7 @@ import torch
 
 from ziggurat import _storage
 from ziggurat._native import InvalidArgument
-from ziggurat._torch_private import has_storage
+from ziggurat._torch_private import as_plain_tensors, has_storage, next_number, number_of, uses_of_tensor
 
 if TYPE_CHECKING:
     from ziggurat._pins import Held
@@ -31,9 +33,11 @@ class Counts:
 
     def __init__(self, all_held: Iterable[Held]) -> None:
         self._then = [(held, _storage.users(held.storage)) for held in all_held]
+        self._first_node = next_number()
 
     def require_no_others(self) -> None:
-        """Errors: InvalidArgument if a library has got memory by DLPack since, and still has it."""
+        """Errors: InvalidArgument if a library has got memory by DLPack since, and still has it, and that can
+        be told."""
         more = {held: _storage.users(held.storage) - then for held, then in self._then}
         risen = [held for held, count in more.items() if count > 0]
         if not risen:
@@ -43,6 +47,8 @@ class Counts:
             found = _tensors_of(risen, gc.get_objects())
         for held, tensors in found.items():
             if any(_has_others(one, tensors) for one in tensors):
+                if _has_graph(self._first_node):
+                    return
                 raise _refusal(held)
 
 
@@ -58,11 +64,14 @@ def require_no_arrays(all_held: Iterable[Held]) -> None:
 def require_own(all_held: Iterable[Held]) -> None:
     """Checks parameters whose memory goes to the engine. Where nobody knows whether an array has it, it stays.
     Errors: InvalidArgument if one has."""
+    has_graph = functools.cache(_has_graph)
     for held, tensors in _tensors_of(all_held, gc.get_objects()).items():
         storage = held.param.untyped_storage()
         may_have = not storage.resizable() and bool(_alone(tensors))
         has = may_have and _storage.has_allocator(storage)  # else PyTorch has not made the memory
-        if has or any(_has_others(one, tensors) for one in tensors):
+        if any(_has_others(one, tensors) for one in tensors):
+            may_have, has = True, has or not has_graph()
+        if has:
             raise InvalidArgument(
                 f"a NumPy array, or another library, has the memory of parameter '{held.name}', which goes to "
                 f"the engine now: let go of it before the first forward that trains, or {_ADVICE}"
@@ -90,17 +99,29 @@ def _tensors_of(all_held: Iterable[Held], objects: list[Any]) -> dict[Held, list
 
 
 def _has_others(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
-    """Returns whether C++ has the tensor, for something else than a view."""
+    """Returns whether C++ has the tensor, for something else than a view or what requires a gradient."""
     views = sum(one._base is tensor for one in tensors)
-    return int(tensor._use_count()) > 1 + views  # type: ignore[attr-defined]
+    return not tensor.requires_grad and uses_of_tensor(tensor) > 1 + views
+
+
+def _has_graph(since: int = 0) -> bool:
+    """Returns whether there may be a graph of nodes from the number `since` on: what it has saved looks like DLPack's."""
+    with as_plain_tensors():
+        tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.requires_grad]
+        try:
+            return any(not one.is_leaf and number_of(one.grad_fn) >= since for one in tensors)
+        except RuntimeError:  # a view says that its base was written meanwhile
+            return True
 
 
 def _alone(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns those that no container or object in Python has. An array has its own unseen, and so has a
-    function's variable."""
+    """Returns those that neither C++ has, nor a container or object in Python. An array has its own unseen, and
+    so has a function's variable."""
     # A generator here would have the tensor.
     return [
         tensor
         for tensor in tensors
-        if all(one is tensors or isinstance(one, types.FrameType) for one in gc.get_referrers(tensor))
+        if not tensor.requires_grad
+        and uses_of_tensor(tensor) == 1
+        and all(one is tensors or isinstance(one, types.FrameType) for one in gc.get_referrers(tensor))
     ]

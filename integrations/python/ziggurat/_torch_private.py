@@ -25,6 +25,7 @@ _NEEDED = (
     "UntypedStorage._cdata",
     "Tensor._base",
     "Tensor._is_view",
+    "Tensor._use_count",
     "Tensor._version",
     "autograd.Variable._execution_engine.queue_callback",
     "_C.DisableTorchFunctionSubclass",
@@ -115,6 +116,12 @@ def uses_of(storage: torch.UntypedStorage) -> int:
     """Returns how many tensors and objects of Python have the storage."""
     count: int = _C._storage_Use_Count(storage._cdata)
     return count
+
+
+def uses_of_tensor(tensor: torch.Tensor) -> int:
+    """Returns how many in C++ have the tensor, its object in Python being one."""
+    its: Any = tensor
+    return int(its._use_count())
 
 
 def storage_of(weak: Any) -> torch.UntypedStorage | None:

@@ -416,6 +416,80 @@ def test_an_alias_of_before_is_no_array_even_if_one_was_made():
     optimizer.close()
 
 
+class Transposed(torch.nn.Linear):
+    """Computes with a view that Python has made, which autograd alone keeps then."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.T
+
+
+def of_transposed(frozen: bool) -> torch.nn.Module:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*(torch.nn.Sequential(Transposed(8, 8, bias=False)) for _ in range(3)))
+    model[1].requires_grad_(not frozen)
+    return model
+
+
+def trains(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    loss = model(torch.ones(2, 8)).square().sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return ziggurat.torch.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_graph_of_before_is_no_array(frozen):
+    def run(offload):
+        model = of_transposed(frozen)
+        early = model(torch.ones(2, 8))
+        model = offload(model, memory="1MiB")
+        optimizer = optimizer_of(model)
+        losses = [trains(model, optimizer)]
+        optimizer.close()
+        kept = model(torch.ones(2, 8))  # until another optimizer opens
+        optimizer = optimizer_of(model)
+        losses.append(trains(model, optimizer))
+        optimizer.close()
+        return losses, early.tolist(), kept.tolist()
+
+    same_with_and_without(run)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_graph_that_is_kept_from_gathered_is_no_array(frozen):
+    def run(offload):
+        model = offload(of_transposed(frozen), memory="1MiB")
+        optimizer = optimizer_of(model)
+        losses = [trains(model, optimizer)]
+        with gathered(model.parameters()):
+            kept = model[1](torch.ones(2, 8, requires_grad=True))
+        losses.append(trains(model, optimizer))
+        optimizer.close()
+        return losses, kept.tolist()
+
+    same_with_and_without(run)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_array_that_a_hook_has_let_go_of_is_none_beside_a_graph(frozen):
+    def run(offload):
+        model = offload(of_transposed(frozen), memory="1MiB")
+        seen: list[float] = []
+        for part in model:
+            part[0].register_forward_hook(lambda part, *_: seen.append(float(part.weight.detach().numpy().mean())))
+        optimizer = optimizer_of(model)
+        losses = [trains(model, optimizer) for _ in range(2)]
+        optimizer.close()
+        return losses, seen
+
+    same_with_and_without(run)
+
+
 def test_an_array_that_the_parameter_was_made_of_stays():
     """Nobody can tell whether there are others, so its memory stays too."""
     model = gpt()
