@@ -23,7 +23,7 @@ from ziggurat._foreign._content import Content, Saved, State, of_number
 from ziggurat._foreign._plan import Places, Plan
 from ziggurat._file_memory import let_pages_go
 from ziggurat._frozen_files import copy_if_differs
-from ziggurat._left_out import differs, place_of
+from ziggurat._left_out import Compared, place_of
 from ziggurat._memory import count_freed
 from ziggurat._names import listed, names_alone, shown
 from ziggurat._native import InvalidArgument
@@ -233,7 +233,8 @@ class Loading:
 
     def _look_at_what_was_left_out(self) -> None:
         left = {its: self._left_out.get(id(saved)) for its, saved in self._plan.values.items()}
-        differing = [its for its, one in left.items() if differs(its, one)]
+        compared = Compared()
+        differing = [its for its, one in left.items() if compared.differs(self._places.name_of(its), its, one)]
         others = [f"{self._places.name_of(its)} ({self._plan.values[its].file})" for its in differing]
         if others and self._strict:
             raise InvalidArgument(

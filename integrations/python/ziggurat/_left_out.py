@@ -15,9 +15,9 @@ import torch
 from ziggurat._dtensor import is_dtensor
 from ziggurat._dtypes import DTYPES
 from ziggurat._foreign._content import Saved
-from ziggurat._frozen_files import FileMappings
+from ziggurat._frozen_files import FileMappings, FileRange
 from ziggurat._memory import size_text
-from ziggurat._streaming import streaming_of, values_of
+from ziggurat._streaming import is_away, streaming_of, values_of
 
 # A print is of so many places, of so many elements each: reading all would take as long as saving it.
 _PLACES, _ELEMENTS = 16, 64
@@ -40,6 +40,8 @@ class LeftOut:
         file = self._mappings.named(param)
         if file is None:
             return False
+        # What was known before the file was cut, if it was.
+        its = found[0].place_in_file(param) or self._mappings.of(param)
         self._size_bytes += param.nbytes
         self._params.append(
             {
@@ -47,10 +49,9 @@ class LeftOut:
                 "shape": list(param.shape),
                 "dtype": DTYPES[param.dtype],
                 "file": file,
-                "print": print_of(param),
+                "print": _print_of(name, param, its),
             }
         )
-        its = self._mappings.of(param)
         if its is not None:
             its.let_go()  # the pages around what was read
         return True
@@ -67,24 +68,41 @@ class LeftOut:
         return {"left_in_files": told | {"files": files}}
 
 
-def print_of(param: torch.Tensor) -> str:
+def _print_of(name: str, param: torch.Tensor, file: FileRange | None) -> str:
     """Returns what tells one parameter's values from another's, of any type that has both exactly. It is
-    of the values of some places alone."""
+    of the values of some places alone. Errors: DataLoss, with the `name`, if the file that the parameter is
+    mapped from does not have them."""
     flat = values_of(param).reshape(-1)
     count = flat.numel()
     found = hashlib.sha256(struct.pack("<q", count))
     last = max(count - _ELEMENTS, 0)
-    for place in range(_PLACES):
-        begin = last * place // (_PLACES - 1)
-        some = flat[begin : begin + _ELEMENTS].to("cpu", torch.float32)
+    begins = [last * place // (_PLACES - 1) for place in range(_PLACES)]
+    if file is not None:
+        places = torch.tensor(begins)[:, None] + torch.arange(_ELEMENTS)
+        file.read_rows(name, places.reshape(-1), param.element_size())
+    for begin in begins:
+        # A copy: PyTorch lets nobody resize memory that a NumPy array had.
+        some = flat[begin : begin + _ELEMENTS].to("cpu", torch.float32, copy=True)
         found.update(some.numpy().tobytes())
     return found.hexdigest()[:32]
 
 
-def differs(param: torch.Tensor, left: dict[str, Any] | None) -> bool:
-    """Returns whether the parameter is seen to have other values than what was left out, if it was. What is
-    divided among ranks is not looked at."""
-    return left is not None and not is_dtensor(param) and print_of(param) != left["print"]
+class Compared:
+    """Compares parameters with what was left out of a checkpoint."""
+
+    def __init__(self) -> None:
+        self._mappings = FileMappings()
+
+    def differs(self, name: str, param: torch.Tensor, left: dict[str, Any] | None) -> bool:
+        """Returns whether the parameter is seen to have other values than what was left out, if it was. What
+        is divided among ranks is not looked at. Errors: DataLoss."""
+        if left is None or is_dtensor(param):
+            return False
+        found = streaming_of(param)
+        its = None if found is None else found[0].place_in_file(param)
+        if its is None and not is_away(param):
+            its = self._mappings.of(param)
+        return _print_of(name, param, its) != left["print"]
 
 
 def place_of(left: dict[str, Any]) -> Saved:

@@ -200,6 +200,10 @@ class Streaming(Pins):
         experts = {unit.index for unit in self.units if unit.unit.is_expert}
         self.files.set(files, experts, keeps_all=self.fits)
 
+    def place_in_file(self, param: torch.Tensor) -> FileRange | None:
+        """Returns where the parameter is if it stays in the file that it was in when an engine opened."""
+        return self._own_files.get(param)
+
     def place_tables(self, path: str | None) -> None:
         """Puts the tables that are read by rows where their home is: for "nvme" into the state's directory
         `path`. Errors: ResourceExhausted."""

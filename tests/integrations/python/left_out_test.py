@@ -5,6 +5,7 @@ Run by pytest; as a script it exits with 77 where PyTorch, safetensors or pytest
 PyTorch is older than offload() takes.
 """
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 try:
     import pytest
     import torch
+    from forked_runs import forked_runs
     from frozen_files_test import BLOCK_BYTES, DEPTH, built, in_files, loaded, saved, steps_of, train  # noqa: F401
     from safetensors.torch import load_file, save_file
     from small_models import one_thread  # noqa: F401, a fixture
@@ -154,6 +156,52 @@ def test_a_model_of_another_file_is_refused_by_name(run, saved, tmp_path):  # no
     assert found.notes == [f"the model keeps values that are not those of the run: 2.base.weight ({saved})"]
     assert steps_of(model, optimizer) != losses
     optimizer.close()
+
+
+def test_a_file_that_is_cut_is_an_error_for_a_save_too(saved, tmp_path):  # noqa: F811
+    """A read would end the process."""
+
+    def run() -> None:
+        model = loaded(saved)
+        _, optimizer = train(model, tmp_path)
+        os.truncate(saved, saved.stat().st_size // 2 + 100)
+        for use in (lambda: model(torch.ones(2, 1024)), lambda: save_checkpoint(tmp_path / "checkpoints", optimizer, model)):
+            with pytest.raises(ziggurat.DataLoss, match=r"'\d.base.weight' cannot be read from .* the file has \d+ bytes now"):
+                use()
+
+    with forked_runs() as runs:
+        assert runs.status_of(runs.started(run), within=120) == 0
+
+
+@pytest.mark.parametrize("offloads", [True, False])
+def test_a_file_that_is_cut_is_an_error_for_a_load_too(run, saved, offloads):  # noqa: F811
+    checkpoint, _ = run
+
+    def load() -> None:
+        model = loaded(saved)
+        optimizer = begun(model, offloads)
+        os.truncate(saved, saved.stat().st_size // 2 + 100)
+        with pytest.raises(ziggurat.DataLoss, match=r"'\d.base.weight' cannot be read from .*: give the file"):
+            load_checkpoint(checkpoint, optimizer, model)
+
+    with forked_runs() as runs:
+        assert runs.status_of(runs.started(load), within=120) == 0
+
+
+def test_a_load_makes_no_array_that_training_refuses(run):
+    checkpoint, _ = run
+    model = built()
+    for block in model:
+        block.base.requires_grad_(False)
+    alias = model[0].base.weight.detach()
+    optimizer = begun(model, offloads=False)
+    load_checkpoint(checkpoint, optimizer, model)
+    optimizer.close()
+    optimizer = begun(model)
+    steps_of(model, optimizer)
+    optimizer.close()
+    assert torch.equal(model[0].base.weight, built()[0].base.weight)
+    del alias
 
 
 def test_names_and_shapes_are_compared_as_those_of_all_others(run, saved):  # noqa: F811
