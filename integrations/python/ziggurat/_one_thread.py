@@ -20,7 +20,7 @@ class OneThread:
     def require(self, needed: str) -> None:
         """Errors: InvalidArgument if another thread uses the model, and this one needs the unit `needed`."""
         user, this = self._user, threading.current_thread()
-        if user is not None and user is not this and not _is_of_pytorch(this):
+        if user is not None and user is not this and user.is_alive() and not _is_of_pytorch(this):
             raise InvalidArgument(
                 f"unit '{needed}' is needed in thread '{this.name}' while thread '{user.name}' uses the model: use "
                 "an offloaded model in one thread at a time"
@@ -33,7 +33,8 @@ class OneThread:
             this = threading.current_thread()
             if needed is not None:
                 self.require(needed)
-                if self._user is None and not _is_of_pytorch(this):
+                # What create_graph keeps until the step may outlive the thread that made it.
+                if (self._user is None or not self._user.is_alive()) and not _is_of_pytorch(this):
                     self._user = this
             self._uses += 1
 

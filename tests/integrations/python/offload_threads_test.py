@@ -122,6 +122,27 @@ def test_threads_that_take_turns_are_as_one():
     same_with_and_without(run)
 
 
+def test_a_thread_that_has_ended_uses_nothing():
+    """What create_graph keeps until the step would have the thread's use go on."""
+
+    def run(offload):
+        model = offload(gpt(), memory="1GiB")
+        optimizer = stepped(model)
+        params = list(model.parameters())
+
+        def differentiate() -> None:
+            torch.autograd.grad(loss_of(model, tokens_of(5)), params, create_graph=True)
+
+        assert in_thread(differentiate) is None
+        with gathered(params):
+            sums = [param.sum().item() for param in params]
+        losses = train(model, optimizer, range(1, 3))
+        optimizer.close()
+        return sums, losses
+
+    same_with_and_without(run)
+
+
 def test_threads_without_order_have_right_values_or_an_error():
     model = gpt()
     optimizer = offloaded(model)
