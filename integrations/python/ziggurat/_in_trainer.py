@@ -33,6 +33,7 @@ from ziggurat._state import Groups
 from ziggurat._streaming import kept_by_engine, streaming_around
 
 FOLDER = "ziggurat"  #: in a checkpoint of Trainer, and the key in optimizer.pt that names what is in it
+_GROUPS = "param_groups"  #: the key of the groups in a state dict of torch.optim
 _FRAMES_BETWEEN = 8  # at most, of Accelerate's and ours
 
 
@@ -112,7 +113,10 @@ class InTrainer(EngineOptimizer):
         if folder.exists():
             shutil.rmtree(folder)
         saved = save_checkpoint(folder, self, _Trained(self))
-        return Groups(self).state_dict() | {FOLDER: {"checkpoint": f"{FOLDER}/{Path(saved).name}"}}
+        state_dict = Groups(self).state_dict()
+        # Elsewhere than torch.optim looks for them: it would begin without the state, and not say so.
+        groups = {_GROUPS: state_dict.pop(_GROUPS)}
+        return state_dict | {FOLDER: {"checkpoint": f"{FOLDER}/{Path(saved).name}"} | groups}
 
     def _takes_folder(self) -> bool:
         """Returns whether checkpoints have the state in a folder: that of an offloaded model, or what
@@ -149,7 +153,7 @@ class InTrainer(EngineOptimizer):
         if "checkpoint" in named:
             checkpoint = checkpoint_of(Trainer._load_optimizer_and_scheduler, "checkpoint")
             folder = _folder_of(checkpoint, named["checkpoint"])
-            Groups(self).load_state_dict(state_dict)
+            Groups(self).load_state_dict(state_dict | {_GROUPS: named[_GROUPS]})
             self._load_folder(folder)
             return
         path = self._path

@@ -273,6 +273,13 @@ class StateDicts(torch.optim.Optimizer):
 
     def _take_over(self, state_dict: dict[str, Any]) -> None:
         reference = state_dict.get(_REFERENCE)
+        if reference is not None and "checkpoint" in reference:
+            folder = reference["checkpoint"]
+            raise InvalidArgument(
+                f"load_state_dict(): the state is not in this state dict but in the folder {folder} of "
+                "the same checkpoint of Trainer: make Trainer's optimizer with ziggurat.hf.optimizer(), or "
+                "load the folder with ziggurat.torch.load_checkpoint()"
+            )
         state_dict = self.in_order(state_dict)
         entries = self._entries(state_dict)
         if reference is not None:

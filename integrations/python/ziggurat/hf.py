@@ -18,9 +18,10 @@ Trainer's checkpoints have the whole state, 8 to 12 bytes per parameter, and a r
 each of them, with any placement. On NVMe the checkpoint's state replaces that of an existing store.
 In optimizer.pt it is as torch.optim has it: torch's own optimizer can load that state, and ours can
 load torch's. The state of an offloaded model, and one that memory has no room for, is in a folder
-``ziggurat`` of the checkpoint instead, which is written and read a chunk at a time. With
-``state="store"`` optimizer.pt names the store and its step. Such a checkpoint is no larger for a
-larger model, but is refused once the store is at a later step.
+``ziggurat`` of the checkpoint instead, which is written and read a chunk at a time; torch's own
+optimizer refuses such an optimizer.pt with a KeyError ('param_groups'). With ``state="store"``
+optimizer.pt names the store and its step. Such a checkpoint is no larger for a larger model, but is
+refused once the store is at a later step.
 """
 
 from __future__ import annotations

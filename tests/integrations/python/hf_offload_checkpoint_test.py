@@ -129,6 +129,44 @@ def test_what_earlier_versions_saved_is_loaded(monkeypatch, tmp_path):
     assert_same(run(tmp_path / "ours", lambda: long_llama(9), "nvme", str(checkpoint)), whole)
 
 
+def resume_with(optimizer_of, folder, checkpoint):
+    """Trainer goes on from `checkpoint` with an optimizer that it is given."""
+    trainer = trainer_of(folder, lambda: long_llama(9), None)
+    trainer.optimizer_cls_and_kwargs = None
+    trainer.optimizer = optimizer_of(trainer.model)
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_no_other_optimizer_goes_on_without_the_state_that_is_in_the_folder(tmp_path):
+    def torchs(model):
+        return torch.optim.AdamW(model.parameters())
+
+    def ours(model):
+        return ziggurat.torch.AdamW(model.parameters(), placement="host")
+
+    run(tmp_path / "ours", long_llama, "nvme")
+    checkpoint = tmp_path / "ours/out/checkpoint-2"
+    with pytest.raises(KeyError, match="param_groups"):
+        resume_with(torchs, tmp_path / "torchs", checkpoint)
+    with pytest.raises(ziggurat.InvalidArgument, match=r"in the folder ziggurat/step-.* ziggurat\.hf\.optimizer\(\)"):
+        resume_with(ours, tmp_path / "plain", checkpoint)
+
+
+def test_a_loop_of_its_own_loads_the_state_from_the_folder(tmp_path):
+    run(tmp_path / "ours", long_llama, "nvme")
+    checkpoint = tmp_path / "ours/out/checkpoint-2"
+    model = long_llama(9)
+    optimizer = ziggurat.torch.AdamW(model.named_parameters(), placement="host")
+    with pytest.raises(ziggurat.InvalidArgument, match=r"load_checkpoint\(\)"):
+        optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", weights_only=True))
+    ziggurat.torch.load_checkpoint(checkpoint / "ziggurat", optimizer, model)
+    saved = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto")
+    assert_same_bits(list(model.parameters()), list(saved.parameters()))
+    for param in model.parameters():
+        entry = optimizer.state_of(param)
+        assert entry["step"] == 2 and entry["exp_avg_sq"].any() and "master" in entry
+
+
 def test_a_checkpoint_by_reference_is_of_the_newest_step(tmp_path):
     whole = run(tmp_path / "plain", long_llama, None, max_steps=8, save_strategy="no")
     engine = {"placement": f"nvme:{tmp_path}/state", "state": "store"}
