@@ -361,9 +361,12 @@ class Opening(AmongRanks, StateDicts):
         return self._settings, None if in_host else self._path
 
     def trained_beside(self) -> tuple[tuple[str, Any], ...]:
-        """Returns the parameters that are trained and not among those that were offloaded."""
-        trained = ((name, param) for name, param, _ in self._named() if param.requires_grad)
-        return tuple(one for one in trained if streaming_of(one[1]) is None)
+        """Returns the parameters with elements that are trained and not among those that were offloaded."""
+        return tuple(
+            (name, param)
+            for name, param, _ in self._named()
+            if param.requires_grad and param.numel() > 0 and streaming_of(param) is None
+        )
 
     def need_store(self, who: str) -> None:
         """Requires a store for a caller that has no use without one. "auto" then means its

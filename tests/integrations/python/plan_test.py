@@ -510,6 +510,17 @@ def test_an_optimizer_that_has_not_chosen_is_planned_as_it_would_choose(tmp_path
     optimizer.close()
 
 
+def test_a_trained_parameter_without_elements_takes_nothing():
+    def plan_with(*more):
+        model = ziggurat.torch.offload(made(), memory="8MiB")
+        optimizer = ziggurat.torch.AdamW([*model.parameters(), *more], placement="host")
+        plan = ziggurat.torch.plan(model, tokens=1)
+        optimizer.close()
+        return plan.trained, plan.in_host_memory, plan.step
+
+    assert plan_with(torch.nn.Parameter(torch.empty(0))) == plan_with()
+
+
 def test_an_offloaded_model_without_an_optimizer_has_no_plan():
     model = ziggurat.torch.offload(made(), memory="8MiB")
     with pytest.raises(InvalidArgument, match="no optimizer has its parameters yet"):
