@@ -4,6 +4,7 @@ such objects that are as they were before."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +14,17 @@ _ADDED = frozenset({OFFLOADED, CHUNKED_LOSS, FOLDER_OF_GRAD})  #: what such obje
 
 def subclass(original: type[Any], members: Mapping[str, Any]) -> type[Any]:
     """Returns a subclass with `members` that has the names and the docstring of `original`. Copies and
-    pickled objects are of `original`, unless `members` say otherwise."""
+    pickled objects are of `original`, unless `members` say otherwise, and so is what a call of the
+    class makes, as a slice of torch.nn.Sequential does, which lacks what was added to the object."""
+
+    @functools.wraps(original.__init__)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.__class__ = original
+        self.__init__(*args, **kwargs)
+
     named = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
-    made = {**named, "_made_of": original, "__reduce_ex__": reduced, **members}
+    own = {"_made_of": original, "__init__": __init__, "__reduce_ex__": reduced}
+    made = {**named, **own, **members}
     return type(original.__name__, (original,), made)
 
 

@@ -143,6 +143,30 @@ class CopiesItself(Gpt):
         return made
 
 
+def test_a_slice_of_a_sequence_is_a_plain_sequence_of_its_modules():
+    def run(offload):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(*(torch.nn.Linear(600, 600) for _ in range(6)))
+        offload(model)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        inputs, found = torch.ones(2, 600), []
+        for _ in range(2):
+            for part in (model, model[:2], model[2:]):
+                assert type(part[:2]) is torch.nn.Sequential and vars(part[:2]).keys() == vars(plain).keys()
+                loss = part(inputs).square().mean()
+                loss.backward()
+                found.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+        saved = model[4:].state_dict().values()
+        copied = copy.deepcopy(model[4:])
+        optimizer.close()
+        return found, [value.tolist() for value in (*saved, *copied.parameters())]
+
+    plain = torch.nn.Sequential()
+    same_with_and_without(run)
+
+
 def test_a_class_that_copies_itself_is_refused():
     model = CopiesItself()
     offload(model, memory=memory_of(model))
