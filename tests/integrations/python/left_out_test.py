@@ -163,7 +163,8 @@ def test_a_file_that_is_cut_is_an_error_for_a_save_too(saved, tmp_path):  # noqa
 
     def run() -> None:
         model = loaded(saved)
-        _, optimizer = train(model, tmp_path)
+        optimizer = begun(model)
+        optimizer.open()
         os.truncate(saved, saved.stat().st_size // 2 + 100)
         for use in (lambda: model(torch.ones(2, 1024)), lambda: save_checkpoint(tmp_path / "checkpoints", optimizer, model)):
             with pytest.raises(ziggurat.DataLoss, match=r"'\d.base.weight' cannot be read from .* the file has \d+ bytes now"):
