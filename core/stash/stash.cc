@@ -91,6 +91,16 @@ void Stash::unindex(const Item& item) {
   if (dirty_.erase(item.number) > 0) dirty_bytes_ -= item.memory.bytes().size();
 }
 
+/// Forgets an item that was dropped once nobody uses it, and else notes in which set it is.
+void Stash::rest(Item& item) {
+  const bool used = item.pins > 0 || item.is_writing || item.is_reading;
+  if (item.is_dropped && !used) {
+    forget(item);
+  } else {
+    index(item);
+  }
+}
+
 bool Stash::evict_one() {
   if (clean_.empty()) return false;
   Item& item = *items_.at(*clean_.begin());
@@ -199,11 +209,7 @@ Task<> Stash::write(ItemPtr item) {
   }
   item->is_writing = false;
   --writing_;
-  if (item->is_dropped && item->pins == 0) {
-    forget(*item);
-  } else {
-    index(*item);
-  }
+  rest(*item);
   changed_.set();
   write_ahead();
   bring_ahead();
@@ -307,11 +313,7 @@ Task<> Stash::read_ahead(ItemPtr item) {
     if (std::exchange(item->is_ahead, false)) ahead_bytes_ -= size_bytes;
   }
   --reading_ahead_;
-  if (item->is_dropped && item->pins == 0) {
-    forget(*item);
-  } else {
-    index(*item);
-  }
+  rest(*item);
   bring_ahead();
 }
 
@@ -325,11 +327,7 @@ void Stash::release(Ticket ticket) {
   }
   const ItemPtr item = found->second;
   if (--item->pins > 0) return;
-  if (item->is_dropped && !item->is_writing && !item->is_reading) {
-    forget(*item);
-  } else {
-    index(*item);
-  }
+  rest(*item);
   changed_.set();
   write_ahead();
   bring_ahead();
@@ -341,8 +339,7 @@ void Stash::drop(Ticket ticket) noexcept {
   const ItemPtr item = found->second;
   unindex(*item);
   item->is_dropped = true;
-  if (item->pins > 0 || item->is_writing || item->is_reading) return;
-  forget(*item);
+  rest(*item);
   changed_.set();
   bring_ahead();
 }

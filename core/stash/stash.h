@@ -69,7 +69,6 @@ class Stash {
 
   /// Waits until nothing is under way, and starts nothing more.
   Task<> settle();
-  std::size_t items() const noexcept { return items_.size(); }
   StashFigures figures() const;
 
  private:
@@ -94,6 +93,7 @@ class Stash {
   bool evict_one();
   void index(const Item& item);
   void unindex(const Item& item);
+  void rest(Item& item);
   void write_ahead();
   Task<> write(ItemPtr item);
   Task<> read(ItemPtr item);

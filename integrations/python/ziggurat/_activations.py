@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,10 +20,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ziggurat._memory import bytes_of, count_freed, free_bytes, size_text
 from ziggurat._native import InvalidArgument
-from ziggurat._saved import kept, unchanged
+from ziggurat._saved import saving
 from ziggurat._stash import Item, Stash
 from ziggurat._storage import identity
-from ziggurat._torch_private import address_of, in_functional_transform, saved_tensors_hooks
+from ziggurat._torch_private import address_of
 
 if TYPE_CHECKING:
     from ziggurat._streaming import Streaming
@@ -52,12 +53,6 @@ class _View(NamedTuple):
         return its
 
 
-class _Other(NamedTuple):
-    """What is kept of another saved tensor: what the hooks around have made of it, or kept()."""
-
-    packed: Any
-
-
 class _Known(NamedTuple):
     """A storage that was put, while it is alive, at a version of what is in it."""
 
@@ -79,7 +74,7 @@ class Activations:
         self._past: dict[str, int | float] = {}  # figures of those that were closed
         self._stays: set[int] = set()
         self._known: dict[int, _Known] = {}  # by the storage's address in PyTorch
-        self._hooks: set[Any] = set()  # of the forwards that run
+        self._inside: set[int] = set()  # the threads whose forwards run
         self._said = False
 
     def _open(self) -> Stash:
@@ -101,7 +96,9 @@ class Activations:
         if self._stash is None:
             return self._past
         now = self._stash.figures()
-        return {name: value + self._past.get(name, 0) for name, value in now.items()}
+        sums = {name: value + self._past.get(name, 0) for name, value in now.items()}
+        peak = "memory_peak_bytes"
+        return sums | {peak: max(now[peak], self._past.get(peak, 0))}
 
     def counters(self) -> dict[str, int]:
         """Returns what was moved and waited for, as an optimizer's figures() counts it."""
@@ -113,34 +110,26 @@ class Activations:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Keeps what the block's graph saves."""
-        if in_functional_transform():  # it takes no hooks
+        thread = threading.get_ident()  # which has hooks of its own
+        if thread in self._inside:  # a module around has begun already
             yield
             return
-        around = saved_tensors_hooks()
-        if around is not None and around[0] in self._hooks:  # a module around has begun already
-            yield
-            return
-        pack, unpack = around if around is not None else (kept, unchanged)
         stash = self._open()
 
-        def packed(tensor: torch.Tensor) -> Any:
+        def keep(tensor: torch.Tensor) -> _View | None:
             item = self._put(stash, tensor)
             if item is None:
-                return _Other(pack(tensor))
+                return None
             return _View(
                 item, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
             )
 
-        def unpacked(saved: Any) -> torch.Tensor:
-            its: torch.Tensor = saved.tensor() if isinstance(saved, _View) else unpack(saved.packed)
-            return its
-
-        self._hooks.add(packed)
+        self._inside.add(thread)
         try:
-            with torch.autograd.graph.saved_tensors_hooks(packed, unpacked):
+            with saving(keep):
                 yield
         finally:
-            self._hooks.discard(packed)
+            self._inside.discard(thread)
             self._known.clear()
 
     def _put(self, stash: Stash, tensor: torch.Tensor) -> Item | None:

@@ -8,14 +8,13 @@ parameters are there again when its backward runs, so they are cast again then, 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import torch
 
 from ziggurat._memory import count_freed
-from ziggurat._saved import kept, unchanged
-from ziggurat._torch_private import in_functional_transform, saved_tensors_hooks
+from ziggurat._saved import saving
 
 
 class _Cast(NamedTuple):
@@ -28,7 +27,7 @@ class _Cast(NamedTuple):
     strides: tuple[int, ...]
     offset: int
 
-    def again(self) -> torch.Tensor:
+    def tensor(self) -> torch.Tensor:
         if self.param._version != self.version:
             raise RuntimeError(
                 "a parameter that backward needs was modified by an inplace operation since forward "
@@ -40,34 +39,16 @@ class _Cast(NamedTuple):
         return whole.as_strided(self.shape, self.strides, self.offset)
 
 
-class _Other(NamedTuple):
-    """What is kept of another saved tensor: what the hooks around have made of it, or kept()."""
-
-    packed: Any
-
-
-@contextlib.contextmanager
-def casting_again(params: Container[torch.Tensor]) -> Iterator[None]:
+def casting_again(params: Container[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
     """Lets what the block's graph saves of casts of `params` be made again in backward."""
-    around = saved_tensors_hooks()
-    pack, unpack = around if around is not None else (kept, unchanged)
 
-    def packed(tensor: torch.Tensor) -> Any:
+    def keep(tensor: torch.Tensor) -> _Cast | None:
         cast = _cast_of(tensor, params)
-        if cast is None:
-            return _Other(pack(tensor))
-        count_freed(tensor.nbytes)  # soon, when autocast has no use for it any more
+        if cast is not None:
+            count_freed(tensor.nbytes)  # soon, when autocast has no use for it any more
         return cast
 
-    def unpacked(saved: Any) -> torch.Tensor:
-        its: torch.Tensor = saved.again() if isinstance(saved, _Cast) else unpack(saved.packed)
-        return its
-
-    if in_functional_transform():  # it takes no hooks
-        yield
-        return
-    with torch.autograd.graph.saved_tensors_hooks(packed, unpacked):
-        yield
+    return saving(keep)
 
 
 def _cast_of(tensor: torch.Tensor, params: Container[torch.Tensor]) -> _Cast | None:
