@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
+from rank_end import end_rank
 
 BEFORE, AFTER = 6, 10  # steps, and those behind the checkpoint
 LR, DECAY = 1e-2, 0.1
@@ -120,6 +121,7 @@ def run(folder: Path, case: str) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     patience = float(os.environ.get("PATIENCE", "300"))
     faulthandler.dump_traceback_later(patience, exit=True)
     os.environ["DS_ACCELERATOR"] = "cpu"
@@ -131,4 +133,4 @@ if __name__ == "__main__":
         faulthandler.dump_traceback_later(patience, exit=True)
         run(Path(sys.argv[1]), case)
     torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    end_rank()

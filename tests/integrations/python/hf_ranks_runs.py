@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 from language_models import batches, gpt2
+from rank_end import end_rank
 
 import ziggurat.hf
 
@@ -92,3 +93,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
+    end_rank()

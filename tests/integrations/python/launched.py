@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from deepspeed_runs import batch, loss_of
+from rank_end import end_rank
 from small_models import small_model
 
 import ziggurat.deepspeed as deepspeed
@@ -63,7 +64,7 @@ def main() -> None:
     said = [f"{rank} of {ranks}, here {os.environ['LOCAL_RANK']}", *losses]
     Path(folder, f"rank{rank}").write_text("\n".join(said))
     torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    end_rank()
 
 
 if __name__ == "__main__":

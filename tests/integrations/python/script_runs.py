@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import deepspeed_operations
+import rank_end
 
 SCRIPTS = Path(__file__).parent / "deepspeed_scripts"
 RANKS = {"offload_cpu": 1, "offload_nvme": 1, "ranks": 2}
@@ -49,7 +50,7 @@ def launch(script: str, folder: Path, data: Sequence[Path], *arguments: str) -> 
     log = folder / "log.jsonl"
     log.unlink(missing_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(RANKS[script]), "--", "script.py"]
+    command += ["--nproc-per-node", str(RANKS[script]), "--", rank_end.__file__, "script.py"]
     command += ["--deepspeed_config", "settings.json", "--data", *map(str, data)]
     command += ["--log", str(log), *arguments]
     more = deepspeed_operations.ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
