@@ -65,6 +65,8 @@ class Device {
   virtual std::string description() const = 0;
   /// Returns whether the CPU may dereference device pointers (the host-emulated device).
   virtual bool host_accessible() const noexcept = 0;
+  /// Returns whether all of its memory is known to be zeros, because nobody has had any of it yet.
+  virtual bool holds_zeros() const noexcept { return false; }
 
   /// Allocates memory aligned to at least 64 bytes (CUDA: 256). Thread-safe, never blocks. Errors:
   /// kResourceExhausted, with the account by purpose, if the budget does not hold it; nothing

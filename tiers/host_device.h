@@ -52,6 +52,9 @@ class HostDevice final : public Device {
 
   std::string description() const override;
   bool host_accessible() const noexcept override { return true; }
+  bool holds_zeros() const noexcept override {
+    return mapping_.has_value() && account().peak_bytes() == 0;
+  }
   using Device::create_stream;
   std::unique_ptr<Stream> create_stream(const std::string& name, StreamPriority priority) override;
 

@@ -186,14 +186,33 @@ TEST(StreamedParams, GoOnFromAStoreOfATrainerThatLentThemAll) {
   EXPECT_TRUE(its.trainer.same());
 }
 
-TEST(StreamedParams, BeginWithZerosIfNobodyGivesTheirValues) {
+class StreamedZeros : public ::testing::TestWithParam<std::tuple<Tier, bool>> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Homes, StreamedZeros,
+    ::testing::Combine(::testing::Values(Tier::kDevice, Tier::kHost, Tier::kNvme),
+                       ::testing::Bool()),
+    [](const auto& one) {
+      return fmt::format("params_{}{}", to_string(std::get<0>(one.param)),
+                         std::get<1>(one.param) ? "_of_a_used_device" : "");
+    });
+
+TEST_P(StreamedZeros, AreWhatNobodyGivesBeginsWith) {
+  const auto& [tier, used] = GetParam();
   const ScratchDirectory directory;
   const auto runtime = runtime_of(2);
   const auto device = HostDevice::create(runtime->reactor, 4 * kMiB);
+  if (used) {
+    const DeviceBuffer all = device->allocate(2 * kMiB, Purpose::kParams);
+    std::memset(all.data(), 7, all.size_bytes());
+  }
+  EXPECT_EQ(device->holds_zeros(), !used);
   ModelSpec model = lent_model({20'000}, DType::kFloat32);
   model.units[0].params[0].streamed = 0;
   const std::vector<TypedSpan<std::byte>> none(1);
-  const auto engine = LentEngine::open(model, on_nvme(directory), *runtime, none, device.get());
+  EngineConfig config = on_nvme(directory);
+  config.placement.params = tier;
+  const auto engine = LentEngine::open(model, config, *runtime, none, device.get());
   Host host;
   engine->acquire(0, host);
   const TypedDeviceSpan<std::byte> place = engine->place(0);

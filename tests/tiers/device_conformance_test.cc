@@ -485,6 +485,7 @@ TEST(HostDevice, memory_may_be_lent) {
     // 60 KiB of it, and some bytes that are no page.
     const auto device = HostDevice::create(reactor, lent.bytes().first(60 * kKiB + 100));
     EXPECT_THAT(device->description(), HasSubstr("60.0 KiB lent by the caller"));
+    EXPECT_FALSE(device->holds_zeros());
     const DeviceBuffer all = device->allocate(60 * kKiB, Purpose::kParams);
     EXPECT_EQ(all.data(), lent.bytes().data());
     std::memset(all.data(), 9, 60 * kKiB);

@@ -14,7 +14,9 @@ namespace ziggurat {
 class DeviceParamHome final : public UnitParamHome {
  public:
   explicit DeviceParamHome(Context& context)
-      : UnitParamHome(context), reachable_(context.device->host_accessible()) {
+      : UnitParamHome(context),
+        reachable_(context.device->host_accessible()),
+        zeros_(context.device->holds_zeros()) {
     units_.resize(context.table.unit_count());
     for (UnitId u = 0; u < units_.size(); ++u) {
       if (context.table.has_home(u))
@@ -52,7 +54,7 @@ class DeviceParamHome final : public UnitParamHome {
     co_return;
   }
   bool in_memory(UnitId) const noexcept override { return reachable_; }
-  bool begins_with_zeros() const noexcept override { return false; }
+  bool begins_with_zeros() const noexcept override { return zeros_; }
 
   bool used_at_home() const noexcept override {
     return !context_.table.sharding().params_sharded();
@@ -96,6 +98,7 @@ class DeviceParamHome final : public UnitParamHome {
 
  private:
   bool reachable_;  // the CPU can read and write the device's memory
+  bool zeros_;      // its memory was when the home was made
   std::vector<DeviceBuffer> units_;
 };
 

@@ -31,6 +31,7 @@ _SOMEWHERE = 64  #: stands for an address, which nobody follows
 #: formats whose records hold parameters of so many bytes bit for bit (optimizer/state_format.h)
 _HELD = {4: ("fp32", "bf16-moments", "8bit"), 2: ("split", "bf16")}
 _IN_SLOTS = "optimizer state, in two slots"
+_IN_USE = "units that are in use"
 _PLENTY = 1 << 60  #: memory in which any state fits
 
 
@@ -114,6 +115,7 @@ class Asked:
         return Settings(
             memory_bytes=self.memory_bytes,
             params_on_drive=self.homes.params == "nvme",
+            live_in_units=self.lives_in_units,
             grads_on_drive=grads_on_drive,
             accumulation=self.accumulation,
             clips=self.clips,
@@ -183,11 +185,12 @@ class Asked:
         if not self.state_on_drive:
             return None
         stored = self._stored()
-        homes = _host_budget.Homes(self.homes.params == "nvme", grads_on_drive)
+        homes = self._budget_homes(grads_on_drive)
         room = self.host_memory
         if room is None:
             choice = chosen(self._lent(self._trained()), self._engine_settings(), ".", self.free)
-            room = room_beside_nvme(choice, self._largest_frozen() if homes.params else self._model_bytes())
+            beside = self._largest_frozen() if homes.params else 0 if homes.in_units else self._model_bytes()
+            room = room_beside_nvme(choice, beside)
         budget = _host_budget.divided(stored, homes, room)
         if budget.budget_bytes < budget.smallest_bytes:
             raise InvalidArgument(
@@ -213,8 +216,15 @@ class Asked:
 
     def host_memory_for_all(self) -> int:
         """Returns the host_memory with which all records stay, of a state on NVMe."""
-        homes = _host_budget.Homes(self.homes.params == "nvme", self._grads_on_drive())
-        return _host_budget.enough_for_all(self._stored(), homes)
+        return _host_budget.enough_for_all(self._stored(), self._budget_homes(self._grads_on_drive()))
+
+    def _budget_homes(self, grads_on_drive: bool) -> _host_budget.Homes:
+        return _host_budget.Homes(self.homes.params == "nvme", grads_on_drive, self.lives_in_units)
+
+    @property
+    def lives_in_units(self) -> bool:
+        """Returns whether the parameters live in the memory for units."""
+        return self.homes.lives_in_units(self.division.fits(self.memory_bytes))
 
     def _kept(self) -> list[torch.nn.Parameter]:
         """Returns the parameters that the engine keeps."""
@@ -242,19 +252,21 @@ class Asked:
         wide = 4 if self.accumulation > 1 else 0  # bytes of an element of a sum
         in_pytorch = [part for part in trained if not (grads_on_drive and part.elements >= TILE)]
         tables = [part for part in trained if self._has_grad_in_file(part)]
+        homes_here = self.homes.params == "host"
         units = sum(unit.size_bytes for unit in self.division.units)
-        here = {
-            "units that are in use": min(self.memory_bytes, units),
-            "gradients": sum(
-                part.elements * max(part.itemsize, wide)
-                for part in in_pytorch
-                # A sum in the gradient's own type is made where the first summand lies.
-                if part not in tables or wide > part.itemsize
-            ),
-        }
+        if self.lives_in_units:  # what is used there is what is kept there
+            pieces = sum(sum(unit.pieces()) for unit in self.division.units)
+            units -= pieces
+            homes = pieces + sum(part.home_bytes for part in kept if part.by_rows)
+        here = {_IN_USE: min(self.memory_bytes, units)} if units else {}
+        here["gradients"] = sum(
+            part.elements * max(part.itemsize, wide)
+            for part in in_pytorch
+            # A sum in the gradient's own type is made where the first summand lies.
+            if part not in tables or wide > part.itemsize
+        )
         drive: dict[str, int] = {}
-        in_host = self.homes.params == "host"
-        (here if in_host else drive)["parameters"] = homes
+        (here if homes_here else drive)["parameters"] = homes
         if self.buffer_bytes:
             here["buffers"] = self.buffer_bytes
         if self.added:
@@ -263,7 +275,7 @@ class Asked:
             here["optimizer state"] = state_bytes
         else:
             in_budget = sum(part.home_bytes for part in kept if not part.by_rows)
-            for_state = budget.budget_bytes - (in_budget if in_host else 0)
+            for_state = budget.budget_bytes - (in_budget if homes_here and not self.lives_in_units else 0)
             here["optimizer state that stays or is on its way"] = for_state
             drive[_IN_SLOTS] = 2 * state_bytes
         sums = sum(4 * TILE * part.tiles for part in trained) if grads_on_drive else 0
@@ -280,7 +292,7 @@ class Asked:
             raise ResourceExhausted(
                 f"host memory has no room for this run: it takes {size_text(needed)} without "
                 f"activations ({rows}), and {size_text(self.free)} are free: "
-                f"{self._advice(needed, next(iter(in_memory.values())))}"
+                f"{self._advice(needed, in_memory.get(_IN_USE, 0))}"
             )
         if self.path is None:
             return
@@ -302,6 +314,9 @@ class Asked:
     def _advice(self, needed: int, in_use: int) -> str:
         smallest = self.division.smallest()[0]
         fitting = in_use - (needed - self.free)
+        units = sum(unit.size_bytes for unit in self.division.units)
+        if self.homes.params == "host" and not self.lives_in_units and needed - in_use <= self.free:
+            return f"give memory={units}, in which all parameters then live, once"
         if fitting >= smallest:
             return f"give memory={fitting}, or less; the smallest that works is {smallest}"
         if not self.state_on_drive:

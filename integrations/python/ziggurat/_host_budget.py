@@ -29,6 +29,7 @@ class Homes(NamedTuple):
 
     params: bool
     grads: bool
+    in_units: bool = False  #: whether parameters live in the memory for units, which is no part of this
 
 
 class Budget(NamedTuple):
@@ -80,7 +81,7 @@ class _Chunks:
         whole = [one.tiles * one.home_bytes for one in stored if not one.lent]
         if homes.params:
             total += staggered(max(whole, default=0))
-        else:
+        elif not homes.in_units:
             total += sum(map(staggered, whole))
         if homes.grads:
             total += staggered(4 * TILE * max(tiles for _, tiles in self._chunks))

@@ -153,7 +153,7 @@ class Opening(AmongRanks, StateDicts):
             streaming.place_tables(path)
         if streaming is not None and streaming.gives_some:
             grads = streaming.place_gradients([param for _, param, _ in new], path)
-            settings["placement"] += f",params={streaming.placement},grads={grads}"
+            settings["placement"] += f",params={streaming.tier},grads={grads}"
             settings["device_memory"] = streaming.engine_bytes
         if path is not None:
             added = f"/added-{len(self._opened)}" if self._opened else ""

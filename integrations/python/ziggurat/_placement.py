@@ -33,6 +33,11 @@ class Homes(NamedTuple):
     params: str
     grads: str | None  #: None: where there is room
 
+    def lives_in_units(self, fits: bool) -> bool:
+        """Returns whether parameters live in the memory for units, because it is given in memory that the
+        parameters are in anyway, and `fits` them all. Then nothing is brought, and nothing is there twice."""
+        return self.params == "host" and fits
+
     @classmethod
     def of(cls, placement: str) -> Homes:
         """Reads "host", "nvme", or "params=nvme,grads=nvme". Errors: InvalidArgument for anything

@@ -69,7 +69,7 @@ class Reports(Opening):
         ``brought_bytes``
             What these units have where the engine keeps it, in host memory or on the drive: as much was copied
             or read, less what was there from the use before. It is all that tells of placement="host", where
-            nothing is read from a drive.
+            nothing is read from a drive; there it is 0 if memory= has room for all, which live in it then.
         ``activations_put_bytes``
             What ``offload(activations=)`` kept of forwards, of it ``activations_written_bytes`` on the drive, and
             ``activations_read_bytes`` from there. ``activations_wait_s`` were waited for that.

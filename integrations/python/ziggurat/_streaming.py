@@ -119,8 +119,8 @@ class Streaming(Pins):
     def room_bytes(self, trained: Iterable[torch.Tensor]) -> int:
         """Returns the host memory that the parameters take beside the state of those that are `trained`:
         all of them, or on NVMe the largest frozen one, which the engine puts together there."""
-        if self.placement == "host":
-            return self.size_bytes
+        if self.tier != "nvme":
+            return self.size_bytes if self.tier == "host" else 0
         known = set(trained)
         return max((held.size_bytes for held in self._all() if held.param not in known), default=0)
 
@@ -161,6 +161,11 @@ class Streaming(Pins):
         return self.division.fits(self.memory_bytes)
 
     @property
+    def tier(self) -> str:
+        """Returns where the engine keeps the parameters: "host", "nvme", or "device", the memory for units."""
+        return "device" if self.homes.lives_in_units(self.fits) else self.placement
+
+    @property
     def opened(self) -> Opened | None:
         """The engine that has the values, if there is one."""
         return self._opened
@@ -190,7 +195,8 @@ class Streaming(Pins):
         """Leaves parameters in the files that their memory is a mapping of, at `places`."""
         for unit in self.units:
             unit.held = [held for held in unit.all_held if unit.unit.keeps(held.param)]
-            unit.kept_bytes = sum(part.home_bytes for part in unit.unit.parts() if unit.held)
+            brings = unit.held and self.tier != "device"
+            unit.kept_bytes = sum(part.home_bytes for part in unit.unit.parts()) if brings else 0
         files = {
             unit.index: [(held.name, places[held.param]) for held in unit.all_held if held.param in places]
             for unit in self.units
@@ -320,12 +326,15 @@ class Streaming(Pins):
         where = "host memory" if self.placement == "host" else opened.store
         grads = "memory" if opened.sums is None else opened.store
         in_files = self.files.size_bytes
-        there = f" are in {where}, and are"
+        its, room = size_text(self.size_bytes), f"memory={size_text(self.memory_bytes)}"
+        if self.tier == "device":
+            where, also, brought_within = room, "", ""
+        else:
+            also, brought_within = ", and are", f" brought within {room}"
+        there = f" are in {where}{also}"
         if in_files:
-            there = (
-                f": {size_text(self.size_bytes)} are in {where}, and {size_text(in_files)} that are frozen stay "
-                "in their own files; they are"
-            )
+            there = f": {its} are in {where}, and {size_text(in_files)} that are frozen stay in their own files"
+            there += "; they are" if also else ""
         brought = size_text(self.size_bytes + in_files)
         rows = [unit.name for unit in self.units if unit.unit.by_rows]
         by_rows = f"; of {', '.join(rows)} each batch's rows are read" if rows else ""
@@ -336,8 +345,7 @@ class Streaming(Pins):
             else f"a forward brings {brought}{called}, and so does a backward, less what stays"
         )
         print(
-            f"ziggurat: offload(): {len(self.units)} units with {brought} of parameters{there} brought within "
-            f"memory={size_text(self.memory_bytes)}: {brings}; "
+            f"ziggurat: offload(): {len(self.units)} units with {brought} of parameters{there}{brought_within}: {brings}; "
             f"gradients are in {grads}{by_rows}",
             file=sys.stderr,
         )

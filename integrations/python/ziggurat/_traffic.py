@@ -26,6 +26,7 @@ class Settings:
 
     memory_bytes: int
     params_on_drive: bool
+    live_in_units: bool  #: whether parameters live in `memory_bytes`, so that none are brought
     grads_on_drive: bool
     accumulation: int  #: backwards in a step
     clips: bool  #: whether the norm of all gradients is asked for
@@ -126,6 +127,8 @@ def _brought(
 ) -> tuple[int, int]:
     """Returns what all forwards bring, and all backwards. `uses` are a forward's, in their order: of a
     unit that several modules share there are several, between which it may have gone."""
+    if settings.live_in_units:
+        return 0, 0
     parts = list(dict.fromkeys(uses))
     engine_bytes = division.share_of_engine(settings.memory_bytes)
     sizes = {unit: sum(unit.pieces()) for unit in division.units}  # without what stays in files
