@@ -44,6 +44,8 @@ CAMPAIGNS = [
     ("python-faults", "offload_faults_test.py", "faults at each write under an offloaded model", {"ZIGGURAT_FAULTS": "all"}),
     ("python-strays", "offload_strays_test.py", "stray uses of parameters that are away", {"ZIGGURAT_CASES": "all"}),
     ("python-families", "offload_families_test.py", "families, types and budgets of offloaded models", {"ZIGGURAT_CASES": "all"}),
+    ("python-foreign", "foreign_deepspeed_test.py", "checkpoints of DeepSpeed", {"ZIGGURAT_CASES": "all"}),
+    ("python-scripts", "deepspeed_scripts_test.py", "scripts written for DeepSpeed, beside it", {"ZIGGURAT_CASES": "all"}),
     ("python-ranks", "torch_ranks_kill_test.py", "killed runs of two ranks", {"ZIGGURAT_KILLS": "40"}),
     ("other-versions", "integrations/python/other_versions.py", "larger models, older PyTorch and transformers", {"ZIGGURAT_CASES": "all"}),
     ("patches", "patches/run.py", "kept changes: files that they touch", {"ZIGGURAT_PATCHES": "all"}),

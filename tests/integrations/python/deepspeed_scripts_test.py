@@ -2,8 +2,8 @@
 """Training scripts written for DeepSpeed run with one line changed, and train as they do there.
 
 Where DeepSpeed is installed the scripts run under it too, on the CPU, and the curves are compared:
-that with its optimizer on NVMe only if ZIGGURAT_SCRIPTS is "all", since DeepSpeed compiles its I/O
-for minutes first.
+that with its optimizer on NVMe only by scripts/test --long, since DeepSpeed compiles its I/O for
+minutes first.
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
@@ -14,7 +14,6 @@ import difflib
 import importlib.util
 import json
 import math
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ except ImportError as missing:
 
     missing_peer.skip(missing)
 
+from long_cases import long_case
 from script_runs import (
     DEEPSPEED,
     OURS,
@@ -111,15 +111,13 @@ def test_a_script_trains(script: str, runs: Runs) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="no DeepSpeed here")
-@pytest.mark.parametrize("script", RANKS)
+@pytest.mark.parametrize("script", ["offload_cpu", long_case("offload_nvme"), "ranks"])
 def test_a_script_trains_as_under_deepspeed(script: str, runs: Runs) -> None:
-    if script == "offload_nvme" and os.environ.get("ZIGGURAT_SCRIPTS") != "all":
-        pytest.skip("DeepSpeed compiles its I/O for minutes: ZIGGURAT_SCRIPTS=all")
     found = difference(runs.of(script, DEEPSPEED), runs.of(script))
     assert is_alike(found), f"{script}: {found}"
 
 
-@pytest.mark.parametrize("script", ["offload_cpu", "ranks"])
+@pytest.mark.parametrize("script", [long_case("offload_cpu"), "ranks"])
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(
     script: str, runs: Runs, tmp_path: Path
 ) -> None:
@@ -164,10 +162,10 @@ def last_micro_batch_alone(settings: dict, source: str) -> str:
 @pytest.mark.parametrize(
     ("script", "wrong"),
     [
-        ("offload_cpu", no_clipping),
-        ("offload_nvme", longer_warm_up),
+        long_case("offload_cpu", no_clipping),
+        long_case("offload_nvme", longer_warm_up),
         ("ranks", sums_of_micro_batches),
-        ("ranks", last_micro_batch_alone),
+        long_case("ranks", last_micro_batch_alone),
     ],
 )
 def test_a_wrong_run_is_not_alike(

@@ -23,6 +23,7 @@ try:
     import torch.distributed as dist
     from foreign_runs import AFTER, BEFORE, LR, groups_of, loss_of, new_model
     from foreign_test import Hostile
+    from long_cases import in_long_run, long, long_case
     from rank_runs import on_ranks
     from small_models import one_thread  # noqa: F401
 except ImportError as missing:
@@ -38,17 +39,10 @@ import ziggurat.torch
 from ziggurat.torch import load_foreign_checkpoint
 
 CASES = ["1-fp32", "2-fp32", "3-fp32", "1-bf16", "2-bf16", "3-bf16"]
-# Where DeepSpeed puts things otherwise, and optimizers of its own.
-VARIANTS = [
-    "0-fp32",
-    "0-fp32-device",
-    "1-bf16-summed",
-    "2-bf16-aligned",
-    "2-fp32-adagrad",
-    "2-fp32-device",
-    "2-fp32-robin",
-    "3-bf16-torch",
-]
+# Where DeepSpeed puts things otherwise.
+VARIANTS = ["0-fp32", "1-bf16-summed", "2-bf16-aligned", "2-fp32-robin", "3-bf16-torch"]
+# For these it compiles operations that the others do not need, for a minute each.
+COMPILED = ["0-fp32-device", "2-fp32-adagrad", "2-fp32-device"]
 LION = ["2-fp32-lion", "3-fp32-lion"]
 THREE_RANKS = ["2-bf16", "3-bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -88,10 +82,12 @@ def deepspeeds(*command):
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     """{ranks: the folder of theirs}, each with its universal ones."""
-    deepspeed_operations.build("CPUAdam", "CPUAdagrad", "CPULion", "FusedAdam", "ShareMemComm")
+    deepspeed_operations.build("CPUAdam", "ShareMemComm")
+    if in_long_run():
+        deepspeed_operations.build("CPUAdagrad", "CPULion", "FusedAdam")
     folders = {}
     for ranks, cases in ((2, CASES), (3, THREE_RANKS)):
-        more = [*VARIANTS, *LION] if ranks == 2 else []
+        more = [*VARIANTS, *(COMPILED + LION if in_long_run() else [])] if ranks == 2 else []
         folder = folders[ranks] = tmp_path_factory.mktemp(f"ranks{ranks}")
         launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks)
         deepspeeds(*launcher, "--", foreign_runs.__file__, folder, *cases, *more)
@@ -139,7 +135,7 @@ def test_the_losses_are_those_of_deepspeed_going_on(case, placement, checkpoints
     optimizer.close()
 
 
-@pytest.mark.parametrize("case", VARIANTS)
+@pytest.mark.parametrize("case", [*VARIANTS, *map(long_case, COMPILED)])
 def test_the_losses_are_those_of_deepspeeds_other_layouts(case, checkpoints):
     model, optimizer = of_case(case)
     load_foreign_checkpoint(optimizer, model, checkpoints[2] / case)
@@ -147,6 +143,7 @@ def test_the_losses_are_those_of_deepspeeds_other_layouts(case, checkpoints):
     assert go_on(model, optimizer) == pytest.approx(theirs, rel=TOLERANCE[case.split("-")[1]])
 
 
+@long
 @pytest.mark.parametrize("case", LION)
 def test_lion_goes_on(case, checkpoints):
     """For two steps: then the sign of a sum that is almost zero differs, and a weight by 2 lr."""

@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-long = pytest.mark.skipif(os.environ.get("ZIGGURAT_CASES") != "all", reason="one of scripts/test --long")
+
+def in_long_run() -> bool:
+    return os.environ.get("ZIGGURAT_CASES") == "all"
+
+
+long = pytest.mark.skipif(not in_long_run(), reason="one of scripts/test --long")
 
 
 def long_case(*values: Any) -> Any:
