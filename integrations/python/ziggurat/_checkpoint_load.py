@@ -194,6 +194,8 @@ class Loading:
         for name, state in content.states.items():
             state["master"] = content.values[name]
             state["step"] = of_number(self._steps_of(name), directory)
+        in_groups = {name for group in self._own.get("groups", []) for name in group["names"]}
+        content.untrained = in_groups - self._own.get("steps", {}).keys()
         for left in self._own.get("left_out", []):
             content.values[left["name"]] = saved = place_of(left)
             self._left_out[id(saved)] = left

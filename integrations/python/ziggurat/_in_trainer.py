@@ -52,14 +52,13 @@ def checkpoint_of(call: Callable[..., Any], name: str) -> str | None:
 
 
 class _Trained(torch.nn.Module):
-    """Stands in a checkpoint for the model: has what its optimizer trains and no more. All else is among
+    """Stands in a checkpoint for the model: has what its optimizer was given and no more. All else is among
     the weights, which Trainer saves itself."""
 
     def __init__(self, optimizer: EngineOptimizer) -> None:
         super().__init__()
-        self.__dict__["_trained"] = [
-            (name, param) for name, param, _ in optimizer._named() if param.requires_grad
-        ]
+        # Also what was frozen since: it has a state, and training may go on with it.
+        self.__dict__["_trained"] = [(name, param) for name, param, _ in optimizer._named()]
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
         return iter(self._trained)

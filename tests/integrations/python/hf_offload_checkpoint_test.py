@@ -118,6 +118,36 @@ def test_a_trainer_that_has_trained_goes_back(monkeypatch, tmp_path):
     assert_same(ended(trainer), ended(plain))
 
 
+class Freeze(transformers.TrainerCallback):
+    """Freezes the first block once a run has made some steps."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_begin(self, args, state, control, model=None, **_):
+        if state.global_step >= self.step:
+            for name, param in model.named_parameters():
+                param.requires_grad_("layers.0." not in name)
+
+    on_step_end = on_train_begin
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_run_that_freezes_a_block_goes_on_from_each_checkpoint(step, monkeypatch, tmp_path):
+    def frozen(folder, home, resumed=None, **more):
+        return run(folder, long_llama, home, resumed, callbacks=[Freeze(step)], max_steps=5, **more)
+
+    whole = frozen(tmp_path / "plain", None, save_strategy="no")
+    assert_same(frozen(tmp_path / "ours", "host"), whole)
+    checkpoint = str(tmp_path / "ours/out/checkpoint-4")
+    assert_same(frozen(tmp_path / "new", "host", checkpoint, save_strategy="no"), whole)
+    monkeypatch.undo()
+    trainer = trainer_of(tmp_path / "same", long_llama, "host", callbacks=[Freeze(step)], max_steps=5)
+    trainer.train()
+    trainer.train(resume_from_checkpoint=checkpoint)
+    assert_same(ended(trainer), (whole[0], whole[1][: len(list(trainer.model.parameters()))]))
+
+
 def test_what_earlier_versions_saved_is_loaded(monkeypatch, tmp_path):
     whole = run(tmp_path / "plain", long_llama, None, save_strategy="no")
     monkeypatch.undo()

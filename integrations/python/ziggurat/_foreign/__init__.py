@@ -154,6 +154,7 @@ def rename_content(content: Content, rename: Rename) -> None:
     content.values = {values[old]: saved for old, saved in content.values.items() if old in values}
     content.states = {states[old]: state for old, state in content.states.items() if old in states}
     content.aliases = {name for name in map(rename, content.aliases) if name is not None}
+    content.untrained = {name for name in map(rename, content.untrained) if name is not None}
 
 
 def without_wrappers(content: Content, places: Places, *, wrapper: bool = True) -> None:

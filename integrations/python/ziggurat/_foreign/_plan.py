@@ -56,7 +56,9 @@ class Places:
         for name, target in self.targets.items():
             self._names.setdefault(target, name)
         self.ordered = [param for _, param, _ in optimizer._named()]
-        self.trained = [param for param in self.ordered if param.requires_grad]
+        # What was frozen since an engine has its state keeps that state.
+        known_to_engine = optimizer._opened_with
+        self.trained = [param for param in self.ordered if param.requires_grad or param in known_to_engine]
         self.kind = optimizer._kind
         known = set(params.values())
         for name, param, _ in optimizer._named():
@@ -125,7 +127,7 @@ class Plan:
             else:
                 self.unexpected += [f"{name}: {kind}" for kind in state if kind != "master"]
         for param in places.trained:
-            if param in seen:
+            if param in seen or places.name_of(param) in content.untrained:
                 continue
             self.missing += [f"{places.name_of(param)}: {kind}" for kind in self._moments]
 
