@@ -154,6 +154,10 @@ class Loading:
     def states(self) -> Mapping[torch.Tensor, State]:
         return self._plan.states
 
+    def index_of(self, saved: Saved) -> int | None:
+        """Returns the tensor's index in the checkpoint, or None for what is not among its tensors."""
+        return self._tensors.get(id(saved))
+
     def run(self) -> LoadedCheckpoint:
         """Loads the state, after prepare() has succeeded on all ranks."""
         groups, objects = self._new_groups, self._kept

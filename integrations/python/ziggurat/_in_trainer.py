@@ -152,8 +152,7 @@ class InTrainer(EngineOptimizer):
         if "checkpoint" in named:
             checkpoint = checkpoint_of(Trainer._load_optimizer_and_scheduler, "checkpoint")
             folder = _folder_of(checkpoint, named["checkpoint"])
-            Groups(self).load_state_dict(state_dict | {_GROUPS: named[_GROUPS]})
-            self._load_folder(folder)
+            self._load_folder(folder, state_dict | {_GROUPS: named[_GROUPS]})
             return
         path = self._path
         if state_dict["state"] and self.engine is None and path is not None and has_store(path):
@@ -163,17 +162,18 @@ class InTrainer(EngineOptimizer):
                 self._go_back()
         super().load_state_dict(state_dict)
 
-    def _load_folder(self, folder: Path) -> None:
+    def _load_folder(self, folder: Path, groups: dict[str, Any]) -> None:
         if self._opened:
-            self._give_folder(folder)
+            self._give_folder(folder, groups)
             return
+        Groups(self).load_state_dict(groups)
         random = random_states()  # Trainer loads its own, later
         try:
             load_checkpoint(folder, self, _Trained(self))
         finally:
             set_random_states(random)
 
-    def _give_folder(self, folder: Path) -> None:
+    def _give_folder(self, folder: Path, groups: dict[str, Any]) -> None:
         """Gives the state to an optimizer that has trained, which has it in memory until the next step."""
         try:
             self.look_at_memory(self._opened_with)
@@ -183,6 +183,10 @@ class InTrainer(EngineOptimizer):
                 "trained already: make the model and Trainer again, and resume"
             ) from error
         with states_in(folder, self, _Trained(self)) as entries:
+            # All is read twice, which is no more than what memory has room for: a script that goes on after an
+            # error would train with the half that came before the damage.
+            entries.verify()
+            Groups(self).load_state_dict(groups)
             for opened in self._opened:
                 self._give(opened, entries)
 

@@ -24,7 +24,9 @@ try:
         ended,
         long_gpt2,
         long_llama,
+        measured,
         trainer_of,
+        values,
         without_room,
     )
     from language_models import assert_same_bits, llama
@@ -59,8 +61,8 @@ def run(folder, build, home, resumed=None, **more):
     optimizer = trainer.optimizer.optimizer
     params = [param for group in optimizer.param_groups for param in group["params"]]
     state = [value for param in params for value in optimizer.state_of(param).values()]
-    logged, values = ended(trainer)
-    return logged, [*values, *state]
+    logged, weights = ended(trainer)
+    return logged, [*weights, *state]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,38 @@ def test_a_trainer_that_has_trained_goes_back(monkeypatch, tmp_path):
     plain = trainer_of(tmp_path / "plain", long_llama, None, **(SAVES | {"save_strategy": "no"}))
     plain.train()
     assert_same(ended(trainer), ended(plain))
+
+
+def test_a_trainer_whose_moments_are_in_8_bits_goes_back(monkeypatch, tmp_path):
+    """Each block's scale and codes are as they were saved."""
+    monkeypatch.undo()
+    trainer = trainer_of(tmp_path, long_llama, "host", engine={"state_format": "8bit"}, **SAVES)
+    trainer.train()
+    whole = measured(trainer), values(trainer.model)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
+    assert_same(ended(trainer), whole)
+
+
+@pytest.mark.parametrize("state_format", ["fp32", "8bit"])
+def test_a_damaged_checkpoint_changes_no_state_of_a_trainer_that_has_trained(state_format, monkeypatch, tmp_path):
+    monkeypatch.undo()
+    engine = {"state_format": state_format}
+    trainer = trainer_of(tmp_path, long_llama, "host", engine=engine, max_steps=3, **SAVES)
+    trainer.train()
+    optimizer = trainer.optimizer.optimizer
+    before = optimizer.state_dict()["state"]
+    files = (tmp_path / "out/checkpoint-2/ziggurat").rglob("*.safetensors")
+    damaged = max(files, key=lambda path: path.stat().st_size)
+    with damaged.open("r+b") as file:
+        file.seek(-2000, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(ziggurat.DataLoss, match=damaged.name):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
+    for number, entry in optimizer.state_dict()["state"].items():
+        assert_same_bits(list(entry.values()), list(before[number].values()))
+    optimizer.close()
 
 
 class Freeze(transformers.TrainerCallback):
