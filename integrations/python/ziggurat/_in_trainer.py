@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -34,7 +35,9 @@ from ziggurat._streaming import kept_by_engine, streaming_around
 
 FOLDER = "ziggurat"  #: in a checkpoint of Trainer, and the key in optimizer.pt that names what is in it
 _GROUPS = "param_groups"  #: the key of the groups in a state dict of torch.optim
-_FRAMES_BETWEEN = 8  # at most, of Accelerate's and ours
+_FRAMES_BETWEEN = 16  # at most, of Accelerate's, the model's and ours
+
+_marked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # whose saves mark_saves() looks at
 
 
 def checkpoint_of(call: Callable[..., Any], name: str) -> str | None:
@@ -49,6 +52,22 @@ def checkpoint_of(call: Callable[..., Any], name: str) -> str | None:
         return None
     found = frame.f_locals.get(name)
     return None if found is None else os.fspath(found)
+
+
+def mark_saves(model: torch.nn.Module) -> None:
+    """Lets Trainer's saves of `model` begin by making the checkpoint of before, if they write over one, no
+    checkpoint: Trainer refuses one without the file that it writes last, and a save that is killed would
+    leave new weights beside an old state, or some shards of each."""
+    if model not in _marked:
+        _marked.add(model)
+        model.register_state_dict_pre_hook(_begin_save)
+
+
+def _begin_save(*_: Any) -> None:
+    """Called before the model's values are read."""
+    checkpoint = checkpoint_of(Trainer._save_checkpoint, "output_dir")
+    if checkpoint is not None:
+        Path(checkpoint, TRAINER_STATE_NAME).unlink(missing_ok=True)
 
 
 class _Trained(torch.nn.Module):
@@ -106,9 +125,6 @@ class InTrainer(EngineOptimizer):
         if checkpoint is None or self._by_reference or not self._opened or not self._takes_folder():
             return super().state_dict()
         folder = Path(checkpoint) / FOLDER
-        # A run that has gone back saves over the checkpoints of before. Without this file, which
-        # Trainer writes last, Trainer refuses a checkpoint.
-        Path(checkpoint, TRAINER_STATE_NAME).unlink(missing_ok=True)
         if folder.exists():
             shutil.rmtree(folder)
         saved = save_checkpoint(folder, self, _Trained(self))

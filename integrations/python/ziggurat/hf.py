@@ -45,7 +45,7 @@ from transformers.trainer_utils import TrainOutput
 
 import ziggurat.torch
 from ziggurat._hf_deepspeed import config_of, names_optimizer, optimizer_of
-from ziggurat._in_trainer import InTrainer, in_trainer
+from ziggurat._in_trainer import InTrainer, in_trainer, mark_saves
 from ziggurat._native import DataLoss, Engine, InvalidArgument, Unimplemented, ZigguratError
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._resume import accelerators, random_states
@@ -125,6 +125,7 @@ def optimizer(
             named, own = optimizer_of(theirs, args, model)
             chosen, all_settings = named or kind, ({} if named else settings) | own | arguments
         optimizer = in_trainer(chosen)(groups, **({"model": model} | all_settings | more))
+        mark_saves(model)
         whole = settings.get("state", "full") == "full" and not args.save_only_model
         if whole and args.save_strategy != "no" and args.world_size > 1:
             # checks it now, not at the first checkpoint; one rank puts it into a folder

@@ -242,9 +242,9 @@ def test_a_checkpoint_by_reference_is_of_the_newest_step(tmp_path):
 
 
 def kill_as_it_saves(when, step):
-    """Kills this process in the save of `step`: "before" its state is written, while it "is" written, or
+    """Kills this process in the save of `step`: when its "weights" are written, while its state "is" written, or
     "after"."""
-    save = _in_trainer.save_checkpoint
+    save, save_file = _in_trainer.save_checkpoint, transformers.modeling_utils.safe_save_file
 
     def kill():
         os.kill(os.getpid(), signal.SIGKILL)
@@ -257,14 +257,18 @@ def kill_as_it_saves(when, step):
     def saved(folder, *arguments):
         if f"checkpoint-{step}" not in str(folder):
             return save(folder, *arguments)
-        if when == "before":
-            kill()
-        elif when == "is":
+        if when == "is":
             threading.Thread(target=kill_once_begun, args=[folder], daemon=True).start()
         save(folder, *arguments)
         kill()
 
+    def saved_file(tensors, path, *arguments, **more):
+        save_file(tensors, path, *arguments, **more)
+        if when == "weights" and f"checkpoint-{step}" in str(path):
+            kill()
+
     _in_trainer.save_checkpoint = saved
+    transformers.modeling_utils.safe_save_file = saved_file
 
 
 def run_killed(folder, resumed, when, step):
@@ -273,7 +277,7 @@ def run_killed(folder, resumed, when, step):
     run(folder, long_llama, "nvme", resumed)
 
 
-@pytest.mark.parametrize("when", ["before", "is", "after"])
+@pytest.mark.parametrize("when", ["weights", "is", "after"])
 def test_a_checkpoint_whose_save_was_killed_is_refused(when, tmp_path):
     whole = run(tmp_path / "plain", long_llama, None, save_strategy="no")
     out = tmp_path / "ours/out"
@@ -288,9 +292,8 @@ def test_a_checkpoint_whose_save_was_killed_is_refused(when, tmp_path):
     with forked_runs() as runs:
         killed = runs.started(run_killed, tmp_path / "ours", str(out / "checkpoint-2"), when, 4)
         assert runs.status_of(killed) == -signal.SIGKILL
-    if when != "before":
-        with pytest.raises(FileNotFoundError, match="checkpoint-4/trainer_state.json"):
-            run(tmp_path / "ours", long_llama, "nvme", str(out / "checkpoint-4"))
+    with pytest.raises(FileNotFoundError, match="checkpoint-4/trainer_state.json"):
+        run(tmp_path / "ours", long_llama, "nvme", str(out / "checkpoint-4"))
     assert_same(run(tmp_path / "ours", long_llama, "nvme", str(out / "checkpoint-2")), whole)
 
 
