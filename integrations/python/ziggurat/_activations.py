@@ -9,7 +9,6 @@ memory, and those before come back while backward computes.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ziggurat._memory import bytes_of, count_freed, free_bytes, size_text
 from ziggurat._native import InvalidArgument
 from ziggurat._saved import saving
+from ziggurat._standard_error import stderr
 from ziggurat._stash import Item, Stash
 from ziggurat._storage import identity
 from ziggurat._torch_private import address_of
@@ -165,7 +165,7 @@ class Activations:
                 f"ziggurat: a tensor of {size_text(size_bytes)} that backward needs stays in memory, since "
                 f"activation_memory={size_text(self._memory_bytes or 0)} has no room for it: give more "
                 "to keep it on the drive",
-                file=sys.stderr,
+                file=stderr(),
             )
 
 

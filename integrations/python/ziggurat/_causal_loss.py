@@ -21,6 +21,7 @@ from ziggurat._chunked_loss import chunked_cross_entropy, default_chunk
 from ziggurat._forward_source import head_of_forward
 from ziggurat._memory import size_text
 from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._standard_error import stderr
 from ziggurat._subclass import CHUNKED_LOSS, subclass
 from ziggurat._torch_private import uncompiled
 
@@ -58,7 +59,7 @@ def compute_in_chunks(causal: Any, name: str) -> _Seam:
         f"ziggurat: offload(): {seam.model} computes its loss {default_chunk(head.out_features)} tokens at "
         "a time, and with labels and gradients its output has no logits, which would take "
         f"{size_text(4 * head.out_features)} a token in fp32; chunked_loss=False builds them",
-        file=sys.stderr,
+        file=stderr(),
     )
     return seam
 

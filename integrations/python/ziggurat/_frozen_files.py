@@ -12,7 +12,6 @@ import contextlib
 import errno
 import mmap
 import os
-import sys
 from collections.abc import Container, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from ziggurat._memory import advise, size_text
 from ziggurat._native import DataLoss
+from ziggurat._standard_error import stderr
 from ziggurat._torch_private import in_backward
 
 LEAST_BYTES = 1 << 16  #: what is smaller is no use on its own
@@ -323,7 +323,7 @@ class FrozenFiles:
                     f"ziggurat: frozen parameter '{name}' was written, so it stays in memory, "
                     f"beyond what offload() was given ({size_text(one.size_bytes)}), and so does each "
                     "that is",
-                    file=sys.stderr,
+                    file=stderr(),
                 )
 
     def _settle(self, unit: int) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 import ziggurat.torch
 from ziggurat._native import InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
+from ziggurat._standard_error import stderr
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed.auto import fill_auto, plugin_config
 
@@ -73,7 +73,7 @@ def optimizer_of(
         where["placement"] = f"{placement}/ziggurat-{run}"
     if args.process_index == 0:
         for note in read.notes:
-            print(f"ziggurat: {note}", file=sys.stderr)
+            print(f"ziggurat: {note}", file=stderr())
     if read.optimizer_class is None:
         return None, where
     kind: type[EngineOptimizer] = getattr(ziggurat.torch, read.optimizer_class)

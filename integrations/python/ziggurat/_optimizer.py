@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +24,7 @@ from ziggurat._placement import parsed
 from ziggurat._ranks import several_ranks
 from ziggurat._reports import Reports
 from ziggurat._sharing import Alone
+from ziggurat._standard_error import on_terminal
 from ziggurat._streaming import streaming_around, streaming_of
 from ziggurat._torch_private import uncompiled
 from ziggurat._waits import ModuleWaits
@@ -115,7 +115,7 @@ class EngineOptimizer(Reports):
         self._settings: dict[str, Any] = {
             "optimizer": self._kind,
             "state_format": state_format,
-            "progress": sys.stderr.isatty(),
+            "progress": on_terminal(),
         }
         if state_rounding is not None:
             self._settings["state_rounding"] = state_rounding

@@ -4,13 +4,13 @@ for "auto"."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ziggurat._memory import free_bytes
 from ziggurat._native import InvalidArgument, Param, PlacementChoice, choose_placement
+from ziggurat._standard_error import stderr
 from ziggurat._words import in_arguments
 
 
@@ -134,4 +134,4 @@ def fits_host(params: Sequence[Param], settings: Mapping[str, Any], path: str | 
 def say(placement: str, why: str) -> None:
     """Prints a choice on standard error, where a job's log has it too. Logging would hide it by
     default, and a choice is no reason for a warning."""
-    print(f'ziggurat: placement "{placement}": {why}', file=sys.stderr)
+    print(f'ziggurat: placement "{placement}": {why}', file=stderr())

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 from ziggurat._memory import size_text
+from ziggurat._standard_error import on_terminal, stderr
 
 _SILENCE_S = 2.0
 _BETWEEN_S = 0.2
@@ -33,7 +33,7 @@ class Progress:
         self._done_bytes += size_bytes
         now = time.monotonic()
         seconds = now - self._begin
-        if seconds < _SILENCE_S or now - self._shown < _BETWEEN_S or not sys.stderr.isatty():
+        if seconds < _SILENCE_S or now - self._shown < _BETWEEN_S or not on_terminal():
             return
         self._shown, self._on_screen = now, True
         rate = self._done_bytes / seconds
@@ -45,4 +45,4 @@ class Progress:
 
     @staticmethod
     def _write(text: str) -> None:
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{text}", end="", file=stderr(), flush=True)

@@ -31,6 +31,7 @@ from ziggurat._native import (
     Unimplemented,
     ZigguratError,
 )
+from ziggurat._standard_error import stderr
 
 _PATIENCE = timedelta(minutes=30)  # how long to wait for a rank, as torch.distributed does
 _ASKS_FOR = 3.0  # seconds; a rank that has ended is known at once
@@ -332,7 +333,7 @@ def _explain_failures_of(ranks: Ranks) -> None:
         before(kind, error, trace)
         if isinstance(error, RuntimeError) and _OF_A_PEER.search(str(error)):
             for ranks in list(_known):
-                print(f"ziggurat: rank {ranks.rank}: {ranks.who_ended()}", file=sys.stderr)
+                print(f"ziggurat: rank {ranks.rank}: {ranks.who_ended()}", file=stderr())
 
     sys.excepthook = explain
 

@@ -19,6 +19,7 @@ import torch
 
 from ziggurat._native import DataLoss, InvalidArgument, ZigguratError
 from ziggurat._optimizer import EngineOptimizer
+from ziggurat._standard_error import stderr
 from ziggurat._state import Groups
 
 _FORMAT = 1
@@ -338,7 +339,7 @@ class Resume:
                 f"{size} at step {self.steps}: random generators begin anew from (seed, rank, "
                 f"step){drawn}, and epoch {self.epoch} goes on at batch {self.batch} of each rank "
                 f"(batch {before} before)",
-                file=sys.stderr,
+                file=stderr(),
             )
 
     def _draw_apart(self, kept: dict[str, Any], rank: int) -> str:

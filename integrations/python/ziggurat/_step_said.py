@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import weakref
 
 from ziggurat._asked import asked_of
@@ -15,6 +14,7 @@ from ziggurat._memory import size_text
 from ziggurat._native import ZigguratError
 from ziggurat._opened import Opened
 from ziggurat._plan_page import Plan
+from ziggurat._standard_error import stderr
 from ziggurat._streaming import Streaming
 
 
@@ -32,7 +32,7 @@ def say_step(streaming: Streaming, opened: Opened) -> None:
         print(
             f"ziggurat: offload(): the run takes {size_text(sum(plan.in_host_memory.values()))} of memory without "
             f"activations{moved if read + written else ''} (plan() says for what)",
-            file=sys.stderr,
+            file=stderr(),
         )
 
 
@@ -48,7 +48,7 @@ def _say_several(this: weakref.ref[Streaming]) -> None:
             f"ziggurat: offload(): several backwards make a step, and each after the first moves "
             f"{size_text(two.read + two.written - alone)} more over the drive: with a larger micro-batch, or by "
             f"ziggurat.torch.micro_batches(), a step moves about {size_text(alone)}",
-            file=sys.stderr,
+            file=stderr(),
         )
 
 

@@ -37,6 +37,7 @@ from ziggurat._progress import Progress
 from ziggurat._read_at_use import ReadAtUse
 from ziggurat._refusals import check_sharing, warn_of_no_optimizer
 from ziggurat._released import CONVERSIONS, NoAddress, Released, changes_nothing
+from ziggurat._standard_error import stderr
 from ziggurat._table_rows import TablesCopied, placed_table
 from ziggurat._torch_private import uncompiled
 from ziggurat._units import ROOT, Division, check_params
@@ -282,7 +283,7 @@ class Streaming(Pins):
             f"than half of the memory that is free ({size_text(free_bytes())}); a step writes and "
             'reads them there. "params=' + self.placement + ',grads=host" in offload() keeps them in '
             "memory",
-            file=sys.stderr,
+            file=stderr(),
         )
         return "nvme"
 
@@ -347,7 +348,7 @@ class Streaming(Pins):
         print(
             f"ziggurat: offload(): {len(self.units)} units with {brought} of parameters{there}{brought_within}: {brings}; "
             f"gradients are in {grads}{by_rows}",
-            file=sys.stderr,
+            file=stderr(),
         )
 
     def _bring_pinned(self, engine: Engine) -> None:

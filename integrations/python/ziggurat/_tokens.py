@@ -4,11 +4,11 @@ forward computes little, but brings the whole model."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ziggurat._memory import size_text
+from ziggurat._standard_error import stderr
 
 if TYPE_CHECKING:
     from ziggurat._streaming import Streaming
@@ -51,5 +51,5 @@ def _say(streaming: Streaming, store: str | None, read_bytes: int) -> None:
     print(
         f"ziggurat: generate(): each token {cost}, because memory={room} has no room for "
         "all of them: give offload() more memory, or generate several sequences at once, which share it",
-        file=sys.stderr,
+        file=stderr(),
     )

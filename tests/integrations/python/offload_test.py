@@ -26,6 +26,7 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
+from ziggurat import _progress
 from ziggurat._units import ROOT, divide
 from ziggurat.torch import gathered, offload
 
@@ -388,6 +389,31 @@ def test_a_checkpoint_before_the_first_step_has_the_models_values(tmp_path, plac
     assert train(model, optimizer, range(2)) == train(other, its, range(2))
     optimizer.close()
     its.close()
+
+
+class Shown:
+    """What a program has in place of standard error: it can only write."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+
+@pytest.mark.parametrize("shown", [None, Shown()], ids=["nowhere", "elsewhere"])
+def test_a_program_need_not_have_a_standard_error(shown, capsys, monkeypatch):
+    monkeypatch.setattr(_progress, "_SILENCE_S", 0.0)
+    monkeypatch.setattr(_progress, "_BETWEEN_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", shown)
+    model = gpt()
+    offload(model, memory=memory_for(model))
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, range(1))
+    optimizer.close()
+    assert capsys.readouterr().out == ""
+    if shown is not None:
+        assert "units with" in shown.text and "\x1b" not in shown.text
 
 
 def test_another_module_may_be_called_peft(monkeypatch):
