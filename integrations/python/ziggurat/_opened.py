@@ -361,8 +361,14 @@ class Opened:
         """Begins a step with all gradients."""
         self.beside.end()
         self.wait()
-        if self._streaming is not None:
-            self._streaming.require_unused("step()")
+        if self._streaming is None:
+            self._step(groups, blob_follows)
+            return
+        self._streaming.require_unused("step()")
+        with self._streaming.alone(self._streaming.units[0]):
+            self._step(groups, blob_follows)
+
+    def _step(self, groups: list[GroupStep], blob_follows: bool) -> None:
         if self._staged:
             self._hooks.move_scales(self.params, scales_to_host)
         # All gradients are taken before the first is lent, so that a step that is refused has lent

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import random
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -239,6 +239,20 @@ class Pins:
         """Errors: InvalidArgument if another thread uses the model than this one, which needs `units`."""
         if units and self._has_one_thread():
             self._thread.require(units[0].name)
+
+    @contextlib.contextmanager
+    def alone(self, unit: PinnedUnit) -> Iterator[None]:
+        """Lets no other thread use the model within. Errors: InvalidArgument if one does, where this one needs
+        `unit`."""
+        if not self._has_one_thread():
+            yield
+            return
+        thread = self._thread
+        thread.enter(unit.name)
+        try:
+            yield
+        finally:
+            thread.leave()
 
     def _has_one_thread(self) -> bool:
         return self._opened is not None and self.turns is None

@@ -423,8 +423,8 @@ class Streaming(Pins):
             let_pages_go(held.param)
 
     def require_unused(self, call: str) -> None:
-        """Errors: InvalidArgument if a unit is in use. `call` is the optimizer's call that would
-        change it."""
+        """Errors: InvalidArgument if a unit is in use, or another thread uses the model. `call` is the
+        optimizer's call that would change it."""
         self.let_kept_go()
         unit = self.in_use()
         if unit is not None:
@@ -432,6 +432,7 @@ class Streaming(Pins):
                 f"{call} was called while unit '{unit.name}' of the offloaded model is in use: call it "
                 "outside of the model's forward and backward and of gathered()"
             )
+        self.require_thread(self.units)
 
     def give_back(self) -> None:
         """Gives the values back to PyTorch's memory before the engine is closed, if there is room.
@@ -502,6 +503,10 @@ class Streaming(Pins):
     def copy_of(self, held: Held, folder: str | None = None) -> torch.Tensor:
         """Returns the values in memory of PyTorch's, or in a file in `folder`. Errors: ResourceExhausted if
         there is no room for them."""
+        with self.alone(held.unit):
+            return self._copy_of(held, folder)
+
+    def _copy_of(self, held: Held, folder: str | None) -> torch.Tensor:
         free = free_bytes()
         opened = self._opened
         if opened is None:
@@ -536,7 +541,8 @@ class Streaming(Pins):
             store = None if self._opened is None else self._opened.store
             self._copies_folder = store if self.size_bytes > free_bytes() / 2 else None
         try:
-            with TablesCopied(tables, self) if tables else contextlib.nullcontext():
+            # A thread that trains meanwhile would leave some copies from before its step and some from after.
+            with self.alone(self.units[0]), TablesCopied(tables, self) if tables else contextlib.nullcontext():
                 yield
         finally:
             self._copies, self._copies_folder = before, folder

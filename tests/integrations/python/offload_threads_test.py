@@ -52,6 +52,7 @@ USES = {
     "evaluation": lambda model, loss: torch.no_grad()(model)(tokens_of(5)[:, :-1]),
     "backward": lambda model, loss: loss.backward(),
     "gathered": lambda model, loss: gather(model),
+    "state_dict": lambda model, loss: model.state_dict(),
 }
 
 
@@ -86,6 +87,32 @@ def test_a_thread_that_comes_while_another_uses_the_model_is_refused(use, where)
             assert isinstance(found[0], ziggurat.InvalidArgument)
             assert "is needed in thread 'other' while thread 'MainThread' uses the model" in str(found[0])
         optimizer.zero_grad()  # a backward that fails has made some
+        losses = train(model, optimizer, range(1, 3))
+        optimizer.close()
+        return losses
+
+    same_with_and_without(run)
+
+
+@pytest.mark.parametrize("call", ["step", "forward"])
+def test_a_thread_that_trains_while_another_copies_the_model_is_refused(call):
+    """Else the copies would be from before the step and from after."""
+
+    def run(offload):
+        model = offload(gpt())
+        optimizer = stepped(model)
+        plain = not hasattr(model, "_offloaded")
+        loss = loss_of(model, tokens_of(6))
+        loss.backward()
+        calls = {"step": optimizer.step, "forward": lambda: loss_of(model, tokens_of(7))}
+        found: list[BaseException | None] = []
+        hooked = model.blocks[1].register_state_dict_pre_hook(lambda *_: found.append(in_thread(calls[call])))
+        if not plain:
+            model.state_dict()
+            assert "is needed in thread 'other' while thread 'MainThread' uses the model" in str(found[0])
+        hooked.remove()
+        optimizer.step()
+        optimizer.zero_grad()
         losses = train(model, optimizer, range(1, 3))
         optimizer.close()
         return losses
