@@ -73,16 +73,16 @@ def require_own(all_held: Iterable[Held]) -> None:
             may_have, has = True, has or not has_graph()
         if has:
             raise InvalidArgument(
-                f"a NumPy array, or another library, has the memory of parameter '{held.name}', which goes to "
-                f"the engine now: let go of it before the first forward that trains, or {_ADVICE}"
+                f"a NumPy array, another library or a graph of autograd has the memory of parameter '{held.name}', "
+                f"which goes to the engine now: let go of it before the first forward that trains, or {_ADVICE}"
             )
         held.keeps_memory = may_have
 
 
 def _refusal(held: Held) -> InvalidArgument:
     return InvalidArgument(
-        f"a NumPy array, or another library, has kept the memory of parameter '{held.name}' beyond the use of "
-        f"unit '{held.unit.name}', and would read there what comes next: {_ADVICE}"
+        f"a NumPy array, another library or a graph of autograd has kept the memory of parameter '{held.name}' "
+        f"beyond the use of unit '{held.unit.name}', and would read there what comes next: {_ADVICE}"
     )
 
 
@@ -100,8 +100,16 @@ def _tensors_of(all_held: Iterable[Held], objects: list[Any]) -> dict[Held, list
 
 def _has_others(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
     """Returns whether C++ has the tensor, for something else than a view or what requires a gradient."""
-    views = sum(one._base is tensor for one in tensors)
-    return not tensor.requires_grad and uses_of_tensor(tensor) > 1 + views
+    if tensor.requires_grad or uses_of_tensor(tensor) <= 1 + sum(one._base is tensor for one in tensors):
+        return False
+    return uses_of_tensor(tensor) > 1 + _known_uses(tensor)
+
+
+def _known_uses(tensor: torch.Tensor) -> int:
+    """Returns how many tensors, also of subclasses, are its views or have it as their gradient."""
+    with as_plain_tensors():
+        every = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+        return sum((one._base is tensor) + (one._grad is tensor) for one in every)
 
 
 def _has_graph(since: int = 0) -> bool:

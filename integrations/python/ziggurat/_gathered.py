@@ -21,7 +21,7 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor], *, write: bool = Fal
     parameter that was written. Writes that PyTorch does not count, as ``p.data.mul_(2)``, are found by
     reading the units before the block and after it; with `write` all of `params` count as written, and
     nothing is read. A graph that was made in the block must not be used after it. Errors: InvalidArgument
-    if a NumPy array or another library keeps their memory beyond it."""
+    if a NumPy array, another library or such a graph keeps their memory beyond it."""
     given = [params] if isinstance(params, torch.Tensor) else list(params)
     with brought(given) as units:
         compared = [] if write else [unit for unit in units if unit.streaming.opened is not None]

@@ -404,6 +404,35 @@ def test_memory_that_another_library_has_does_not_go_to_the_engine(kind):
     same_with_and_without(run)
 
 
+class Named(torch.Tensor):
+    pass
+
+
+def as_gradient(alias: torch.Tensor) -> torch.nn.Parameter:
+    param = torch.nn.Parameter(torch.zeros_like(alias))
+    param.grad = alias
+    return param
+
+
+@pytest.mark.parametrize("kept", [lambda alias: alias.as_subclass(Named), as_gradient], ids=["subclass", "gradient"])
+@pytest.mark.parametrize("when", ["before", "gathered"])
+def test_an_alias_that_python_has_elsewhere_is_no_array(when, kept):
+    def run(offload):
+        model = offload(gpt())
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+        if when == "gathered":
+            train(model, optimizer, range(1))
+        with gathered(model.narrow.weight):
+            alias = model.narrow.weight.detach()
+            holder = kept(alias)
+        losses = train(model, optimizer, range(1, 3))
+        optimizer.close()
+        assert holder is not None
+        return losses
+
+    same_with_and_without(run)
+
+
 def test_an_alias_of_before_is_no_array_even_if_one_was_made():
     model = gpt()
     state = model.state_dict()
