@@ -214,6 +214,8 @@ class _Around:
     @uncompiled
     def _enter(self, module: Any, given: Any, pinned: list[PinnedUnit]) -> _Use | None:
         use = None
+        if torch.jit.is_tracing():
+            self._require_there(module)
         self.streaming.wait_for_turn(self.stage, self._units)
         if in_backward():
             self.streaming.recomputes = True
@@ -231,6 +233,16 @@ class _Around:
         if self.streaming.tables_in_files:
             self.streaming.expect_rows(self._units, tensors_in(given))
         return use
+
+    def _require_there(self, module: Any) -> None:
+        """Errors: Unimplemented if a trace would record how parameters are brought."""
+        away = [unit.name for unit in self._units if unit.comes and not unit.pins]
+        if away and not self.streaming.has_values_here:
+            raise Unimplemented(
+                f"torch.jit.trace of an offloaded {type(module).__name__} would record how its unit '{away[0]}', which "
+                "is away, is brought: trace copy.deepcopy(model), which has all values, or the model before its first "
+                "forward that trains"
+            )
 
     def _trained(self) -> set[torch.Tensor]:
         all_held = (held for unit in self._units for held in unit.all_held)

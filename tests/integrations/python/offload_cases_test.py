@@ -115,6 +115,22 @@ def test_a_use_of_what_is_away_is_an_error_and_no_signal(uses, message):
         assert runs.status_of(runs.started(run_uses, uses, message), within=120) == 0
 
 
+def test_a_trace_of_what_is_away_is_refused_and_that_of_a_copy_is_not():
+    model = gpt()
+    optimizer = offloaded(model)
+    tokens = tokens_of(5)[:, :-1]
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            with pytest.raises(ziggurat.Unimplemented, match=r"torch\.jit\.trace .* trace copy\.deepcopy\(model\)"):
+                torch.jit.trace(model, tokens)
+        assert not pinned(model)
+    with torch.no_grad():
+        traced = torch.jit.trace(copy.deepcopy(model), tokens, check_trace=False)
+        assert torch.equal(traced(tokens), model(tokens))
+    train(model, optimizer, range(1, 2))
+    optimizer.close()
+
+
 def test_a_forked_worker_gets_an_error():
     model = gpt()
     optimizer = offloaded(model)
