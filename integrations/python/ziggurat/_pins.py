@@ -165,6 +165,7 @@ class PinnedUnit:
         self.places = Places([])  #: of `held`, in the engine
         self.kept_bytes = 0  #: what `held` take where the engine keeps them
         self.pins = self.brings = 0
+        self.backwards = 0  #: of the brings, those where its backward began
         self.draws = random.Random(unit.index)  #: the same in each run
         self.prints: Prints | None = None  #: of `held` when they were brought, if they are compared
         # How many forwards of the unit are under way, and how many of them with gradients. What
@@ -273,9 +274,11 @@ class Pins:
 
     def pin_for_backward(self, units: Sequence[PinnedUnit]) -> None:
         """Does what pin() does, where the units' backward begins."""
-        before = self.units_brought
+        before, brings = self.units_brought, [unit.brings for unit in units]
         self.pin(units)
         self.brought_backward += self.units_brought - before
+        for unit, earlier in zip(units, brings, strict=True):
+            unit.backwards += unit.brings - earlier
 
     @uncompiled
     def passes(self, trains: bool) -> None:

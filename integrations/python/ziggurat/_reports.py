@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections import Counter
 from typing import NamedTuple
@@ -24,6 +25,7 @@ _OF_PASSES = ("prefetch_hits", "prefetch_misses", "wait_sweep_ns", "waited_units
 class _Now(NamedTuple):
     counters: dict[str, int]
     beside: dict[str, int]  #: of them, in evaluation
+    backwards: list[int]  #: by the unit of an offloaded model
     steps: int
     seconds: float  #: of a clock
 
@@ -127,22 +129,28 @@ class Reports(Opening):
         aside = _since(before.beside, now.beside)
         figures = _without(_since(before.counters, now.counters), aside)
         seen = Seen(steps, now.seconds - before.seconds - aside.get("elapsed_s", 0.0), figures)
-        accumulation = self._passes(streaming, figures["brought_backward"] / steps)
+        earlier = before.backwards or [0] * len(now.backwards)  # its units may have been added since
+        backwards = [count - known for count, known in zip(now.backwards, earlier, strict=True)]
+        accumulation = self._passes(streaming, backwards, steps)
         return judged(asked_of(streaming, accumulation, clips=False), seen)
 
     def _now(self) -> _Now:
         engine, beside = self.engine, Counter[str]()
         for opened in self._opened:
             beside.update(opened.beside.sums())
+        streaming = streaming_around(self._order)
+        backwards = [] if streaming is None else [unit.backwards for unit in streaming.units]
         steps = 0 if engine is None else engine.generation
-        return _Now(self._counters(), dict(beside), steps, time.perf_counter())
+        return _Now(self._counters(), dict(beside), backwards, steps, time.perf_counter())
 
     @staticmethod
-    def _passes(streaming: Streaming, brought: float) -> int:
-        """Returns how many backwards a step had that `brought` so many units: each needs each unit once, but
-        for experts."""
-        units = sum(unit.comes and not unit.unit.is_expert for unit in streaming.units)
-        return max(1, round(brought / max(1, units)))
+    def _passes(streaming: Streaming, backwards: list[int], steps: int) -> int:
+        """Returns how many backwards a step had, of which each unit has had so many `backwards` in all: what
+        most units had that had any. Those before the first that is trained have none, experts have as many as
+        their router calls, and what a forward calls twice has twice as many."""
+        pairs = zip(streaming.units, backwards, strict=True)
+        had = [count for unit, count in pairs if count and unit.comes and not unit.unit.is_expert]
+        return max(1, round(statistics.median_low(had) / steps)) if had else 1
 
 
 def _without(figures: dict[str, float], beside: dict[str, float]) -> dict[str, float]:

@@ -234,6 +234,30 @@ def test_a_run_of_the_engine_is_judged_by_what_it_counts(tmp_path, accumulate, o
     optimizer.close()
 
 
+@pytest.mark.parametrize("twice", [False, True], ids=["last blocks", "a block twice"])
+def test_backwards_are_counted_where_not_each_unit_has_one(twice, tmp_path, monkeypatch):
+    class Model(torch.nn.Sequential):
+        def forward(self, x):
+            x = super().forward(x)
+            return self[-1](x) if twice else x
+
+    model = Model(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()) for _ in range(6)))
+    model[:4].requires_grad_(False)
+    ziggurat.torch.offload(model, memory=memory_of(model), placement="nvme")
+    trained = [param for param in model.parameters() if param.requires_grad]
+    optimizer = ziggurat.torch.AdamW(trained, placement=f"nvme:{tmp_path}/state")
+    asked = []
+    monkeypatch.setattr("ziggurat._reports.judged", lambda *given: asked.append(given[0]) or judged(*given))
+    for _ in range(2):
+        for _ in range(3):
+            model(torch.ones(8, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.why_slow()
+    assert asked[0].accumulation == 3
+    optimizer.close()
+
+
 class Clock:
     """The clock of this machine, and the hours that are added to it."""
 
