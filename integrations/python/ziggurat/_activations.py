@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps what backward needs of a forward, beyond a budget of memory, on a drive.
 
-A saved tensor's storage is copied once, however many views of it are saved, and given back to
+A saved tensor is copied once, however many views of it are saved, and its memory given back to
 PyTorch. Backward copies it back, since it may keep or write what it is given: the newest are still in
 memory, and those before come back while backward computes.
 """
@@ -21,6 +21,7 @@ from ziggurat._memory import bytes_of, count_freed, free_bytes, size_text
 from ziggurat._native import InvalidArgument
 from ziggurat._saved import saving
 from ziggurat._standard_error import stderr
+from ziggurat._spans import Span, is_spread, span_of
 from ziggurat._stash import Item, Stash
 from ziggurat._storage import identity
 from ziggurat._torch_private import address_of
@@ -31,34 +32,49 @@ if TYPE_CHECKING:
 __all__ = ["Activations", "activations_of"]
 
 _SMALL_BYTES = 1 << 16  # what is smaller stays in PyTorch's memory
-_LARGEST_PART = 8  # how many times a tensor's bytes its storage may have
+_LARGEST_PART = 8  # how many times a tensor's bytes a storage may have that no graph has made
 _PAGE = 4096  # of which the stash gives whole ones
 
 
 class _View(NamedTuple):
-    """A saved tensor: a view of a storage that is in the stash."""
+    """A saved tensor: a view of what is in the stash."""
 
-    storage: Item
+    item: Item
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    offset: int
+    begin: int  #: its first byte in the item
+    is_packed: bool  #: whether the item has its elements alone, one after the other
 
     def tensor(self) -> torch.Tensor:
-        memory = torch.empty(self.storage.size_bytes, dtype=torch.uint8, device="cpu")
-        self.storage.read(memory.data_ptr())
+        memory = torch.empty(self.item.size_bytes, dtype=torch.uint8, device="cpu")
+        self.item.read(memory.data_ptr())
         count_freed(memory.nbytes)  # soon, when backward has no use for it any more
+        if self.is_packed:  # strides too are what they were, since some kernels choose their order by them
+            its = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="cpu")
+            return its.copy_(memory.view(self.dtype).view(self.shape))
         made: Any = torch.empty(0, dtype=self.dtype, device="cpu")
-        its: torch.Tensor = made.set_(memory.untyped_storage(), self.offset, self.shape, self.strides)
-        return its
+        view: torch.Tensor = made.set_(
+            memory.untyped_storage(), self.begin // self.dtype.itemsize, self.shape, self.strides
+        )
+        return view
 
 
 class _Known(NamedTuple):
-    """A storage that was put, while it is alive, at a version of what is in it."""
+    """A tensor that was put, with all views of it, while it has the same bytes at the same place.
 
+    It is known as an object, since a version counts writes through one tensor and its views alone: others of
+    its storage, as unsafe_chunk() and `.data` make, have counters of their own.
+    """
+
+    whole: weakref.ref[torch.Tensor]
     storage: StorageWeakRef
-    version: int
+    state: tuple[object, ...]
     item: weakref.ref[Item]
+
+    def serves(self, whole: torch.Tensor) -> bool:
+        its = address_of(whole.untyped_storage())
+        return self.whole() is whole and self.storage.cdata == its and self.state == _state_of(whole)
 
 
 class Activations:
@@ -73,7 +89,6 @@ class Activations:
         self._stash: Stash | None = None
         self._past: dict[str, int | float] = {}  # figures of those that were closed
         self._stays: set[int] = set()
-        self._known: dict[int, _Known] = {}  # by the storage's address in PyTorch
         self._inside: set[int] = set()  # the threads whose forwards run
         self._said = False
 
@@ -116,47 +131,43 @@ class Activations:
             return
         stash = self._open()
 
-        def keep(tensor: torch.Tensor) -> _View | None:
-            item = self._put(stash, tensor)
-            if item is None:
-                return None
-            return _View(
-                item, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-            )
-
-        self._inside.add(thread)
+        known: dict[int, _Known] = {}  # by the whole tensor's id()
         try:
-            with saving(keep):
+            self._inside.add(thread)
+            with saving(lambda tensor: self._put(stash, known, tensor)):
                 yield
         finally:
             self._inside.discard(thread)
-            self._known.clear()
 
-    def _put(self, stash: Stash, tensor: torch.Tensor) -> Item | None:
-        """Returns the tensor's storage in the stash; None if it stays where it is."""
-        if not _is_plain(tensor):
+    def _put(self, stash: Stash, known: dict[int, _Known], tensor: torch.Tensor) -> _View | None:
+        """Returns the tensor as it is in the stash; None if it stays where it is."""
+        if not _is_plain(tensor) or tensor.numel() == 0:
             return None
         storage = tensor.untyped_storage()
-        size_bytes = storage.nbytes()
+        if storage.nbytes() < _SMALL_BYTES or address_of(storage) in self._stays:
+            return None
+        base = tensor if tensor._base is None else tensor._base
         # A small part of what is large, such as a batch of the data, frees nothing when it goes.
-        if size_bytes < _SMALL_BYTES or size_bytes > _LARGEST_PART * tensor.nbytes:
+        if base.is_leaf and (base.requires_grad or storage.nbytes() > _LARGEST_PART * tensor.nbytes):
             return None
-        if address_of(storage) in self._stays:
+        whole = base if _has_view(base, tensor) else tensor
+        span, is_packed = span_of(whole), is_spread(whole)
+        size_bytes = whole.nbytes if is_packed else span.size_bytes
+        if size_bytes < _SMALL_BYTES:
             return None
-        known = self._known.get(address_of(storage))
-        if known is not None and not known.storage.expired() and known.version == tensor._version:
-            item = known.item()
-            if item is not None:
-                return item
-        if -(-size_bytes // _PAGE) > (self._memory_bytes or 0) // _PAGE:
-            self._say_too_large(size_bytes)
-            return None
-        item = stash.put(storage.data_ptr(), size_bytes)
-        count_freed(size_bytes)  # soon, when the forward has no use for it any more
-        self._known[address_of(storage)] = _Known(
-            StorageWeakRef(storage), tensor._version, weakref.ref(item)
-        )
-        return item
+        found = known.get(id(whole))
+        item = None if found is None or not found.serves(whole) else found.item()
+        if item is None:
+            if -(-size_bytes // _PAGE) > (self._memory_bytes or 0) // _PAGE:
+                self._say_too_large(size_bytes)
+                return None
+            item = _copied(stash, whole, span, is_packed)
+            count_freed(size_bytes)  # soon, when the forward has no use for it any more
+            known[id(whole)] = _Known(
+                weakref.ref(whole), StorageWeakRef(storage), _state_of(whole), weakref.ref(item)
+            )
+        begin = 0 if is_packed else span_of(tensor).begin - span.begin
+        return _View(item, tensor.dtype, tuple(tensor.shape), tensor.stride(), begin, is_packed)
 
     def _say_too_large(self, size_bytes: int) -> None:
         if not self._said:
@@ -219,9 +230,36 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
-        and not (tensor.is_leaf and tensor.requires_grad)
         and not tensor.is_conj()
         and not tensor.is_neg()
         and not tensor.is_quantized
         and not tensor.is_nested
+        and not tensor.is_inference()  # which has no version
+        and not tensor._is_zerotensor()
     )
+
+
+def _has_view(base: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Returns whether a copy of the base's bytes has those of `tensor`, which has the same version."""
+    if base is tensor:
+        return True
+    if not _is_plain(base) or base.numel() == 0 or is_spread(base):
+        return False
+    its, all_of_base = span_of(tensor), span_of(base)
+    return (
+        address_of(base.untyped_storage()) == address_of(tensor.untyped_storage())
+        and all_of_base.covers(its)  # as_strided() reaches beyond
+        and (its.begin - all_of_base.begin) % tensor.element_size() == 0
+    )
+
+
+def _state_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Returns what is another one if the tensor's bytes are, or are elsewhere in its storage."""
+    return tensor._version, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+
+
+def _copied(stash: Stash, tensor: torch.Tensor, span: Span, is_packed: bool) -> Item:
+    if is_packed:
+        packed = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return stash.put(packed.data_ptr(), packed.nbytes)
+    return stash.put(tensor.untyped_storage().data_ptr() + span.begin, span.size_bytes)

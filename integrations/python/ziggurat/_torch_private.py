@@ -25,6 +25,7 @@ _NEEDED = (
     "UntypedStorage._cdata",
     "Tensor._base",
     "Tensor._is_view",
+    "Tensor._is_zerotensor",
     "Tensor._use_count",
     "Tensor._version",
     "autograd.Variable._execution_engine.queue_callback",

@@ -160,6 +160,168 @@ def test_a_write_between_two_saves_makes_another_copy(tmp_path):
         assert torch.allclose(model.weight.grad, expected.expand(256, 256))
 
 
+class Recurrent(torch.nn.Module):
+    """Computes gates in place, in the parts of one tensor that unsafe_chunk() gives."""
+
+    def __init__(self, kind, **arguments):
+        super().__init__()
+        torch.manual_seed(1)
+        is_cell = kind.endswith("Cell")
+        self.layer = getattr(torch.nn, kind)(64, 64, **arguments)
+        self.run = self.cell if is_cell else lambda x: self.layer(x)[0]
+
+    def cell(self, x):
+        state = None
+        for part in x:
+            state = self.layer(part, state)
+        return state[0] if isinstance(state, tuple) else state
+
+    def forward(self, x):
+        return self.run(x).float().square().mean()
+
+
+def gradients_of(model, *inputs):
+    model(*inputs).backward()
+    return [param.grad for param in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "kind, arguments",
+    [
+        ("LSTMCell", {}),
+        ("GRUCell", {}),
+        ("LSTM", {}),
+        ("LSTM", {"proj_size": 32}),
+        ("LSTM", {"dtype": torch.bfloat16}),
+        ("GRU", {}),
+    ],
+)
+def test_recurrent_layers_have_the_bits(tmp_path, kind, arguments):
+    x = torch.randn(3, 512, 64, dtype=arguments.get("dtype"), generator=torch.Generator().manual_seed(2))
+    plain = gradients_of(Recurrent(kind, **arguments), x)
+    model = kept_on_drive(Recurrent(kind, **arguments), tmp_path, activation_memory="16MiB")
+    assert all(map(torch.equal, gradients_of(model, x), plain))
+    assert activations(model).figures()["put_bytes"] > 0
+
+
+class Counted(torch.nn.Module):
+    """Saves tensors of one storage whose versions count writes apart."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.1, 0.9, 256 * 256).view(256, 256))
+        self.other = other
+
+    def forward(self, x):
+        y = x * self.weight
+        self.unused = y.sin()  # saves y, and its backward never runs
+        with torch.no_grad():
+            y.mul_(3)
+        return (self.other(y) * self.weight).sum()
+
+
+def data_of_another(y):
+    y.data = y.detach() + 1
+    return y
+
+
+def under_inference(y):
+    with torch.inference_mode():
+        return y[1:]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda y: y.data,
+        lambda y: y.data.t(),
+        lambda y: y.detach(),
+        lambda y: torch.empty(0).set_(y.detach()),
+        lambda y: torch.empty(0).set_(y.untyped_storage(), 0, (256, 256), (256, 1)),
+        lambda y: torch.unsafe_chunk(y.detach(), 1)[0],
+        lambda y: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(y.detach())),
+        lambda y: torch.from_numpy(y.detach().numpy()),
+        lambda y: torch.ops.aten._unsafe_view(y.detach(), (256, 256)),
+        data_of_another,
+        lambda y: torch.cat([under_inference(y), y.detach()[:1]]),
+    ],
+)
+def test_a_copy_serves_only_tensors_whose_versions_count_the_same_writes(tmp_path, other):
+    x = torch.full((256, 256), 0.25)
+    plain = gradients_of(Counted(other), x)
+    model = kept_on_drive(Counted(other), tmp_path, activation_memory="4MiB")
+    assert all(map(torch.equal, gradients_of(model, x), plain))
+
+
+class Parts(torch.nn.Module):
+    """Computes with parts of one activation, which `split` makes."""
+
+    def __init__(self, split):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.1, 0.9, 512 * 512).view(512, 512))
+        self.split = split
+
+    def forward(self, x):
+        parts = [part.sigmoid_() for part in self.split(x * self.weight)]
+        return sum((part * place).sum() for place, part in enumerate(parts, 1))
+
+
+@pytest.mark.parametrize("dimension", [0, 1])
+@pytest.mark.parametrize("split", [torch.unsafe_chunk, lambda y, n, d: torch.unsafe_split(y, 512 // n, d)])
+def test_parts_that_are_written_apart_are_copied_apart(tmp_path, split, dimension):
+    def parts(y):
+        return split(y, 2, dimension)
+
+    x = torch.ones(512, 512)
+    plain = gradients_of(Parts(parts), x)
+    model = kept_on_drive(Parts(parts), tmp_path, activation_memory="8MiB")
+    assert all(map(torch.equal, gradients_of(model, x), plain))
+    assert activations(model).figures()["put_bytes"] == 2 * 512 * 512 * 4  # x, and each part
+
+
+def test_what_is_spread_over_its_storage_comes_back_with_its_strides(tmp_path):
+    seen = []
+
+    class Strided(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *tensors):
+            ctx.save_for_backward(*tensors)
+            return tensors[0].sum()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.extend(ctx.saved_tensors)
+            return (grad.expand(512, 256),) + (None,) * (len(ctx.saved_tensors) - 1)
+
+    class Saving(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(512, 512))
+
+        def forward(self, x):
+            y = x * self.weight
+            self.tensors = [
+                torch.unsafe_chunk(y, 2, 1)[1],
+                torch.unsafe_chunk(y, 2, 1)[1].t(),
+                y[1::2, 3::2].detach(),
+                y.detach()[:, 1:].unsqueeze(1),
+                y.detach().as_strided((300, 300), (1, 1)),
+                y.detach().as_strided((3, 2, 1 << 14), (0, 1, 2)),
+                y.detach()[7:].as_strided((512, 512), (1, 512), 0),
+                y.detach().view(torch.int16),
+            ]
+            return Strided.apply(*self.tensors)
+
+    model = kept_on_drive(Saving(), tmp_path, activation_memory="16MiB")
+    x = torch.arange(512 * 512, dtype=torch.float32).view(512, 512)
+    loss = model(x)
+    given = [(tensor.detach().clone(), tensor.stride()) for tensor in model.tensors]
+    model.tensors = None
+    loss.backward()
+    for back, (values, strides) in zip(seen, given, strict=True):
+        assert torch.equal(back, values) and back.stride() == strides
+
+
 class Given(torch.autograd.Function):
     """Whose backward gives what it has saved as a gradient."""
 
