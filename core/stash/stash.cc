@@ -137,15 +137,8 @@ Task<Lease> Stash::room(std::uint64_t size_bytes, const char* holder) {
     if ((failure = std::exchange(failure_, nullptr))) break;
     write_ahead();
     if (failure_) continue;
-    if (work_.count() == 0 && reading_ == 0 && unfilled_ == 0) {
-      failure = std::make_exception_ptr(
-          Error(ErrorCode::kResourceExhausted,
-                fmt::format("there is no room for an item of {} in the stash's memory of {}: the "
-                            "rest is in use. Give it more memory\n{}",
-                            format_bytes(size_bytes), format_bytes(memory_bytes_),
-                            pool_->holder_table())));
-      break;
-    }
+    // This ends: what is being filled or read is released soon, and then written if it has to be;
+    // what is written gives its memory up. A bring() that waits here has none.
     changed_.reset();
     co_await changed_.wait();
   }
@@ -162,7 +155,6 @@ Task<Stash::Room> Stash::put(std::uint64_t size_bytes) {
   item->memory = std::move(memory);
   item->arrived.set();
   items_.emplace(item->number, item);
-  ++unfilled_;
   co_return Room{.ticket = item->number, .bytes = item->memory.bytes().first(size_bytes)};
 }
 
@@ -173,7 +165,6 @@ void Stash::filled(Ticket ticket) {
   // Whole blocks are written and hashed.
   std::ranges::fill(item.memory.bytes().subspan(item.size_bytes), std::byte{});
   item.is_filled = true;
-  --unfilled_;
   figures_.put_bytes += item.size_bytes;
   index(item);
   changed_.set();
@@ -263,20 +254,12 @@ Task<> Stash::read(ItemPtr item) {
 
 Task<> Stash::read_checked(Item& item) {
   const std::span<std::byte> bytes = item.memory.bytes();
-  std::exception_ptr failure;
-  ++reading_;
-  try {
-    co_await file_.read(*item.range, bytes, IoPriority::kDemand);
-    std::uint64_t hash = 0;
-    const std::function<void()> job = [&] { hash = hash64(bytes, item.number); };
-    co_await workers_.run(reactor_, "verify item", job);
-    if (hash != item.hash) throw file_.corrupt(*item.range);
-    figures_.read_bytes += bytes.size();
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  --reading_;
-  if (failure) std::rethrow_exception(failure);
+  co_await file_.read(*item.range, bytes, IoPriority::kDemand);
+  std::uint64_t hash = 0;
+  const std::function<void()> job = [&] { hash = hash64(bytes, item.number); };
+  co_await workers_.run(reactor_, "verify item", job);
+  if (hash != item.hash) throw file_.corrupt(*item.range);
+  figures_.read_bytes += bytes.size();
 }
 
 /// Brings what was put before the item that was brought last, while a quarter of the memory stays

@@ -52,15 +52,15 @@ class Stash {
     Ticket ticket = 0;
     std::span<std::byte> bytes;
   };
-  /// Waits for memory for an item, which the caller fills and then confirms with filled(). Errors:
-  /// kResourceExhausted if it is larger than all memory, or if what is pinned leaves no room for
-  /// it; why others could not be written.
+  /// Waits for memory for an item, which the caller fills at once and then confirms with filled().
+  /// Errors: kResourceExhausted if it is larger than all memory; why others could not be written.
   Task<Room> put(std::uint64_t size_bytes);
   void filled(Ticket ticket);
 
-  /// Returns an item's bytes, which stay where they are until release(). Pins count. Errors:
-  /// kInvalidArgument for an item that is not there or not filled; those of put() for its memory;
-  /// the drive's, and kDataLoss if its bytes are others.
+  /// Returns an item's bytes, which stay where they are until release(). Pins count. The caller
+  /// copies them at once, since others wait for the memory. Errors: kInvalidArgument for an item
+  /// that is not there or not filled; those of put() for its memory; the drive's, and kDataLoss if
+  /// its bytes are others.
   Task<std::span<const std::byte>> bring(Ticket ticket);
   /// Errors: kInvalidArgument for an item that is not pinned.
   void release(Ticket ticket);
@@ -114,7 +114,7 @@ class Stash {
   std::set<Ticket> clean_;  // in memory and written, unpinned
   std::set<Ticket> away_;   // on NVMe alone, and nobody reads them
   std::uint64_t dirty_bytes_ = 0;
-  std::size_t unfilled_ = 0, writing_ = 0, reading_ = 0, reading_ahead_ = 0, waiting_ = 0;
+  std::size_t writing_ = 0, reading_ahead_ = 0, waiting_ = 0;
   std::uint64_t ahead_bytes_ = 0;  // brought ahead and not used yet
   Ticket brought_ = 0;             // the last that was brought since the last put, or 0
   Ticket last_ = 0;

@@ -20,6 +20,7 @@ using ziggurat::copied;
 using ziggurat::give;
 using ziggurat::guarded;
 using ziggurat::required;
+using ziggurat::room_of;
 using ziggurat::runtimes;
 using ziggurat::wrong;
 
@@ -67,16 +68,13 @@ ziggurat_status ziggurat_stash_put(ziggurat_stash stash, const void* bytes, uint
   });
 }
 
-ziggurat_status ziggurat_stash_get(ziggurat_stash stash, uint64_t ticket, void** address) {
+ziggurat_status ziggurat_stash_read(ziggurat_stash stash, uint64_t ticket, void* address,
+                                    uint64_t offset_bytes, uint64_t size_bytes) {
   return guarded([&] {
     const std::shared_ptr<OpenStash> open = stashes().find(stash);
-    *required(address, "address") = nullptr;
-    *address = const_cast<std::byte*>(open->stash->bring(ticket).data());
+    open->stash->read(
+        ticket, {.offset_bytes = offset_bytes, .into = room_of(address, size_bytes, "address")});
   });
-}
-
-ziggurat_status ziggurat_stash_release(ziggurat_stash stash, uint64_t ticket) {
-  return guarded([&] { stashes().find(stash)->stash->release(ticket); });
 }
 
 ziggurat_status ziggurat_stash_drop(ziggurat_stash stash, uint64_t ticket) {
@@ -94,7 +92,7 @@ ziggurat_status ziggurat_stash_figures(ziggurat_stash stash, ziggurat_stash_stat
     own.brought_ahead_bytes = its.brought_ahead_bytes;
     own.memory_peak_bytes = its.memory_peak_bytes;
     own.waited_to_put_s = its.waited_to_put_s;
-    own.waited_to_get_s = its.waited_to_bring_s;
+    own.waited_to_read_s = its.waited_to_bring_s;
     give(own, figures);
   });
 }

@@ -622,8 +622,8 @@ ZIGGURAT_API ziggurat_status ziggurat_figures(ziggurat_engine engine, char* text
 /// process ends.
 ///
 ///   forward:   ziggurat_stash_put(stash, values, size_bytes, &ticket);
-///   backward:  ziggurat_stash_get(stash, ticket, &values); ... ziggurat_stash_release(stash,
-///   ticket); then:      ziggurat_stash_drop(stash, ticket);
+///   backward:  ziggurat_stash_read(stash, ticket, values, 0, size_bytes);
+///   then:      ziggurat_stash_drop(stash, ticket);
 ///
 /// Calls of one stash may come from any thread at any time.
 ///
@@ -633,23 +633,22 @@ ZIGGURAT_API ziggurat_status ziggurat_figures(ziggurat_engine engine, char* text
 ///   "memory"  host memory for items: bytes, or a text such as "4GiB". It is taken at once
 ZIGGURAT_API ziggurat_status ziggurat_stash_open(ziggurat_runtime runtime, const char* settings,
                                                  ziggurat_stash* stash);
-/// Waits for transfers, and forgets all items: their addresses are no memory any more, also of
-/// those in use. Errors: ZIGGURAT_INVALID_ARGUMENT while another call is under way; nothing is
-/// closed then.
+/// Waits for transfers, and forgets all items. Errors: ZIGGURAT_INVALID_ARGUMENT while another call
+/// is under way; nothing is closed then.
 ZIGGURAT_API ziggurat_status ziggurat_stash_close(ziggurat_stash stash);
-/// Copies an item, and gives its number. Waits while memory is full and the drives are behind.
-/// Errors: ZIGGURAT_RESOURCE_EXHAUSTED for an item that is larger than the memory, or if items in
-/// use leave no room; why the drives could not take others. The stash stays whole, and the call can
-/// be made again.
+/// Copies an item, and gives its number, which is never 0. Waits while memory is full and the
+/// drives are behind. Errors: ZIGGURAT_RESOURCE_EXHAUSTED for an item that is larger than the
+/// memory; why the drives could not take others. The stash stays whole, and the call can be made
+/// again.
 ZIGGURAT_API ziggurat_status ziggurat_stash_put(ziggurat_stash stash, const void* bytes,
                                                 uint64_t size_bytes, uint64_t* ticket);
-/// Gives the address of an item's bytes, aligned to 4096, which stay there until as many calls of
-/// ziggurat_stash_release(). Must not be written. Errors: those of ziggurat_stash_put(); the
-/// drive's; ZIGGURAT_DATA_LOSS if it did not return what was written.
-ZIGGURAT_API ziggurat_status ziggurat_stash_get(ziggurat_stash stash, uint64_t ticket,
-                                                void** address);
-ZIGGURAT_API ziggurat_status ziggurat_stash_release(ziggurat_stash stash, uint64_t ticket);
-/// Forgets an item: if it is in use, at its last release. Never waits.
+/// Copies `size_bytes` of an item, from `offset_bytes` on, to `address`. Waits until they are in
+/// memory. Errors: ZIGGURAT_INVALID_ARGUMENT if the item ends before; those of
+/// ziggurat_stash_put(); the drive's; ZIGGURAT_DATA_LOSS if it did not return what was written.
+ZIGGURAT_API ziggurat_status ziggurat_stash_read(ziggurat_stash stash, uint64_t ticket,
+                                                 void* address, uint64_t offset_bytes,
+                                                 uint64_t size_bytes);
+/// Forgets an item, when calls that read it have ended. Never waits; an unknown item is ignored.
 ZIGGURAT_API ziggurat_status ziggurat_stash_drop(ziggurat_stash stash, uint64_t ticket);
 
 /// What a stash has moved and waited for since it was opened.
@@ -662,7 +661,7 @@ typedef struct ziggurat_stash_state {
   uint64_t brought_ahead_bytes;  ///< of those, what came before it was needed
   uint64_t memory_peak_bytes;
   double waited_to_put_s;
-  double waited_to_get_s;
+  double waited_to_read_s;
 } ziggurat_stash_state;
 ZIGGURAT_API ziggurat_status ziggurat_stash_figures(ziggurat_stash stash,
                                                     ziggurat_stash_state* figures);

@@ -2,6 +2,8 @@
 // core/engine/stash/activation_stash.cc: copies on the caller's thread, decides on the reactor's.
 #include "core/engine/stash/activation_stash.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 
@@ -54,12 +56,20 @@ ActivationStash::Ticket ActivationStash::put(std::span<const std::byte> bytes) {
   return room.ticket;
 }
 
-std::span<const std::byte> ActivationStash::bring(Ticket ticket) {
-  return runtime_.reactor.block_on(stash_->bring(ticket));
-}
-
-void ActivationStash::release(Ticket ticket) {
-  runtime_.reactor.block_on(call([&] { stash_->release(ticket); }));
+void ActivationStash::read(Ticket ticket, const Part& part) {
+  const std::span<const std::byte> bytes = runtime_.reactor.block_on(stash_->bring(ticket));
+  const bool is_inside =
+      part.offset_bytes <= bytes.size() && part.into.size() <= bytes.size() - part.offset_bytes;
+  if (is_inside)
+    std::ranges::copy(bytes.subspan(part.offset_bytes, part.into.size()), part.into.begin());
+  runtime_.reactor.post([this, ticket] { stash_->release(ticket); });
+  if (!is_inside) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("item {} of the stash has {} bytes, not {} from byte {} on: read a part "
+                    "of what was put",
+                    ticket, bytes.size(), part.into.size(), part.offset_bytes));
+  }
 }
 
 void ActivationStash::drop(Ticket ticket) {

@@ -2,7 +2,7 @@
 // core/engine/stash/activation_stash.h: the stash for a trainer: calls that block, from any thread.
 //
 //   forward:   ticket = stash.put(bytes)
-//   backward:  values = stash.bring(ticket); compute; stash.release(ticket)
+//   backward:  stash.read(ticket, {.into = values})
 //   no longer needed: stash.drop(ticket)
 #pragma once
 
@@ -28,18 +28,20 @@ class ActivationStash {
   /// `runtime` must outlive it. Errors: kInvalidArgument without a directory; those of Stash.
   ActivationStash(Runtime& runtime, const std::vector<StoreDirectory>& directories,
                   std::uint64_t memory_bytes);
-  /// Waits for transfers. No other call may be under way, and no item may be in use.
+  /// Waits for transfers. No other call may be under way.
   ~ActivationStash();
 
   /// Copies an item; the caller's memory is free when it returns. Errors: those of Stash::put().
   Ticket put(std::span<const std::byte> bytes);
-  /// Returns an item's bytes, which stay until as many calls of release(). Errors: those of
-  /// Stash::bring().
-  std::span<const std::byte> bring(Ticket ticket);
-  /// Errors: kInvalidArgument for an item that is not in use.
-  void release(Ticket ticket);
-  /// Forgets an item, at its last release() if it is in use. Never waits; an unknown item is
-  /// ignored.
+  /// A part of an item, and where it is copied to.
+  struct Part {
+    std::uint64_t offset_bytes = 0;
+    std::span<std::byte> into;
+  };
+  /// Copies a part of an item. Errors: those of Stash::bring(); kInvalidArgument if the item ends
+  /// before the part.
+  void read(Ticket ticket, const Part& part);
+  /// Forgets an item, when calls that read it have ended. Never waits; an unknown item is ignored.
   void drop(Ticket ticket);
   StashFigures figures();
 

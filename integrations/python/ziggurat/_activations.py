@@ -34,6 +34,7 @@ __all__ = ["Activations", "activations_of"]
 _SMALL_BYTES = 1 << 16  # what is smaller stays in PyTorch's memory
 _LARGEST_PART = 8  # how many times a tensor's bytes a storage may have that no graph has made
 _PAGE = 4096  # of which the stash gives whole ones
+_ALIGNMENT = 64  # of PyTorch's memory
 
 
 class _View(NamedTuple):
@@ -43,21 +44,25 @@ class _View(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    begin: int  #: its first byte in the item
+    shift: int  #: its address, but for multiples of _ALIGNMENT
+    begin: int  #: the first of its bytes in the item
+    span_bytes: int  #: from its first element to the last
     is_packed: bool  #: whether the item has its elements alone, one after the other
 
     def tensor(self) -> torch.Tensor:
-        memory = torch.empty(self.item.size_bytes, dtype=torch.uint8, device="cpu")
-        self.item.read(memory.data_ptr())
+        """Returns it in memory of its own, with strides and alignment as they were, by which some kernels
+        choose their order."""
+        memory = torch.empty(self.shift + self.span_bytes, dtype=torch.uint8, device="cpu")
         count_freed(memory.nbytes)  # soon, when backward has no use for it any more
-        if self.is_packed:  # strides too are what they were, since some kernels choose their order by them
-            its = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="cpu")
-            return its.copy_(memory.view(self.dtype).view(self.shape))
         made: Any = torch.empty(0, dtype=self.dtype, device="cpu")
-        view: torch.Tensor = made.set_(
-            memory.untyped_storage(), self.begin // self.dtype.itemsize, self.shape, self.strides
-        )
-        return view
+        first = self.shift // self.dtype.itemsize
+        its: torch.Tensor = made.set_(memory.untyped_storage(), first, self.shape, self.strides)
+        if self.is_packed:
+            packed = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+            self.item.read(packed.data_ptr(), 0, packed.nbytes)
+            return its.copy_(packed)
+        self.item.read(memory.data_ptr() + self.shift, self.begin, self.span_bytes)
+        return its
 
 
 class _Known(NamedTuple):
@@ -108,9 +113,10 @@ class Activations:
 
     def figures(self) -> dict[str, int | float]:
         """Returns what was moved and waited for."""
-        if self._stash is None:
+        stash = self._stash
+        if stash is None:
             return self._past
-        now = self._stash.figures()
+        now = stash.figures()
         sums = {name: value + self._past.get(name, 0) for name, value in now.items()}
         peak = "memory_peak_bytes"
         return sums | {peak: max(now[peak], self._past.get(peak, 0))}
@@ -118,7 +124,7 @@ class Activations:
     def counters(self) -> dict[str, int]:
         """Returns what was moved and waited for, as an optimizer's figures() counts it."""
         its = self.figures()
-        waited = its.get("waited_to_put_s", 0.0) + its.get("waited_to_get_s", 0.0)
+        waited = its.get("waited_to_put_s", 0.0) + its.get("waited_to_read_s", 0.0)
         moved = {f"activations_{name}": int(its.get(name, 0)) for name in ("put_bytes", "written_bytes", "read_bytes")}
         return moved | {"activations_wait_ns": round(1e9 * waited)}
 
@@ -130,7 +136,6 @@ class Activations:
             yield
             return
         stash = self._open()
-
         known: dict[int, _Known] = {}  # by the whole tensor's id()
         try:
             self._inside.add(thread)
@@ -166,8 +171,17 @@ class Activations:
             known[id(whole)] = _Known(
                 weakref.ref(whole), StorageWeakRef(storage), _state_of(whole), weakref.ref(item)
             )
-        begin = 0 if is_packed else span_of(tensor).begin - span.begin
-        return _View(item, tensor.dtype, tuple(tensor.shape), tensor.stride(), begin, is_packed)
+        its = span_of(tensor)
+        return _View(
+            item,
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            shift=tensor.data_ptr() % _ALIGNMENT // tensor.itemsize * tensor.itemsize,
+            begin=its.begin - span.begin,
+            span_bytes=its.size_bytes,
+            is_packed=is_packed,
+        )
 
     def _say_too_large(self, size_bytes: int) -> None:
         if not self._said:
@@ -245,12 +259,9 @@ def _has_view(base: torch.Tensor, tensor: torch.Tensor) -> bool:
         return True
     if not _is_plain(base) or base.numel() == 0 or is_spread(base):
         return False
-    its, all_of_base = span_of(tensor), span_of(base)
-    return (
-        address_of(base.untyped_storage()) == address_of(tensor.untyped_storage())
-        and all_of_base.covers(its)  # as_strided() reaches beyond
-        and (its.begin - all_of_base.begin) % tensor.element_size() == 0
-    )
+    # as_strided() reaches beyond its base, and `.data` may have given one of the two another storage.
+    one, other = base.untyped_storage(), tensor.untyped_storage()
+    return address_of(one) == address_of(other) and span_of(base).covers(span_of(tensor))
 
 
 def _state_of(tensor: torch.Tensor) -> tuple[object, ...]:

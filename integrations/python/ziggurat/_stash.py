@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offers the C interface's stash as a Python object: memory that spills to a drive."""
+"""Offers the C interface's stash as a Python object: memory that spills to a drive.
+
+An interrupt (Ctrl-C) comes between any two steps of Python, also in what runs when an object goes, where
+it is lost. So an item is known before it is put, a read is one call, and an item that goes is only noted,
+by one step in C: the next call tells the engine.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import weakref
+from collections import deque
 from typing import Any
 
 from ziggurat._abi import call
@@ -28,34 +35,50 @@ class Stash:
         self._ended = weakref.finalize(
             self, end_handle, "ziggurat_stash_close", self._handle, self._pid, runtime
         )
+        self._living: set[_Watch] = set()  # a weak reference that is gone calls nothing
+        self._gone: deque[_Watch] = deque()
 
     def put(self, address: int, size_bytes: int) -> Item:
         """Copies an item. Waits while memory is full and the drive is behind."""
-        self._require_own_process()
-        return Item(self, self._call("ziggurat_stash_put", self._handle, address, size_bytes), size_bytes)
+        self._begin()
+        item = Item(self)
+        self._living.add(_Watch(item, self._gone))
+        self._call("ziggurat_stash_put", self._handle, address, size_bytes, ctypes.byref(item.ticket))
+        return item
 
-    def read(self, ticket: int, address: int, size_bytes: int) -> None:
-        """Copies what was put to an address."""
-        self._require_own_process()
-        place = ctypes.c_void_p()
-        self._call("ziggurat_stash_get", self._handle, ticket, ctypes.byref(place))
-        ctypes.memmove(address, place, size_bytes)
-        self._call("ziggurat_stash_release", self._handle, ticket)
-
-    def drop(self, ticket: int) -> None:
-        if os.getpid() == self._pid and self._ended.alive:
-            self._call("ziggurat_stash_drop", self._handle, ticket)
+    def read(self, item: Item, address: int, offset_bytes: int, size_bytes: int) -> None:
+        """Copies what was put, from `offset_bytes` on, to an address."""
+        self._begin()
+        self._call("ziggurat_stash_read", self._handle, item.ticket, address, offset_bytes, size_bytes)
 
     def figures(self) -> dict[str, int | float]:
+        self._begin()
         its = self._call("ziggurat_stash_figures", self._handle)
         return {name: getattr(its, name) for name, _ in its._fields_[2:]}
 
-    def _require_own_process(self) -> None:
-        if os.getpid() != self._pid:
+    @property
+    def is_own(self) -> bool:
+        """Returns whether this process has made it; a forked one has its object alone."""
+        return os.getpid() == self._pid
+
+    def _begin(self) -> None:
+        if not self.is_own:
             raise InvalidArgument(
                 "this process was forked, and has no activations of its parent's: make forwards and "
                 "backwards of an offloaded model in the process that made it"
             )
+        # Another thread, or this one after an interrupt, may drop an item again, which changes nothing.
+        while (watch := self._first_gone()) is not None:
+            self._call("ziggurat_stash_drop", self._handle, watch.ticket)
+            self._living.discard(watch)
+            with contextlib.suppress(ValueError):
+                self._gone.remove(watch)
+
+    def _first_gone(self) -> _Watch | None:
+        try:
+            return self._gone[0]
+        except IndexError:
+            return None
 
     @staticmethod
     def _call(name: str, *arguments: object) -> Any:
@@ -65,13 +88,27 @@ class Stash:
 class Item:
     """Bytes in a stash, forgotten with this object."""
 
-    def __init__(self, stash: Stash, ticket: int, size_bytes: int) -> None:
-        self._stash, self._ticket, self.size_bytes = stash, ticket, size_bytes
-        weakref.finalize(self, stash.drop, ticket).atexit = False
+    def __init__(self, stash: Stash) -> None:
+        self._stash, self.ticket = stash, ctypes.c_uint64()  #: 0 until it is put
 
-    def read(self, address: int) -> None:
-        """Copies the bytes to an address."""
-        self._stash.read(self._ticket, address, self.size_bytes)
+    def read(self, address: int, offset_bytes: int, size_bytes: int) -> None:
+        """Copies bytes from `offset_bytes` on to an address."""
+        self._stash.read(self, address, offset_bytes, size_bytes)
+
+
+class _Watch(weakref.ref[Item]):
+    """Notes that an item is gone."""
+
+    __slots__ = ("ticket",)
+    ticket: ctypes.c_uint64
+
+    def __new__(cls, item: Item, gone: deque[_Watch]) -> _Watch:
+        made = super().__new__(cls, item, gone.append)
+        made.ticket = item.ticket
+        return made
+
+    def __init__(self, item: Item, gone: deque[_Watch]) -> None:
+        super().__init__(item, gone.append)
 
 
 def _in_arguments(text: str) -> str:

@@ -44,11 +44,9 @@ TEST_F(CStash, GivesBackWhatWasPutAndCountsIt) {
     ASSERT_EQ(ziggurat_stash_put(stash_, item.data(), item.size(), &tickets[i]), ZIGGURAT_OK);
   }
   for (std::uint64_t i = kItems; i-- > 0;) {
-    void* address = nullptr;
-    ASSERT_EQ(ziggurat_stash_get(stash_, tickets[i], &address), ZIGGURAT_OK);
-    EXPECT_EQ(std::string(static_cast<const char*>(address), kBytes),
-              std::string(kBytes, static_cast<char>('a' + i % 26)));
-    EXPECT_EQ(ziggurat_stash_release(stash_, tickets[i]), ZIGGURAT_OK);
+    std::string found(kBytes, ' ');
+    ASSERT_EQ(ziggurat_stash_read(stash_, tickets[i], found.data(), 0, kBytes), ZIGGURAT_OK);
+    EXPECT_EQ(found, std::string(kBytes, static_cast<char>('a' + i % 26)));
     EXPECT_EQ(ziggurat_stash_drop(stash_, tickets[i]), ZIGGURAT_OK);
   }
   ziggurat_stash_state figures = ZIGGURAT_INIT(ziggurat_stash_state);
@@ -57,6 +55,19 @@ TEST_F(CStash, GivesBackWhatWasPutAndCountsIt) {
   EXPECT_GT(figures.written_bytes, 0U);
   EXPECT_GT(figures.read_bytes, 0U);
   EXPECT_LE(figures.memory_peak_bytes, 1U << 20);
+}
+
+TEST_F(CStash, ReadsAPart) {
+  ASSERT_EQ(open(settings()), ZIGGURAT_OK);
+  uint64_t ticket = 0;
+  ASSERT_EQ(ziggurat_stash_put(stash_, "activation", 10, &ticket), ZIGGURAT_OK);
+  std::string found = "...";
+  EXPECT_EQ(ziggurat_stash_read(stash_, ticket, found.data(), 2, 3), ZIGGURAT_OK);
+  EXPECT_EQ(found, "tiv");
+  EXPECT_EQ(ziggurat_stash_read(stash_, ticket, nullptr, 10, 0), ZIGGURAT_OK);
+  EXPECT_EQ(ziggurat_stash_read(stash_, ticket, found.data(), 8, 3), ZIGGURAT_INVALID_ARGUMENT);
+  EXPECT_THAT(ziggurat_last_error(), HasSubstr("has 10 bytes"));
+  EXPECT_EQ(ziggurat_stash_read(stash_, ticket, nullptr, 0, 3), ZIGGURAT_INVALID_ARGUMENT);
 }
 
 TEST_F(CStash, NamesWhatIsWrong) {
@@ -68,10 +79,9 @@ TEST_F(CStash, NamesWhatIsWrong) {
   uint64_t ticket = 0;
   EXPECT_EQ(ziggurat_stash_put(stash_, nullptr, 8, &ticket), ZIGGURAT_INVALID_ARGUMENT);
   EXPECT_EQ(ziggurat_stash_put(stash_, "", 0, &ticket), ZIGGURAT_INVALID_ARGUMENT);
-  void* address = nullptr;
-  EXPECT_EQ(ziggurat_stash_get(stash_, 7, &address), ZIGGURAT_INVALID_ARGUMENT);
+  char byte = 0;
+  EXPECT_EQ(ziggurat_stash_read(stash_, 7, &byte, 0, 1), ZIGGURAT_INVALID_ARGUMENT);
   EXPECT_THAT(ziggurat_last_error(), HasSubstr("item 7"));
-  EXPECT_EQ(ziggurat_stash_release(stash_, 7), ZIGGURAT_INVALID_ARGUMENT);
   EXPECT_EQ(ziggurat_stash_drop(stash_, 7), ZIGGURAT_OK);
   EXPECT_EQ(ziggurat_stash_close(stash_ + 1), ZIGGURAT_INVALID_ARGUMENT);
 }

@@ -9,7 +9,10 @@ import contextlib
 import errno
 import gc
 import os
+import random
+import signal
 import sys
+import threading
 
 try:
     import pytest
@@ -25,6 +28,8 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
+from ziggurat import _stash
+from ziggurat._stash import Stash
 from ziggurat._streaming import streaming_of
 from ziggurat.torch import gathered, offload
 
@@ -380,6 +385,154 @@ def test_nested_tensors_stay_where_they_are(tmp_path):
     x = torch.ones(300, 512, requires_grad=True)
     model(x).backward()
     assert x.grad[0, 0] == 4 and x.grad[9, 0] == 2
+
+
+def test_zeros_without_memory_stay_where_they_are(tmp_path):
+    class Zero(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(256, 256))
+
+        def forward(self, x):
+            return (self.weight * torch._efficientzerotensor((256, 256))).sum() + (self.weight * x).sum()
+
+    model = kept_on_drive(Zero(), tmp_path)
+    assert torch.equal(gradients_of(model, torch.full((256, 256), 2.0))[0], torch.full((256, 256), 2.0))
+
+
+def test_parts_of_an_activation_take_it_along_and_come_back_alone(tmp_path):
+    seen = []
+
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *parts):
+            ctx.save_for_backward(*parts)
+            return sum(part.sum() for part in parts)
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.extend(part.untyped_storage().nbytes() for part in ctx.saved_tensors)
+            return tuple(torch.ones_like(part) for part in ctx.saved_tensors)
+
+    class Split(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(16, 1024))
+
+        def forward(self, x):
+            return Sum.apply(*(x * self.weight).view(16, 16, 64).unbind(0))
+
+    model = kept_on_drive(Split(), tmp_path)
+    assert torch.equal(gradients_of(model, torch.ones(16, 1024))[0], torch.ones(16, 1024))
+    assert activations(model).figures()["put_bytes"] == 2 * 16 * 1024 * 4  # what is multiplied, and the parts
+    assert seen == [1024 * 4] * 16
+
+
+def test_threads_wait_for_each_other(tmp_path):
+    class Deep(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.eye(256))
+
+        def forward(self, x):
+            for _ in range(4):
+                x = (x @ self.weight).sin()
+            return x.sum()
+
+    model = kept_on_drive(Deep(), tmp_path, activation_memory="1600KiB")  # of which an item takes 1 MiB
+    x, found = torch.linspace(-1, 1, 1024 * 256).view(1024, 256), []
+    (plain,) = gradients_of(Deep(), x)
+    model(x)  # makes the stash
+    ready = threading.Barrier(3)
+
+    def run():
+        ready.wait()
+        for _ in range(5):
+            found.append(torch.autograd.grad(model(x), model.weight)[0])
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 15
+    assert all(torch.equal(one, plain) for one in found)
+
+
+class Interrupts:
+    """Calls the C interface, and interrupts once right before or after the call of a name, as Ctrl-C does."""
+
+    def __init__(self, monkeypatch):
+        self._call, self.at, self.put, self.dropped = _stash.call, None, set(), set()
+        monkeypatch.setattr(_stash, "call", self)
+
+    def __call__(self, name, *arguments, **words):
+        at, step = self.at, name.removeprefix("ziggurat_stash_")
+        if at == (step, "before"):
+            self.interrupt()
+        its = self._call(name, *arguments, **words)
+        if step == "put":
+            self.put.add(arguments[-1]._obj.value)
+        if step == "drop":
+            self.dropped.add(arguments[-1].value)
+        if at == (step, "after"):
+            self.interrupt()
+        return its
+
+    def interrupt(self):
+        self.at = None
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["put", "read", "drop"])
+def test_an_interrupt_leaves_nothing_in_use(tmp_path, monkeypatch, step, when):
+    calls = Interrupts(monkeypatch)
+    stash = Stash(str(tmp_path), 4 << 20)
+    source, target = torch.ones(1 << 20, dtype=torch.uint8), torch.empty(1 << 20, dtype=torch.uint8)
+    for _ in range(6):
+        items = [stash.put(source.data_ptr(), 1 << 20) for _ in range(2)]
+        del items[0]
+        calls.at = (step, when)
+        with pytest.raises(KeyboardInterrupt):
+            items.append(stash.put(source.data_ptr(), 1 << 20))
+            items[0].read(target.data_ptr(), 0, 1 << 20)
+        items.clear()
+    whole = torch.ones(4 << 20, dtype=torch.uint8)
+    item = stash.put(whole.data_ptr(), whole.nbytes)  # needs all of the memory
+    assert calls.dropped - {0} == calls.put - {item.ticket.value} and len(stash._living) == 1
+
+
+def test_signals_leave_nothing_in_use(tmp_path):
+    """As Ctrl-C in a notebook, whose cell is run again."""
+
+    def interrupt(signum, frame):
+        raise KeyboardInterrupt
+
+    ignored = []
+    before = signal.signal(signal.SIGALRM, interrupt), sys.unraisablehook
+    sys.unraisablehook = ignored.append  # of an interrupt where Python can only print it
+    stash, source = Stash(str(tmp_path), 5 << 20), torch.ones(2 << 20, dtype=torch.uint8)
+    delays, interrupts = random.Random(0), 0
+    try:
+        for _ in range(60):
+            items = []
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delays.uniform(0.001, 0.02))
+                items += (stash.put(source.data_ptr(), source.nbytes) for _ in range(6))
+                for item in reversed(items):
+                    item.read(source.data_ptr(), 0, source.nbytes)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupts += 1
+            items = item = None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before[0])
+        sys.unraisablehook = before[1]
+    assert interrupts > 0 and not ignored
+    stash.figures()
+    assert not stash._living and not stash._gone
 
 
 def test_a_forked_process_is_refused(tmp_path):
