@@ -18,7 +18,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ziggurat._memory import bytes_of, count_freed, free_bytes, size_text
-from ziggurat._native import InvalidArgument
+from ziggurat._native import InvalidArgument, ResourceExhausted
 from ziggurat._saved import saving
 from ziggurat._standard_error import stderr
 from ziggurat._spans import Span, is_spread, span_of
@@ -86,29 +86,42 @@ class Activations:
     """What the forwards of one model save for backward."""
 
     def __init__(
-        self, folder: Callable[[], str], memory_bytes: int | None, owned: Callable[[], set[int]]
+        self, folder: Callable[[], str | None], memory_bytes: int | None, owned: Callable[[], set[int]]
     ) -> None:
         """`folder` and `owned`, the storages that stay where they are, are asked at the first
-        forward. `memory_bytes`: None takes an eighth of the memory that is free then."""
+        forward. `folder` returns None while there is none, and nothing is kept. `memory_bytes`: None
+        takes an eighth of the memory that is free then."""
         self._folder, self._memory_bytes, self._owned = folder, memory_bytes, owned
         self._stash: Stash | None = None
+        self._opening = threading.Lock()
         self._past: dict[str, int | float] = {}  # figures of those that were closed
         self._stays: set[int] = set()
         self._inside: set[int] = set()  # the threads whose forwards run
         self._said = False
 
-    def _open(self) -> Stash:
-        if self._stash is None:
+    def _open(self) -> Stash | None:
+        """Returns the stash, if there is a folder for it. Errors: ResourceExhausted."""
+        with self._opening:
+            folder = self._folder() if self._stash is None else None
+            if folder is None:
+                return self._stash
+            free = free_bytes()
             if self._memory_bytes is None:
-                self._memory_bytes = max(free_bytes() // 8, _SMALL_BYTES)
-            self._stash = Stash(self._folder(), self._memory_bytes)
+                self._memory_bytes = max(free // 8, _SMALL_BYTES)
+            if self._memory_bytes > free:
+                raise ResourceExhausted(
+                    f"offload(activation_memory=): {size_text(self._memory_bytes)} are more than the "
+                    f"{size_text(free)} of memory that are free: give less"
+                )
             self._stays = self._owned()
-        return self._stash
+            self._stash = Stash(folder, self._memory_bytes)
+            return self._stash
 
     def close(self) -> None:
         """Gives memory and files back when backward needs none of them any more. A forward that trains
         takes them again."""
-        self._past = self.figures()
+        if self._stash is not None and self._stash.is_own:
+            self._past = self.figures()
         self._stash = None
 
     def figures(self) -> dict[str, int | float]:
@@ -136,6 +149,9 @@ class Activations:
             yield
             return
         stash = self._open()
+        if stash is None:
+            yield
+            return
         known: dict[int, _Known] = {}  # by the whole tensor's id()
         try:
             self._inside.add(thread)
@@ -204,7 +220,7 @@ def activations_of(
                 f'offload(activation_memory={memory!r}): give activations="nvme" too, or neither'
             )
         return None
-    tier, _, path = placement.partition(":")
+    tier, _, path = placement.partition(":") if isinstance(placement, str) else ("", "", "")
     if tier == "host":
         raise InvalidArgument(
             'offload(activations="host"): on the CPU activations are in host memory anyway: give '
@@ -212,7 +228,7 @@ def activations_of(
         )
     if tier != "nvme" or (not path and placement != "nvme"):
         raise InvalidArgument(
-            f'offload(activations="{placement}"): give "nvme" for the directory of the optimizer\'s '
+            f'offload(activations={placement!r}): give "nvme" for the directory of the optimizer\'s '
             'state, or "nvme:/path"'
         )
     size_bytes = None if memory is None else bytes_of("activation_memory", memory)
@@ -222,10 +238,9 @@ def activations_of(
             "smaller stays in PyTorch's memory"
         )
 
-    def folder() -> str:
-        store = streaming.store
-        if path or store is not None:
-            return path or str(store)
+    def folder() -> str | None:
+        if path or streaming.opened is None or streaming.store is not None:
+            return path or streaming.store
         raise InvalidArgument(
             'offload(activations="nvme") means the directory of the optimizer\'s state, and there is '
             'none: give activations="nvme:/path", or the optimizer placement="nvme:/path"'

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import gc
 import os
+import pathlib
 import random
 import signal
 import sys
@@ -428,7 +429,14 @@ def test_parts_of_an_activation_take_it_along_and_come_back_alone(tmp_path):
     assert seen == [1024 * 4] * 16
 
 
-def test_threads_wait_for_each_other(tmp_path):
+def test_threads_share_a_stash_and_wait_for_each_other(tmp_path, monkeypatch):
+    made = []
+
+    class Counted(Stash):
+        def __init__(self, *arguments):
+            made.append(self)
+            super().__init__(*arguments)
+
     class Deep(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -439,10 +447,10 @@ def test_threads_wait_for_each_other(tmp_path):
                 x = (x @ self.weight).sin()
             return x.sum()
 
+    monkeypatch.setattr("ziggurat._activations.Stash", Counted)
     model = kept_on_drive(Deep(), tmp_path, activation_memory="1600KiB")  # of which an item takes 1 MiB
     x, found = torch.linspace(-1, 1, 1024 * 256).view(1024, 256), []
     (plain,) = gradients_of(Deep(), x)
-    model(x)  # makes the stash
     ready = threading.Barrier(3)
 
     def run():
@@ -455,7 +463,7 @@ def test_threads_wait_for_each_other(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 15
+    assert len(made) == 1 and len(found) == 15
     assert all(torch.equal(one, plain) for one in found)
 
 
@@ -547,6 +555,21 @@ def test_a_forked_process_is_refused(tmp_path):
         assert runs.status_of(runs.started(backward), within=60) == 0
 
 
+def test_a_forked_process_is_refused_figures_and_may_close(tmp_path):
+    model = kept_on_drive(gpt(), tmp_path)
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    trained_on(model, optimizer, steps=1)
+
+    def ask():
+        with pytest.raises(ziggurat.InvalidArgument, match="was forked"):
+            optimizer.figures()
+        activations(model).close()
+
+    with forked_runs() as runs:
+        assert runs.status_of(runs.started(ask), within=60) == 0
+    optimizer.close()
+
+
 def test_closing_gives_memory_back(tmp_path):
     model = kept_on_drive(gpt(), tmp_path)
     trained(model)
@@ -610,6 +633,8 @@ def test_what_is_too_large_stays_in_memory_and_is_said_once(tmp_path, capfd):
         ({"activations": "host"}, "in host memory anyway"),
         ({"activations": "nvme:"}, 'give "nvme" for the directory'),
         ({"activations": "disk"}, 'give "nvme" for the directory'),
+        ({"activations": True}, r'activations=True\): give "nvme" for the directory'),
+        ({"activations": pathlib.Path("/x")}, 'give "nvme" for the directory'),
         ({"activation_memory": "1GiB"}, 'give activations="nvme" too'),
         ({"activations": "nvme:/x", "activation_memory": "many"}, "activation_memory"),
         ({"activations": "nvme:/x", "activation_memory": 4096}, "at least 64.0 KiB"),
@@ -618,6 +643,26 @@ def test_what_is_too_large_stays_in_memory_and_is_said_once(tmp_path, capfd):
 def test_refuses_what_it_does_not_know(arguments, words):
     with pytest.raises(ziggurat.InvalidArgument, match=words):
         offload(gpt(), memory="1GiB", **arguments)
+
+
+def test_without_an_engine_nothing_is_kept(tmp_path):
+    tokens = tokens_of(0, BATCH)
+    plain = loss_of(gpt(), tokens)
+    model = offload(
+        gpt(), memory=memory_of(gpt()), placement="nvme", activations="nvme", activation_memory=MEMORY
+    )
+    assert torch.equal(loss_of(model, tokens), plain)
+    assert activations(model).figures() == {}
+    trained(model, placement=f"nvme:{tmp_path}/state")
+    moved = activations(model).figures()
+    loss_of(model, tokens).backward()
+    assert activations(model).figures() == moved
+
+
+def test_more_memory_than_is_free_is_refused_at_the_first_forward(tmp_path):
+    model = kept_on_drive(gpt(), tmp_path, activation_memory="4000TiB")
+    with pytest.raises(ziggurat.ResourceExhausted, match="activation_memory.*memory that are free: give less"):
+        loss_of(model, tokens_of(0, BATCH))
 
 
 def test_without_a_directory_names_what_is_missing():
