@@ -20,8 +20,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ziggurat._memory import bytes_of, count_freed, free_bytes, size_text
 from ziggurat._native import InvalidArgument, ResourceExhausted
 from ziggurat._saved import saving
-from ziggurat._standard_error import stderr
 from ziggurat._spans import Span, is_spread, span_of
+from ziggurat._standard_error import stderr
 from ziggurat._stash import Item, Stash
 from ziggurat._storage import identity
 from ziggurat._torch_private import address_of
