@@ -201,8 +201,8 @@ class FaultCampaign {
     }
     fmt::print("{}, {} at {} of {} {}: {}\n", name_, cudaGetErrorName(errors[0]), tally.cases,
                count, at == FaultAt::kCall ? "calls" : "completions", tally.text());
-    // The last two may come after the end of a run that is shorter than the healthy one: how often a
-    // run asks for an event depends on the machine's other work.
+    // The last two may come after the end of a run that is shorter than the healthy one: how often
+    // a run asks for an event depends on the machine's other work.
     EXPECT_GE((tally.struck + 2) * 10, tally.cases * 9) << "the run has become shorter";
     EXPECT_GE(tally.threw * 5, tally.cases) << "much of what fails matters to the engine";
   }

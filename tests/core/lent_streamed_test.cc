@@ -188,14 +188,14 @@ TEST(StreamedParams, GoOnFromAStoreOfATrainerThatLentThemAll) {
 
 class StreamedZeros : public ::testing::TestWithParam<std::tuple<Tier, bool>> {};
 
-INSTANTIATE_TEST_SUITE_P(
-    Homes, StreamedZeros,
-    ::testing::Combine(::testing::Values(Tier::kDevice, Tier::kHost, Tier::kNvme),
-                       ::testing::Bool()),
-    [](const auto& one) {
-      return fmt::format("params_{}{}", to_string(std::get<0>(one.param)),
-                         std::get<1>(one.param) ? "_of_a_used_device" : "");
-    });
+INSTANTIATE_TEST_SUITE_P(Homes, StreamedZeros,
+                         ::testing::Combine(::testing::Values(Tier::kDevice, Tier::kHost,
+                                                              Tier::kNvme),
+                                            ::testing::Bool()),
+                         [](const auto& one) {
+                           return fmt::format("params_{}{}", to_string(std::get<0>(one.param)),
+                                              std::get<1>(one.param) ? "_of_a_used_device" : "");
+                         });
 
 TEST_P(StreamedZeros, AreWhatNobodyGivesBeginsWith) {
   const auto& [tier, used] = GetParam();

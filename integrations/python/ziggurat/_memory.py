@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import os
 import re
 
 from ziggurat._abi import InvalidArgument, call
@@ -26,6 +27,23 @@ def return_freed() -> None:
         trim(0)
 
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MMAP_THRESHOLD_MOST = 32 << 20  # of glibc on 64 bits, which it also comes to by itself
+
+
+def keep_freed(size_bytes: int) -> None:
+    """Lets the C library keep `size_bytes` of freed memory for its next use. By itself it gives back what
+    lies at the end of its memory, as the gradients of a step do, and each page costs a fault in the next
+    step. Does nothing where the environment has settings of the user's, or another C library is used."""
+    its_own = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys()
+    tuned = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    mallopt = getattr(_libc(), "mallopt", None)
+    if mallopt is None or its_own or tuned:
+        return
+    mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_MOST)
+    mallopt(_M_TRIM_THRESHOLD, min(size_bytes, _INT_MAX))
+
+
 def advise(address: int, size_bytes: int, advice: int) -> int:
     """Tells the kernel how pages of this process are used (madvise). Returns 0, or the number of the error
     with which it refuses."""
@@ -38,6 +56,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
+_INT_MAX = (1 << 31) - 1
 _RETURNED_BYTES = 64 << 20
 _freed_bytes = 0
 

@@ -29,7 +29,7 @@ from ziggurat._dtypes import DTYPES
 from ziggurat._frozen_files import FileRange, SameStays
 from ziggurat._file_memory import empty_in_file, is_in_file, let_pages_go
 from ziggurat._later import Later
-from ziggurat._memory import free_bytes, return_freed, size_text
+from ziggurat._memory import free_bytes, keep_freed, return_freed, size_text
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
 from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._placement import Homes, fits_half, sums_bytes
@@ -321,6 +321,8 @@ class Streaming(Pins):
             raise
         self._taking = None
         return_freed()
+        if opened.sums is None:  # each step frees all gradients
+            keep_freed(sum(held.size_bytes for held in self._all() if held.param.requires_grad))
         self._say_what_is_where(opened)
 
     def _say_what_is_where(self, opened: Opened) -> None:
