@@ -6,7 +6,8 @@
 The runs train a Llama of equal blocks in bf16, and are limited by different things:
 
   compute    all parameters and the state in memory, room for all units, many tokens
-  memory     parameters in memory, the state too, room for three blocks, few tokens
+  memory     parameters on the drive, of which the norms' alone are trained, room for three blocks, few tokens
+  update     parameters in memory, the state too, room for three blocks, few tokens
   drive      parameters and state on the drive, room for three blocks, little host memory, few tokens
   gradients  the same with gradients in files, and two backwards a step
 
@@ -44,11 +45,13 @@ class Run(NamedTuple):
     host_memory: str | int = "128MiB"
     tokens: int = 64
     backwards: int = 1
+    norms_alone: bool = False  # whether matrices are frozen
 
 
 RUNS = {
     "compute": Run(tokens=768),
-    "memory": Run(memory=-3),
+    "memory": Run(memory=-3, placement="nvme", on_drive=True, norms_alone=True),
+    "update": Run(memory=-3),
     "drive": Run(memory=-3, placement="nvme", on_drive=True),
     "gradients": Run(memory=-3, placement="params=nvme,grads=nvme", on_drive=True, backwards=2),
 }
@@ -79,6 +82,9 @@ def prepare(given: argparse.Namespace) -> Callable[[], dict[str, Any]]:
     run, shape = Run(*json.loads(given.worker)), Shape.of(given.shape)
     model = built(shape).to(torch.bfloat16)
     model.gradient_checkpointing_disable()
+    if run.norms_alone:
+        for param in model.parameters():
+            param.requires_grad_(param.dim() == 1)
     memory = run.memory if run.memory > 0 else memory_for(model, -run.memory or None)
     ziggurat.torch.offload(model, memory=memory, placement=run.placement, chunked_loss=False)
     place = f"nvme:{given.folder}/store" if run.on_drive else "host"

@@ -163,12 +163,13 @@ class _Model:
         moved = _bytes_of(self._step, cause)
         return max(self._drive_s_per_byte, self.seconds[cause] / moved) if moved else 0.0
 
-    def after(self, asked: Asked, faster: float = 1.0, computes: float = 1.0) -> float:
-        """Returns the time of as many tokens as a step has now, if the run is `asked`, the drive `faster`
-        and each step computes so many times as much."""
+    def after(self, asked: Asked, faster: float = 1.0, backwards: int = 1, tokens: int = 1) -> float:
+        """Returns the time of as many tokens as a step has now, if the run is `asked`, the drive `faster`,
+        and a step has so many times the `backwards`, and a backward the `tokens`. While more tokens are
+        computed, more is brought; what a further backward needs is brought for it."""
         step = asked.plan(has_room=True).step
-        compute_s = self.seconds[COMPUTE] * computes
-        hidden_s = compute_s - self.seconds[COMPUTE]
+        compute_s = self.seconds[COMPUTE] * backwards * tokens
+        hidden_s = self.seconds[COMPUTE] * backwards * (tokens - 1)
         waits = 0.0
         for cause in (UNITS, UPDATE, GRADIENTS):
             moved = _bytes_of(step, cause)
@@ -180,7 +181,7 @@ class _Model:
             hides = 0.0 if cause == UPDATE and not asked.state_on_drive else min(wait, hidden_s)
             hidden_s -= hides
             waits += wait - hides
-        return (compute_s + waits) / computes
+        return (compute_s + waits) / (backwards * tokens)
 
 
 def _changes(
@@ -199,13 +200,14 @@ def _changes(
         yield from _with_memory(asked, model)
     if limit == UPDATE and asked.state_on_drive:
         yield from worth(*_all_records(asked, model))
-    if limit in (UNITS, UPDATE):
+    # In memory adding a gradient to others takes as long as updating by it.
+    if limit == UNITS or (limit == UPDATE and asked.state_on_drive):
         twice = replace(asked, accumulation=2 * asked.accumulation)
-        yield from worth("twice as many backwards in a step", model.after(twice, computes=2))
+        yield from worth("twice as many backwards in a step", model.after(twice, backwards=2))
     if limit == GRADIENTS:
         here = replace(asked, homes=asked.homes._replace(grads="host"))
         yield from worth('grads=host in offload()\'s placement, if memory has room', model.after(here))
-    yield from worth("twice as many tokens in each backward", model.after(asked, computes=2))
+    yield from worth("twice as many tokens in each backward", model.after(asked, tokens=2))
     if asked.state_on_drive:
         yield from worth("a drive that is twice as fast", model.after(asked, faster=2))
 
