@@ -8,7 +8,7 @@ import functools
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ class Asked:
     recomputes: bool = False
     #: the parameters that are trained and came after offload(), as adapters may
     added: tuple[tuple[str, torch.nn.Parameter], ...] = ()
+    is_open: bool = False  #: whether an engine has the units, as they are divided
     buffer_bytes: int = 0  #: of the model's buffers, which stay in PyTorch's memory
 
     def plan(
@@ -65,7 +66,8 @@ class Asked:
         """Returns the run's plan. `compute`: the seconds of forward and backward. `has_room`: it has what
         it takes already."""
         self._require_directory()
-        self.division.require(self.memory_bytes, own_blocks=self.state_format == "8bit")
+        if not self.is_open:  # or the engine's units would get other numbers
+            self.division.require(self.memory_bytes, own_blocks=self.state_format == "8bit")
         if rate is None and self.path is not None:
             found = measured_rate(self.path)
             rate = None if found is None else (found, "measured by `ziggurat bench io`")
@@ -134,7 +136,7 @@ class Asked:
             (unit.number, name, param)
             for unit in self.division.units
             for name, param in unit.params
-            if param.requires_grad == trained and param not in unit.in_files
+            if unit.trains(param) == trained and param not in unit.in_files
         ]
 
     def _parts(self, trained: bool) -> list[UnitPart]:
@@ -292,7 +294,7 @@ class Asked:
             raise ResourceExhausted(
                 f"host memory has no room for this run: it takes {size_text(needed)} without "
                 f"activations ({rows}), and {size_text(self.free)} are free: "
-                f"{self._advice(needed, in_memory.get(_IN_USE, 0))}"
+                f"{self._advice(needed, in_memory)}"
             )
         if self.path is None:
             return
@@ -311,11 +313,18 @@ class Asked:
                 f"{size_text(free)} are free{beside}: give a directory on another drive, or free some space"
             )
 
-    def _advice(self, needed: int, in_use: int) -> str:
+    def _needed_with(self, memory_bytes: int) -> int:
+        """Returns what the run would take of host memory with other `memory`."""
+        other, grads = replace(self, memory_bytes=memory_bytes), self._grads_on_drive()
+        state_bytes = self._state_bytes(self._listed())
+        in_memory, _ = other._where(state_bytes, other._budget(state_bytes, grads), grads)
+        return sum(in_memory.values())
+
+    def _advice(self, needed: int, in_memory: dict[str, int]) -> str:
         smallest = self.division.smallest()[0]
-        fitting = in_use - (needed - self.free)
+        fitting = in_memory.get(_IN_USE, 0) - (needed - self.free)
         units = sum(unit.size_bytes for unit in self.division.units)
-        if self.homes.params == "host" and not self.lives_in_units and needed - in_use <= self.free:
+        if self.homes.params == "host" and not self.lives_in_units and self._needed_with(units) <= self.free:
             return f"give memory={units}, in which all parameters then live, once"
         if fitting >= smallest:
             return f"give memory={fitting}, or less; the smallest that works is {smallest}"
@@ -357,8 +366,12 @@ def asked_of(
     for opened in optimizer.engines():  # what was chosen counts, however much memory is free now
         host_memory = opened.figures()["host_budget_bytes"]
         homes = Homes(homes.params, "host" if opened.sums is None else "nvme")
+    is_open = streaming.opened is not None
+    if not is_open:  # another optimizer may train other parameters than the last one did
+        streaming.division.set_trained(None)
     return Asked(
         division=streaming.division,
+        is_open=is_open,
         homes=homes,
         memory_bytes=streaming.memory_bytes,
         optimizer=settings["optimizer"],

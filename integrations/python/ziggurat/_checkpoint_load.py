@@ -133,6 +133,9 @@ class Loading:
         self._left_out: dict[int, dict[str, Any]] = {}
         self._moments = MOMENTS[optimizer._kind]
         content = self._content()
+        if getattr(model, "untrained_has_no_state", False):
+            in_groups = {name for group in self._own.get("groups", []) for name in group["names"]}
+            content.untrained = in_groups - self._own.get("steps", {}).keys()
         if rename is not None:
             rename_content(content, rename)
         places = Places(optimizer, model)
@@ -198,8 +201,6 @@ class Loading:
         for name, state in content.states.items():
             state["master"] = content.values[name]
             state["step"] = of_number(self._steps_of(name), directory)
-        in_groups = {name for group in self._own.get("groups", []) for name in group["names"]}
-        content.untrained = in_groups - self._own.get("steps", {}).keys()
         for left in self._own.get("left_out", []):
             content.values[left["name"]] = saved = place_of(left)
             self._left_out[id(saved)] = left

@@ -109,7 +109,9 @@ def _known_uses(tensor: torch.Tensor) -> int:
     """Returns how many tensors, also of subclasses, are its views or have it as their gradient."""
     with as_plain_tensors():
         every = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
-        return sum((one._base is tensor) + (one._grad is tensor) for one in every)
+        # PyTorch warns where somebody asks for the gradient of what has none.
+        graded = (one for one in every if one.is_leaf or one.retains_grad)
+        return sum(one._base is tensor for one in every) + sum(one._grad is tensor for one in graded)
 
 
 def _has_graph(since: int = 0) -> bool:

@@ -74,6 +74,9 @@ class _Trained(torch.nn.Module):
     """Stands in a checkpoint for the model: has what its optimizer was given and no more. All else is among
     the weights, which Trainer saves itself."""
 
+    #: A callback may freeze it again, as it did in the run that saved, and has not done so yet.
+    untrained_has_no_state = True
+
     def __init__(self, optimizer: EngineOptimizer) -> None:
         super().__init__()
         # Also what was frozen since: it has a state, and training may go on with it.
@@ -125,6 +128,7 @@ class InTrainer(EngineOptimizer):
         if checkpoint is None or self._by_reference or not self._opened or not self._takes_folder():
             return super().state_dict()
         folder = Path(checkpoint) / FOLDER
+        Path(checkpoint, TRAINER_STATE_NAME).unlink(missing_ok=True)  # if nobody has read the weights
         if folder.exists():
             shutil.rmtree(folder)
         saved = save_checkpoint(folder, self, _Trained(self))

@@ -31,8 +31,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_MOST = 32 << 20  # of glibc on 64 bits, which it also comes to by itself
 
 
+_kept_freed_bytes = 2 * _MMAP_THRESHOLD_MOST  # as much as it comes to by itself too
+
+
 def keep_freed(size_bytes: int) -> None:
-    """Lets the C library keep `size_bytes` of freed memory for its next use. By itself it gives back what
+    """Lets the C library keep `size_bytes` of freed memory for its next use, or more. By itself it gives back what
     lies at the end of its memory, as the gradients of a step do, and each page costs a fault in the next
     step. Does nothing where the environment has settings of the user's, or another C library is used."""
     its_own = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys()
@@ -40,8 +43,10 @@ def keep_freed(size_bytes: int) -> None:
     mallopt = getattr(_libc(), "mallopt", None)
     if mallopt is None or its_own or tuned:
         return
+    global _kept_freed_bytes
+    _kept_freed_bytes = max(_kept_freed_bytes, min(size_bytes, _INT_MAX))
     mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_MOST)
-    mallopt(_M_TRIM_THRESHOLD, min(size_bytes, _INT_MAX))
+    mallopt(_M_TRIM_THRESHOLD, _kept_freed_bytes)
 
 
 def advise(address: int, size_bytes: int, advice: int) -> int:

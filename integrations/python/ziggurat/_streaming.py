@@ -31,6 +31,7 @@ from ziggurat._file_memory import empty_in_file, is_in_file, let_pages_go
 from ziggurat._later import Later
 from ziggurat._memory import free_bytes, keep_freed, return_freed, size_text
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
+from ziggurat._place_said import say_where
 from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._placement import Homes, fits_half, sums_bytes
 from ziggurat._progress import Progress
@@ -230,8 +231,13 @@ class Streaming(Pins):
 
     @property
     def engine_bytes(self) -> int:
-        """What the engine gets of the memory for units."""
-        return self.division.share_of_engine(self.memory_bytes)
+        """What the engine gets of the memory for units, which it takes at once. Where all units are there
+        it has no use for more than they need, and where they come and go for little more."""
+        share_bytes = self.division.share_of_engine(self.memory_bytes)
+        all_bytes = self.division.engine_bytes
+        if self.tier == "device":
+            return min(share_bytes, all_bytes)
+        return min(share_bytes, max(self.division.smallest()[0], 2 * all_bytes))
 
     def begin_opening(self, optimizer: Any, names: Sequence[str]) -> None:
         """Tells that `optimizer` is going to open an engine for the parameters `names`. Closes the
@@ -261,7 +267,9 @@ class Streaming(Pins):
         of the state is known and the model is what it is going to be. Errors: InvalidArgument if it
         is too little, or if an array has the memory of a parameter that goes to the engine."""
         check_params({held.param: held.name for unit in self.units for held in unit.all_held})
-        places = self.division.leave_in_files(set(trained))
+        its = set(trained)
+        self.division.set_trained(its)
+        places = self.division.leave_in_files(its)
         self.division.require(self.memory_bytes, own_blocks=state_format == "8bit")
         self._leave_in_files(places)
         _exports.require_own(self._all())
@@ -323,35 +331,7 @@ class Streaming(Pins):
         return_freed()
         if opened.sums is None:  # each step frees all gradients
             keep_freed(sum(held.size_bytes for held in self._all() if held.param.requires_grad))
-        self._say_what_is_where(opened)
-
-    def _say_what_is_where(self, opened: Opened) -> None:
-        where = "host memory" if self.placement == "host" else opened.store
-        grads = "memory" if opened.sums is None else opened.store
-        in_files = self.files.size_bytes
-        its, room = size_text(self.size_bytes), f"memory={size_text(self.memory_bytes)}"
-        if self.tier == "device":
-            where, also, brought_within = room, "", ""
-        else:
-            also, brought_within = ", and are", f" brought within {room}"
-        there = f" are in {where}{also}"
-        if in_files:
-            there = f": {its} are in {where}, and {size_text(in_files)} that are frozen stay in their own files"
-            there += "; they are" if also else ""
-        brought = size_text(self.size_bytes + in_files)
-        rows = [unit.name for unit in self.units if unit.unit.by_rows]
-        by_rows = f"; of {', '.join(rows)} each batch's rows are read" if rows else ""
-        called = ", of experts those that it calls" if any(one.is_expert for one in self.division.units) else ""
-        brings = (
-            "there is room for all of them"
-            if self.fits
-            else f"a forward brings {brought}{called}, and so does a backward, less what stays"
-        )
-        print(
-            f"ziggurat: offload(): {len(self.units)} units with {brought} of parameters{there}{brought_within}: {brings}; "
-            f"gradients are in {grads}{by_rows}",
-            file=stderr(),
-        )
+        say_where(self, opened)
 
     def _bring_pinned(self, engine: Engine) -> None:
         """Brings the units that were pinned before there was an engine, as by a gathered() around

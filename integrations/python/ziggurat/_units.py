@@ -54,6 +54,8 @@ class Unit:
         #: whether a forward reads the rows of a table where they lie, and nothing brings the whole
         self.by_rows = False
         self.number = index  #: in the engine, which has only units of which it has something
+        #: what the optimizer trains whose engine has the unit; None: what requires a gradient
+        self.trained: frozenset[torch.Tensor] | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -72,6 +74,9 @@ class Unit:
         """Returns whether the engine keeps the parameter, which is one of these."""
         return not self.by_rows and param not in self.in_files
 
+    def trains(self, param: torch.Tensor) -> bool:
+        return param.requires_grad if self.trained is None else param in self.trained
+
     def parts(self) -> list[UnitPart]:
         """Returns what the engine brings and updates as one, of each type in the parameters' order.
         What is read by rows it only updates."""
@@ -79,7 +84,7 @@ class Unit:
         for name, param in self.params:
             if param in self.in_files:
                 continue
-            kind = (param.dtype, param.requires_grad)
+            kind = (param.dtype, self.trains(param))
             kinds.setdefault(kind, []).append((name, param.numel()))
         return [
             UnitPart(
@@ -157,6 +162,12 @@ class Division:
             unit.number = number
             number += not unit.by_rows and any(param not in unit.in_files for _, param in unit.params)
 
+    def set_trained(self, trained: Iterable[torch.Tensor] | None) -> None:
+        """Sets what an optimizer trains, while its engine is open. None: again what requires a gradient."""
+        its = None if trained is None else frozenset(trained)
+        for unit in self.units:
+            unit.trained = its
+
     def fits(self, memory_bytes: int) -> bool:
         """Returns whether there is room for all units at once."""
         return sum(unit.size_bytes for unit in self.units) <= memory_bytes
@@ -207,10 +218,14 @@ class Division:
         it has, as far as what stays in files leaves so much."""
         if not any(unit.in_files for unit in self.units):
             return memory_bytes
-        # Pieces differ in their low bits of the address, and the last ends with a page.
-        all_bytes = sum(sum(unit.pieces()) for unit in self.units) + _SPARE_BYTES
         least, _ = self._smallest(lambda unit: 0)
-        return max(least, min(memory_bytes - self._most_in_files(), all_bytes))
+        return max(least, min(memory_bytes - self._most_in_files(), self.engine_bytes))
+
+    @property
+    def engine_bytes(self) -> int:
+        """Returns what all units take of the engine's memory."""
+        # Pieces differ in their low bits of the address, and the last ends with a page.
+        return sum(sum(unit.pieces()) for unit in self.units) + _SPARE_BYTES
 
     def _following(self) -> list[tuple[set[Unit], set[Unit]]]:
         """Returns what is pinned together, and what is brought meanwhile."""

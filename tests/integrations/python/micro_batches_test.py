@@ -763,7 +763,7 @@ def test_an_error_ends_all_and_leaves_nothing_pinned(
         return losses
 
     assert run(True) == run(False)
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # one of a test before may end meanwhile
 
 
 def test_a_thread_that_cannot_start_is_an_error(monkeypatch):

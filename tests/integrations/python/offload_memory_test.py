@@ -6,7 +6,9 @@ than offload() takes.
 """
 
 import contextlib
+import platform
 import re
+import resource
 import shutil
 import sys
 from collections.abc import Callable
@@ -192,6 +194,31 @@ def test_the_memory_of_a_model_on_nvme_is_what_offload_was_given(tmp_path, train
         # What is freed between other memory is given back from time to time.
         freed_bytes = 8 * MIB if autocast else FREED_BYTES if trains_all else 0
         assert ours_bytes < memory_bytes + HOST_BYTES + SLACK_BYTES + freed_bytes
+
+
+def count_faults(folder: Path) -> None:
+    """Writes how many pages a step took from the system, and how many its gradients have."""
+    model = blocks(DEPTH // 2, How("host", trains_all=True))
+    ziggurat.torch.offload(model, memory="1GiB")
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    faults = []
+    for _ in range(6):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        loss_of(model, How("host")).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    pages = sum(param.nbytes for param in model.parameters()) // resource.getpagesize()
+    (folder / "faults").write_text(f"{min(faults[3:])} {pages}")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_gradients_find_the_memory_of_the_step_before(tmp_path, monkeypatch):
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    run_alone(count_faults, tmp_path)
+    faults, pages = map(int, (tmp_path / "faults").read_text().split())
+    assert faults < pages / 8
 
 
 @pytest.mark.parametrize("trains_all", [False, True], ids=["frozen", "trained"])

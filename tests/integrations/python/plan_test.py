@@ -616,6 +616,52 @@ def test_the_page_has_what_a_person_asks_first():
     assert "a step moves nothing over the drive" in host
     assert "bench io" not in host
 
+def test_an_optimizer_of_some_parameters_finds_the_memory_that_they_all_take(tmp_path, one_thread):  # noqa: F811
+    """What it is not given lies apart from what it trains."""
+    model = made()
+    division = divide(model, "auto")
+    memory = max(division.smallest()[0], sum(unit.size_bytes for unit in division.units))
+    ziggurat.torch.offload(model, memory=memory)
+    weights = [param for name, param in model.named_parameters() if name.endswith("weight")]
+    optimizer = ziggurat.torch.AdamW(weights, lr=1e-3)
+    for _ in range(2):
+        model(torch.ones(4, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.close()
+
+
+@pytest.mark.parametrize("placement", ["host", IN_FILES])
+def test_a_plan_after_a_parameter_was_frozen_leaves_the_run_as_it_is(tmp_path, placement, one_thread):  # noqa: F811
+    model = made()
+    ziggurat.torch.offload(model, memory=memory_for(model, None), placement=placement)
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-3, placement=f"nvme:{tmp_path}/state")
+    division = streaming_of(next(model.parameters()))[0].division
+
+    def step():
+        model(torch.ones(4, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    before = [(unit.number, unit.by_rows, unit.size_bytes) for unit in division.units]
+    next(model.parameters()).requires_grad_(False)
+    step()
+    ziggurat.torch.plan(model, tokens=4)
+    optimizer.why_slow()
+    assert [(unit.number, unit.by_rows, unit.size_bytes) for unit in division.units] == before
+    step()
+    optimizer.close()
+
+
+@pytest.mark.parametrize("placement", ["host", "nvme"])
+def test_the_engine_takes_no_memory_for_which_it_has_no_use(tmp_path, placement):
+    model = made()
+    ziggurat.torch.offload(model, memory="2GiB", placement=placement)
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-3, placement=f"nvme:{tmp_path}/state")
+    optimizer.open()
+    assert streaming_of(next(model.parameters()))[0].engine_bytes < 8 << 20
+    optimizer.close()
 
 
 if __name__ == "__main__":

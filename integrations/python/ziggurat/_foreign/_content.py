@@ -47,7 +47,7 @@ class Content:
     state_names: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     #: Other names of parameters that are there already. Such a name has a value but needs no place.
     aliases: set[str] = field(default_factory=set)
-    #: Parameters that the saved optimizer had in its groups and never trained, so that no state is missing.
+    #: Parameters that the saved optimizer had in its groups and never trained, if they may lack a state.
     untrained: set[str] = field(default_factory=set)
 
 
