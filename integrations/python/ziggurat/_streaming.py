@@ -233,7 +233,7 @@ class Streaming(Pins):
     def engine_bytes(self) -> int:
         """What the engine gets of the memory for units, which it takes at once. Where all units are there
         it has no use for more than they need, and where they come and go for little more."""
-        share_bytes = self.division.share_of_engine(self.memory_bytes)
+        share_bytes = min(self.memory_bytes, self.division.share_of_engine(self.memory_bytes))
         all_bytes = self.division.engine_bytes
         if self.tier == "device":
             return min(share_bytes, all_bytes)
@@ -268,9 +268,11 @@ class Streaming(Pins):
         is too little, or if an array has the memory of a parameter that goes to the engine."""
         check_params({held.param: held.name for unit in self.units for held in unit.all_held})
         its = set(trained)
-        self.division.set_trained(its)
+        self.division.set_trained(None)
         places = self.division.leave_in_files(its)
         self.division.require(self.memory_bytes, own_blocks=state_format == "8bit")
+        # What an optimizer has only a part of takes a little more. It is not refused what offload() allowed.
+        self.division.set_trained(its)
         self._leave_in_files(places)
         _exports.require_own(self._all())
 
