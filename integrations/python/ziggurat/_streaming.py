@@ -195,9 +195,10 @@ class Streaming(Pins):
 
     def _leave_in_files(self, places: dict[torch.Tensor, FileRange]) -> None:
         """Leaves parameters in the files that their memory is a mapping of, at `places`."""
+        is_brought = self.tier != "device"
         for unit in self.units:
             unit.held = [held for held in unit.all_held if unit.unit.keeps(held.param)]
-            brings = unit.held and self.tier != "device"
+            brings = unit.held and is_brought
             unit.kept_bytes = sum(part.home_bytes for part in unit.unit.parts()) if brings else 0
         files = {
             unit.index: [(held.name, places[held.param]) for held in unit.all_held if held.param in places]
@@ -234,7 +235,7 @@ class Streaming(Pins):
         """What the engine gets of the memory for units, which it takes at once. Where all units are there
         it has no use for more than they need, and where they come and go for little more."""
         share_bytes = min(self.memory_bytes, self.division.share_of_engine(self.memory_bytes))
-        all_bytes = self.division.engine_bytes
+        all_bytes = self.division.all_bytes
         if self.tier == "device":
             return min(share_bytes, all_bytes)
         return min(share_bytes, max(self.division.smallest()[0], 2 * all_bytes))

@@ -219,10 +219,10 @@ class Division:
         if not any(unit.in_files for unit in self.units):
             return memory_bytes
         least, _ = self._smallest(lambda unit: 0)
-        return max(least, min(memory_bytes - self._most_in_files(), self.engine_bytes))
+        return max(least, min(memory_bytes - self._most_in_files(), self.all_bytes))
 
     @property
-    def engine_bytes(self) -> int:
+    def all_bytes(self) -> int:
         """Returns what all units take of the engine's memory."""
         # Pieces differ in their low bits of the address, and the last ends with a page.
         return sum(sum(unit.pieces()) for unit in self.units) + _SPARE_BYTES
