@@ -313,19 +313,14 @@ class Asked:
                 f"{size_text(free)} are free{beside}: give a directory on another drive, or free some space"
             )
 
-    def _needed_with(self, memory_bytes: int) -> int:
-        """Returns what the run would take of host memory with other `memory`."""
-        other, grads = replace(self, memory_bytes=memory_bytes), self._grads_on_drive()
-        state_bytes = self._state_bytes(self._listed())
-        in_memory, _ = other._where(state_bytes, other._budget(state_bytes, grads), grads)
-        return sum(in_memory.values())
-
     def _advice(self, needed: int, in_memory: dict[str, int]) -> str:
         smallest = self.division.smallest()[0]
         fitting = in_memory.get(_IN_USE, 0) - (needed - self.free)
-        units = sum(unit.size_bytes for unit in self.division.units)
-        if self.homes.params == "host" and not self.lives_in_units and self._needed_with(units) <= self.free:
-            return f"give memory={units}, in which all parameters then live, once"
+        if self.homes.params == "host" and not self.lives_in_units:
+            units = max(smallest, sum(unit.size_bytes for unit in self.division.units))
+            larger = replace(self, memory_bytes=units).plan(has_room=True)
+            if sum(larger.in_host_memory.values()) <= self.free:
+                return f"give memory={units}, in which all parameters then live, once"
         if fitting >= smallest:
             return f"give memory={fitting}, or less; the smallest that works is {smallest}"
         if not self.state_on_drive:
