@@ -29,8 +29,7 @@ def return_freed() -> None:
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_MOST = 32 << 20  # of glibc on 64 bits, which it also comes to by itself
-
-
+_INT_MAX = (1 << 31) - 1
 _kept_freed_bytes = 2 * _MMAP_THRESHOLD_MOST  # as much as it comes to by itself too
 
 
@@ -61,7 +60,6 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-_INT_MAX = (1 << 31) - 1
 _RETURNED_BYTES = 64 << 20
 _freed_bytes = 0
 

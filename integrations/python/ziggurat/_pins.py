@@ -165,7 +165,7 @@ class PinnedUnit:
         self.places = Places([])  #: of `held`, in the engine
         self.kept_bytes = 0  #: what `held` take where the engine keeps them
         self.pins = self.brings = 0
-        self.backwards = 0  #: of the brings, those where its backward began
+        self.backwards = 0  #: of the brings, those where its backward began, if something of it came
         self.draws = random.Random(unit.index)  #: the same in each run
         self.prints: Prints | None = None  #: of `held` when they were brought, if they are compared
         # How many forwards of the unit are under way, and how many of them with gradients. What
@@ -197,7 +197,6 @@ class Pins:
         self._thread = OneThread()  # which has all pins
         #: how often units were brought from the engine or their own files: experts, and others
         self.units_brought = self.experts_brought = 0
-        self.brought_backward = 0  #: of these others, those whose backward began
         self.calls = 0  #: of the model, or of modules around units, that are under way
         self.brought_bytes = 0  #: of what the engine keeps
 
@@ -274,11 +273,16 @@ class Pins:
 
     def pin_for_backward(self, units: Sequence[PinnedUnit]) -> None:
         """Does what pin() does, where the units' backward begins."""
-        before, brings = self.units_brought, [unit.brings for unit in units]
+        before = [unit.brings for unit in units]
         self.pin(units)
-        self.brought_backward += self.units_brought - before
-        for unit, earlier in zip(units, brings, strict=True):
-            unit.backwards += unit.brings - earlier
+        for unit, earlier in zip(units, before, strict=True):
+            if unit.comes:
+                unit.backwards += unit.brings - earlier
+
+    @property
+    def brought_backward(self) -> int:
+        """Returns how often units were brought where their backward began, without experts."""
+        return sum(unit.backwards for unit in self.units if not unit.unit.is_expert)
 
     @uncompiled
     def passes(self, trains: bool) -> None:

@@ -149,7 +149,7 @@ class Reports(Opening):
         most units had that had any. Those before the first that is trained have none, experts have as many as
         their router calls, and what a forward calls twice has twice as many."""
         pairs = zip(streaming.units, backwards, strict=True)
-        had = [count for unit, count in pairs if count and unit.comes and not unit.unit.is_expert]
+        had = [count for unit, count in pairs if count and not unit.unit.is_expert]
         return max(1, round(statistics.median_low(had) / steps)) if had else 1
 
 

@@ -191,6 +191,14 @@ def gradients_of(model, *inputs):
     return [param.grad for param in model.parameters()]
 
 
+def with_plains_gradients(make, x, folder, activation_memory):
+    """Returns a model that keeps activations on the drive, whose gradients have the bits of one that does not."""
+    plain = gradients_of(make(), x)
+    model = kept_on_drive(make(), folder, activation_memory=activation_memory)
+    assert all(map(torch.equal, gradients_of(model, x), plain))
+    return model
+
+
 @pytest.mark.parametrize(
     "kind, arguments",
     [
@@ -204,9 +212,7 @@ def gradients_of(model, *inputs):
 )
 def test_recurrent_layers_have_the_bits(tmp_path, kind, arguments):
     x = torch.randn(3, 512, 64, dtype=arguments.get("dtype"), generator=torch.Generator().manual_seed(2))
-    plain = gradients_of(Recurrent(kind, **arguments), x)
-    model = kept_on_drive(Recurrent(kind, **arguments), tmp_path, activation_memory="16MiB")
-    assert all(map(torch.equal, gradients_of(model, x), plain))
+    model = with_plains_gradients(lambda: Recurrent(kind, **arguments), x, tmp_path, "16MiB")
     assert activations(model).figures()["put_bytes"] > 0
 
 
@@ -254,9 +260,7 @@ def under_inference(y):
 )
 def test_a_copy_serves_only_tensors_whose_versions_count_the_same_writes(tmp_path, other):
     x = torch.full((256, 256), 0.25)
-    plain = gradients_of(Counted(other), x)
-    model = kept_on_drive(Counted(other), tmp_path, activation_memory="4MiB")
-    assert all(map(torch.equal, gradients_of(model, x), plain))
+    with_plains_gradients(lambda: Counted(other), x, tmp_path, "4MiB")
 
 
 class Parts(torch.nn.Module):
@@ -279,9 +283,7 @@ def test_parts_that_are_written_apart_are_copied_apart(tmp_path, split, dimensio
         return split(y, 2, dimension)
 
     x = torch.ones(512, 512)
-    plain = gradients_of(Parts(parts), x)
-    model = kept_on_drive(Parts(parts), tmp_path, activation_memory="8MiB")
-    assert all(map(torch.equal, gradients_of(model, x), plain))
+    model = with_plains_gradients(lambda: Parts(parts), x, tmp_path, "8MiB")
     assert activations(model).figures()["put_bytes"] == 2 * 512 * 512 * 4  # x, and each part
 
 
