@@ -41,7 +41,8 @@ class Held:
 
     def __init__(self, name: str, param: torch.nn.Parameter, unit: PinnedUnit) -> None:
         self.name, self.param, self.unit = name, param, unit
-        self.index = -1  #: in the engine
+        self.index = -1  #: in the engine, by which it is found, read and written
+        self.own: int | None = None  #: of what is trained or stored of it here: itself, or a slice
         # What is not in the parameter's storage now: the guard while the unit is pinned, else the
         # engine's memory at `_address`, which may be anybody's by then.
         self._other: torch.UntypedStorage | None = None
@@ -339,7 +340,7 @@ class Pins:
         try:
             if opened.pending:
                 with opened.waited.units:
-                    opened.wait_for(held.index for held in unit.held)
+                    opened.wait_for(held.own for held in unit.held if held.own is not None)
             if unit.held:
                 opened.engine.find(unit.places)
             for held, address in zip(unit.held, unit.places.addresses, strict=True):
@@ -408,7 +409,7 @@ class Pins:
                 written = held.was_written()
                 held.take_out()
                 if written:  # and the engine's memory has it
-                    opened.kept_was_written(held.index)
+                    opened.kept_was_written(held.index, held.own)
             if unit.held:
                 self._in_one_thread(opened.engine.release, unit)
             if unit.index in self.files:
