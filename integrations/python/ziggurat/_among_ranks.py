@@ -77,12 +77,12 @@ class AmongRanks:
             self._sharing = Divided(ranks, feeder, self._updated)
             self._hooks.content = feeder.content
 
-    def _share_offloaded(self, params: Iterable[torch.Tensor]) -> None:
+    def share_offloaded(self) -> None:
         """Divides an offloaded model among all ranks before its engine opens, unless the optimizer was
-        given a group."""
+        given a group. All ranks call it."""
         if self._group is not None or self._sharing.ranks is not None or not several_ranks():
             return
-        if streaming_around(list(params)) is not None:
+        if streaming_around(self._order) is not None:
             self._divide(None, dist.group.WORLD, self._reduce_dtype)
             self._sharing.attach(self._slots())
 

@@ -229,8 +229,8 @@ class Opened:
         # The engine rounds an element alike on whatever rank it is, if the settings, the store or
         # the checkpoint ask for stochastic rounding.
         firsts = [part.first_element() if part.is_run() else 0 for part in self.parts]
-        if any(firsts):
-            settings = {**settings, "first_elements": firsts}
+        if any(firsts):  # frozen ones are never rounded
+            settings = {**settings, "first_elements": firsts + [0] * (len(listed) - len(firsts))}
         if self.store is not None and (pieces := _pieces(self.parts, self.names)) is not None:
             settings = {**settings, "pieces": pieces}
         self.engine = Engine(

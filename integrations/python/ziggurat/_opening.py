@@ -105,7 +105,7 @@ class Opening(AmongRanks, StateDicts):
         named = {one[1]: one for one in new}
         new = [named[param] for param in self._in_order(named)]
         self.need_open()
-        self._share_offloaded(named)
+        self.share_offloaded()
         # Each way has calls of its own that all ranks make together.
         self._sharing.require_alike("open()", f"resume={_GIVEN[how]}")
         if self._resume is not None:

@@ -160,6 +160,7 @@ class EngineOptimizer(Reports):
         _require_order(params)
         super().__init__(params, {**defaults, "maximize": maximize})
         self._divide(wrapped, group, reduce_dtype)
+        self.share_offloaded()
         # A model that was offloaded waits for each unit when it acquires it.
         if model is not None and streaming_around(self._order) is None:
             self._waits = ModuleWaits(model, set(self._order), self._wait_for, self.synchronize)

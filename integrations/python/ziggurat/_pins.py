@@ -357,6 +357,10 @@ class Pins:
             self._take_out(unit, opened.engine)
             raise
 
+    def meet_to_write(self, held: Held) -> None:
+        """Waits among several ranks for those that write the parameter too, before it and after: no rank
+        reads a part that another one has written already, or not yet."""
+
     def expect_rows(self, units: Iterable[PinnedUnit], tensors: Iterable[torch.Tensor]) -> None:
         """Reads what a forward with the arguments `tensors` reads of tables in files. Errors: DataLoss."""
         if in_functional_transform():  # their values are not known
@@ -401,15 +405,19 @@ class Pins:
         exported = [held for held in unit.held if _storage.was_exported(held.storage)]
         try:
             unseen = [] if unit.prints is None else unit.prints.written()
+            changed = [held for held in unit.held if held.was_written()]
+            if changed:
+                self.meet_to_write(changed[0])
             for held in unit.held:
                 if held.has_moved():
                     moved.append(held.name)
                 if held in exported:
                     _storage.begin_exports(held.storage)
-                written = held.was_written()
                 held.take_out()
-                if written:  # and the engine's memory has it
+                if held in changed:  # and the engine's memory has it
                     opened.kept_was_written(held.index, held.own)
+            if changed:
+                self.meet_to_write(changed[0])
             if unit.held:
                 self._in_one_thread(opened.engine.release, unit)
             if unit.index in self.files:

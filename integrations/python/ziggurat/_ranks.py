@@ -256,8 +256,8 @@ class Ranks:
         meeting.join(seconds)
         return "".join(known)
 
-    def meet(self) -> None:
-        """Waits for all ranks."""
+    def meet(self, what: str) -> None:
+        """Waits for all ranks at `what`."""
         self.gathered([0.0])
 
     def gathered(self, values: Sequence[float]) -> torch.Tensor:

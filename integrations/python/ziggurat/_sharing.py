@@ -197,7 +197,7 @@ class Divided(Alone):
         if opened.engine.resumed:
             self._gather.run(_with_memory(opened.members))
         if opened.keeps:
-            self.ranks.meet()  # before another rank reads slices that this one has not written yet
+            self.ranks.meet("the opening of the engine")  # before another rank reads slices that this one has not written yet
 
     def exchange_bytes(self, params: Sequence[torch.Tensor]) -> tuple[int, int]:
         return self.feeder.exchange.held_bytes, self.feeder.planned_bytes(params)

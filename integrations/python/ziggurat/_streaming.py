@@ -524,6 +524,10 @@ class Streaming(Pins):
             self.activations.close()
         self.tables_in_files, self.tables = {}, {}
 
+    def meet_to_write(self, held: Held) -> None:
+        if self.ranks is not None:
+            self.ranks.meet(f"the writing of parameter '{held.name}'")
+
     # -- uses of what is away
 
     def used(self, func: Any, what: str, held: Held, args: Any, kwargs: Any) -> Any:
