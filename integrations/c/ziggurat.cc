@@ -134,6 +134,14 @@ ziggurat_status ziggurat_runtime_create(const char* settings, ziggurat_runtime* 
   });
 }
 
+ziggurat_status ziggurat_ranks_abort(ziggurat_runtime runtime, const char* reason) {
+  return guarded([&] {
+    const std::shared_ptr<ziggurat::Runtime> its = runtimes().find(runtime);
+    its->reactor.post(
+        [its, words = std::string(required(reason, "reason"))] { its->ranks->abort(words); });
+  });
+}
+
 ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime) {
   return guarded([&] {
     if (!runtimes().remove_if_unused(runtime))

@@ -213,6 +213,10 @@ ZIGGURAT_API const char* ziggurat_last_error_in_settings(void);
 /// Waits for all ranks. Errors: ZIGGURAT_DEADLINE_EXCEEDED, naming the ranks that did not come.
 ZIGGURAT_API ziggurat_status ziggurat_runtime_create(const char* settings,
                                                      ziggurat_runtime* runtime);
+/// Ends all that the ranks of a runtime have under way among themselves, on all of them, for a
+/// caller who knows that they wait for each other in vain: their calls, and later ones, fail with
+/// ZIGGURAT_UNAVAILABLE and `reason`.
+ZIGGURAT_API ziggurat_status ziggurat_ranks_abort(ziggurat_runtime runtime, const char* reason);
 /// Destroys a runtime. Errors: ZIGGURAT_INVALID_ARGUMENT while an engine, a device, an exchange or
 /// a checkpoint is open on it.
 ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);

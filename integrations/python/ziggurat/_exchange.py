@@ -248,8 +248,8 @@ class GradientExchange:
             for part in own
         ]
         if math.isinf(order):
-            found = self.ranks.largest(local)
+            found = self.ranks.largest(local, "the norm of gradients")
         else:
-            found = self.ranks.sums([norm * norm for norm in local]).sqrt().tolist()
+            found = self.ranks.sums([norm * norm for norm in local], "the norm of gradients").sqrt().tolist()
         for content, norm in zip(contents, found, strict=True):
             content.norms[order] = norm

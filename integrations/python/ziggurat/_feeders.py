@@ -187,6 +187,11 @@ class BackwardFeeder(Feeder):
         self.exchange.send(bucket, parts, device)
 
     def check_sent(self) -> None:
+        if self._ends:
+            raise InvalidArgument(
+                "a backward ended with an error when a part of its gradients was with the other ranks already, so "
+                "their sums are wrong: end the run on all ranks, and resume it"
+            )
         slots = [slot for slot in self._slots() if slot.handle is None]
         # The answer is the same on all ranks. A backward in which only such parameters have
         # gradients has called no hook, so nothing was sent yet.
@@ -216,7 +221,7 @@ class BackwardFeeder(Feeder):
         while count:
             rounds, rest = divmod(self._sent, count)
             wanted = (rounds + (rest > 0 or self._unsent())) * count
-            [wanted] = map(int, self.ranks.largest([wanted]))
+            [wanted] = map(int, self.ranks.largest([wanted], "the end of a backward"))
             if wanted == self._sent:
                 break
             while self._sent < wanted:

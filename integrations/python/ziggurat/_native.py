@@ -137,6 +137,10 @@ class Runtime:
             self, end_handle, "ziggurat_runtime_destroy", self.handle, os.getpid()
         )
 
+    def abort(self, reason: str) -> None:
+        """Makes all calls among the ranks fail, on all of them, with `reason`."""
+        call("ziggurat_ranks_abort", self.handle, reason.encode())
+
     def close(self) -> None:
         """Closes the runtime; does nothing the second time."""
         close(self._ended)

@@ -182,17 +182,18 @@ class Opening(AmongRanks, StateDicts):
             require_runs(parts, names)
         for part in parts:
             part.slot = self._slot_of[part.param]
-        return Opened(
-            parts,
-            names,
-            groups,
-            self._hooks,
-            runtime,
-            settings,
-            self._load,
-            streaming,
-            self._model_has_values,
-        )
+        with self._sharing.waiting("open()"):
+            return Opened(
+                parts,
+                names,
+                groups,
+                self._hooks,
+                runtime,
+                settings,
+                self._load,
+                streaming,
+                self._model_has_values,
+            )
 
     def _part(self, param: torch.Tensor) -> Part:
         found = kept_by_engine(param)

@@ -285,7 +285,8 @@ class EngineOptimizer(Reports):
         self.synchronize()
         stepped = [opened for opened in self._opened if opened.has_gradient()]
         for opened in stepped:
-            opened.step(groups, blob_follows=follows)
+            with self._sharing.waiting("step()"):
+                opened.step(groups, blob_follows=follows)
         # With all parameters on the CPU and state in host memory the update is short, so waiting at
         # each module beside PyTorch's computation is not worth it. Beside an accelerator it is.
         in_place = not any(opened.is_staged for opened in self._opened)
@@ -345,7 +346,8 @@ class EngineOptimizer(Reports):
         self.finish_save()
         if self._path is not None:
             for opened in self._opened:
-                opened.engine.make_durable()
+                with self._sharing.waiting("close()"):
+                    opened.engine.make_durable()
         for opened in self._opened:
             opened.give_back()  # while the other ranks still give what they have
         self._sharing.close()

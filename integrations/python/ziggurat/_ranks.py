@@ -7,14 +7,17 @@ results have the same bits whatever carries them.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import re
 import secrets
 import socket
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -31,9 +34,14 @@ from ziggurat._native import (
     Unimplemented,
     ZigguratError,
 )
+from ziggurat._rank_watch import Call, RankWatch
 from ziggurat._standard_error import stderr
 
 _PATIENCE = timedelta(minutes=30)  # how long to wait for a rank, as torch.distributed does
+# What a call is for: bytes of text, and with it the number of values, both in fp64's size; then the first values.
+_TEXT, _HEAD, _FIRST = 120, 16, 16
+_SENT_TO_EACH = 64 * 1024  # bytes, from which an all-gather's copies are worth to be saved
+_NAP, _NAP_MOST = 2e-5, 1e-3  # seconds between two looks at a transfer
 _ASKS_FOR = 3.0  # seconds; a rank that has ended is known at once
 # what PyTorch's errors say if another rank has ended
 _OF_A_PEER = re.compile("gloo|NCCL|peer", re.IGNORECASE)
@@ -77,15 +85,26 @@ class Lane:
 class _Named:
     """A transfer whose failure tells which rank failed in which call."""
 
-    def __init__(self, ranks: Ranks, call: str, works: list[Any]) -> None:
-        self._ranks, self._call, self._works = ranks, call, works
+    def __init__(self, ranks: Ranks, call: str, works: list[Any], polls: bool) -> None:
+        self._ranks, self._call, self._works, self._polls = ranks, call, works, polls
 
     def wait(self) -> None:
         try:
             for work in self._works:
+                if self._polls:
+                    self._poll(work)
                 work.wait()
         except RuntimeError as error:
             raise self._ranks.lost(self._call, error) from error
+
+    def _poll(self, work: Any) -> None:
+        """Waits for a transfer, since wait() of one that never ends cannot be ended."""
+        nap = _NAP
+        while not work.is_completed():
+            if (words := self._ranks.watch.failed) is not None:
+                raise Unavailable(f"rank {self._ranks.rank}: {words}")
+            time.sleep(nap)
+            nap = min(2 * nap, _NAP_MOST)
 
 
 class TorchLane(Lane):
@@ -93,24 +112,27 @@ class TorchLane(Lane):
         self._ranks, self._name, self._group = ranks, name, group
         self._members = dist.get_process_group_ranks(group)
         self._calls = 0
+        self._all = self._members == ranks.members  # or only some ranks make the calls
 
     def all_to_all(self, output: torch.Tensor, given: torch.Tensor) -> Work:
         return self._begun(
             "all-to-all",
+            given,
             lambda: [dist.all_to_all_single(output, given, group=self._group, async_op=True)],
         )
 
     def all_gather(self, output: torch.Tensor, given: torch.Tensor) -> Work:
-        if given.device.type == "cpu":
-            return self._begun("all-gather", lambda: self._sent_to_each(output, given))
+        if given.device.type == "cpu" and given.nbytes > _SENT_TO_EACH:
+            return self._begun("all-gather", given, lambda: self._sent_to_each(output, given), polls=False)
         return self._begun(
             "all-gather",
+            given,
             lambda: [dist.all_gather_into_tensor(output, given, group=self._group, async_op=True)],
         )
 
     def _sent_to_each(self, output: torch.Tensor, given: torch.Tensor) -> list[Any]:
         """Sends to each rank directly, because gloo's own all-gather copies the output in each of
-        its threads."""
+        its threads. Such a transfer does not tell whether it has ended before it is waited for."""
         self._calls += 1
         rows = output.view(len(self._members), -1)
         works = []
@@ -123,12 +145,15 @@ class TorchLane(Lane):
             works.append(dist.irecv(row, member, group=self._group, tag=self._calls))
         return works
 
-    def _begun(self, call: str, begin: Callable[[], list[Any]]) -> Work:
+    def _begun(
+        self, call: str, given: torch.Tensor, begin: Callable[[], list[Any]], polls: bool = True
+    ) -> Work:
         call = f"{call} of {self._name}"
         try:
-            return _Named(self._ranks, call, begin())
+            work = _Named(self._ranks, call, begin(), polls=polls and given.device.type == "cpu")
         except RuntimeError as error:
             raise self._ranks.lost(call, error) from error
+        return self._ranks.watched(work, f"the exchange of {self._name}") if self._all else work
 
 
 class EngineLane(Lane):
@@ -136,16 +161,20 @@ class EngineLane(Lane):
 
     def __init__(self, ranks: Ranks, name: str) -> None:
         self._exchange = Exchange(ranks.runtime, name)
+        self._ranks, self._name = ranks, name
         self._size = ranks.size
 
     def all_to_all(self, output: torch.Tensor, given: torch.Tensor) -> Work:
         slice_bytes = given.nbytes // self._size
         ticket = self._exchange.all_to_all(_address(given), _address(output), slice_bytes)
-        return _Ticket(ticket, output, given)
+        return self._watched(_Ticket(ticket, output, given))
 
     def all_gather(self, output: torch.Tensor, given: torch.Tensor) -> Work:
         ticket = self._exchange.all_gather(_address(given), _address(output), given.nbytes)
-        return _Ticket(ticket, output, given)
+        return self._watched(_Ticket(ticket, output, given))
+
+    def _watched(self, work: Work) -> Work:
+        return self._ranks.watched(work, f"the exchange of {self._name}")
 
 
 class _Ticket:
@@ -154,6 +183,17 @@ class _Ticket:
 
     def wait(self) -> None:
         self._ticket.finish()
+
+
+class _Watched:
+    """A transfer of which the other ranks hear if it is waited for."""
+
+    def __init__(self, watch: RankWatch, work: Work, call: Call) -> None:
+        self._watch, self._work, self._call = watch, work, call
+
+    def wait(self) -> None:
+        with self._watch.waiting(self._call):
+            self._work.wait()
 
 
 def _handles_an_error() -> bool:
@@ -192,23 +232,37 @@ class Ranks:
         self._by_engine = exchange == "ziggurat"
         self.buffers = Buffers()  #: buffers for what is sent and received
         #: The engines' runtime. Through it the engines agree on every step.
-        self.runtime = Runtime(threads, self._meeting())
+        meeting, watched_at = self._meeting()
+        self.runtime = Runtime(threads, meeting)
+        self.watch = RankWatch(self.rank, self.size, watched_at, self.runtime.abort)
         self._control = Exchange(self.runtime, "control")
         _explain_failures_of(self)
         self._small = self.lane("sums")
 
-    def _meeting(self) -> native.Ranks:
-        """Returns where the engines' ranks find each other; rank 0 tells the others through
-        `group`."""
+    def _meeting(self) -> tuple[native.Ranks, tuple[str, int]]:
+        """Returns where the engines' ranks find each other, and where they tell what they wait for; rank 0
+        tells the others through `group`."""
 
-        def meeting() -> tuple[str, str]:
+        def meeting() -> tuple[str, int, int, str]:
             address = os.environ.get("MASTER_ADDR", "") or socket.gethostname()
-            return f"{address}:{_free_port()}", secrets.token_hex(16)
+            return address, *_free_ports(), secrets.token_hex(16)
 
-        rendezvous, secret = self.decided(meeting)
-        return native.Ranks(
-            self.rank, self.size, rendezvous, secret, call_timeout_s=_PATIENCE.total_seconds()
+        address, port, watched_port, secret = _from_rank_0(self, meeting)
+        ranks = native.Ranks(
+            self.rank, self.size, f"{address}:{port}", secret, call_timeout_s=_PATIENCE.total_seconds()
         )
+        return ranks, (address, watched_port)
+
+    def watched(self, work: Work, what: str) -> Work:
+        """Returns `work`, a call that all ranks make, of which they hear if this one waits for it."""
+        return _Watched(self.watch, work, self.watch.begin(what))
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Makes a call within that all ranks make, and waits for them. Errors: Unavailable, which says who
+        waits where, if they wait for each other."""
+        with self.watch.waiting(self.watch.begin(what)):
+            yield
 
     def cut(self, count: int) -> Cut:
         """Returns how a parameter of `count` elements is divided among the ranks."""
@@ -253,19 +307,48 @@ class Ranks:
 
         meeting = threading.Thread(target=meet, daemon=True)
         meeting.start()
-        meeting.join(seconds)
+        with self.waiting("close()"):
+            meeting.join(seconds)
         return "".join(known)
 
     def meet(self, what: str) -> None:
         """Waits for all ranks at `what`."""
-        self.gathered([0.0])
+        self.gathered([], what)
 
-    def gathered(self, values: Sequence[float]) -> torch.Tensor:
-        """Returns [ranks, values] in fp64, the same on every rank."""
+    def gathered(self, values: Sequence[float], what: str = "an agreement") -> torch.Tensor:
+        """Returns [ranks, values] in fp64, the same on every rank. Errors: InvalidArgument, on all ranks,
+        if they do not all call for `what`, or not with as many values."""
+        with self.waiting(what):
+            return self._gathered(values, what)
+
+    def _gathered(self, values: Sequence[float], what: str) -> torch.Tensor:
+        # Ranks that call for different things would take one's values for the other's, so what the call is for
+        # travels with the first values, in a message of one size.
         own = torch.tensor(values, dtype=torch.float64)
+        text = what.encode()[:_TEXT].ljust(_TEXT, b"\0") + len(values).to_bytes(8, "little")
+        head = torch.zeros(_HEAD + _FIRST, dtype=torch.float64)
+        head[:_HEAD] = torch.frombuffer(bytearray(text), dtype=torch.float64)
+        head[_HEAD : _HEAD + min(_FIRST, len(own))] = own[:_FIRST]
+        heads = torch.empty(self.size * len(head), dtype=torch.float64)
+        self._small.all_gather(heads, head).wait()
+        rows = heads.view(self.size, -1)
+        self._require_alike(rows[:, :_HEAD])
+        if len(own) <= _FIRST:
+            return rows[:, _HEAD : _HEAD + len(own)]
         every = torch.empty(self.size * len(own), dtype=torch.float64)
         self._small.all_gather(every, own).wait()
         return every.view(self.size, len(own))
+
+    def _require_alike(self, heads: torch.Tensor) -> None:
+        texts = [row.contiguous().view(torch.uint8).numpy().tobytes() for row in heads]
+        other = next((rank for rank, text in enumerate(texts) if text != texts[0]), None)
+        if other is None:
+            return
+        said = [f"{text[:_TEXT].rstrip(bytes(1)).decode(errors='replace')} ({text[_TEXT]} values)" for text in texts]
+        raise InvalidArgument(
+            f"the ranks have parted ways: rank 0 is at {said[0]}, but rank {other} at {said[other]}: make the "
+            "same calls on all ranks"
+        )
 
     def together(self, what: str, work: Callable[[], Any]) -> Any:
         """Returns what `work` returns on this rank, once it has ended on all ranks. A rank that
@@ -276,7 +359,7 @@ class Ranks:
             found = work()
         except Exception as error:
             own = error
-        if self.largest([own is not None]) == [0.0]:
+        if self.largest([own is not None], what) == [0.0]:
             return found
         words = self.told(None if own is None else f"{type(own).__name__}: {own}")
         if own is not None:
@@ -286,38 +369,31 @@ class Ranks:
 
     def told(self, what: Any) -> list[Any]:
         """Returns what each rank has given, as plain data, in the order of the ranks."""
-        every: list[Any] = [None] * self.size
-        dist.all_gather_object(every, what, group=self.group)
-        return every
+        own = torch.frombuffer(bytearray(pickle.dumps(what)), dtype=torch.uint8)
+        sizes = self.gathered([len(own)])[:, 0].long().tolist()
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(own)] = own
+        every = torch.empty(self.size * len(padded), dtype=torch.uint8)
+        self._small.all_gather(every, padded).wait()
+        rows = every.view(self.size, -1)
+        return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
     def decided(self, decide: Callable[[], Any]) -> Any:
         """Returns on all ranks what `decide` returns on rank 0, which must be plain data. Errors:
         rank 0's, on all ranks."""
-        told: list[Any] = [None]
-        if self.rank == 0:
-            try:
-                told = [(decide(), None)]
-            except ZigguratError as error:
-                told = [(None, error)]
-            except Exception as error:  # tells the other ranks, which wait for an answer
-                told = [(None, Unavailable(f"rank {self.members[0]}: {type(error).__name__}: {error}"))]
-        dist.broadcast_object_list(told, src=self.members[0], group=self.group)
-        found, error = told[0]
-        if error is not None:
-            raise error
-        return found
+        return _found(self.told(_decision(self, decide) if self.rank == 0 else None)[0])
 
-    def sums(self, values: Sequence[float]) -> torch.Tensor:
+    def sums(self, values: Sequence[float], what: str = "an agreement") -> torch.Tensor:
         """Returns the sum of each value over the ranks, in the ranks' order."""
-        every = self.gathered(values)
+        every = self.gathered(values, what)
         total = every[0].clone()
         for of_rank in every[1:]:
             total += of_rank
         return total
 
-    def largest(self, values: Sequence[float]) -> list[float]:
+    def largest(self, values: Sequence[float], what: str = "an agreement") -> list[float]:
         """Returns the largest of each value over the ranks; NaN if one of them is NaN."""
-        found: list[float] = self.gathered(values).amax(0).tolist()
+        found: list[float] = self.gathered(values, what).amax(0).tolist()
         return found
 
 
@@ -342,11 +418,36 @@ def _explain_failures_of(ranks: Ranks) -> None:
     sys.excepthook = explain
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        port: int = listener.getsockname()[1]
-        return port
+def _decision(ranks: Ranks, decide: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Returns what `decide` returns, or the error that is raised on all ranks."""
+    try:
+        return decide(), None
+    except ZigguratError as error:
+        return None, error
+    except Exception as error:  # tells the other ranks, which wait for an answer
+        return None, Unavailable(f"rank {ranks.members[0]}: {type(error).__name__}: {error}")
+
+
+def _found(decision: tuple[Any, Exception | None]) -> Any:
+    found, error = decision
+    if error is not None:
+        raise error
+    return found
+
+
+def _from_rank_0(ranks: Ranks, decide: Callable[[], Any]) -> Any:
+    """Does what Ranks.decided() does before there are lanes."""
+    told: list[Any] = [_decision(ranks, decide) if ranks.rank == 0 else None]
+    dist.broadcast_object_list(told, src=ranks.members[0], group=ranks.group)
+    return _found(told[0])
+
+
+def _free_ports() -> list[int]:
+    """Returns two ports."""
+    with socket.socket() as one, socket.socket() as other:
+        for listener in (one, other):
+            listener.bind(("", 0))
+        return [one.getsockname()[1], other.getsockname()[1]]
 
 
 def several_ranks() -> bool:

@@ -8,6 +8,7 @@ of its shards.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -163,6 +164,10 @@ class Alone:
     def close(self) -> None:
         pass
 
+    def waiting(self, call: str) -> contextlib.AbstractContextManager[None]:
+        """Makes a call of the engine within that all ranks make."""
+        return contextlib.nullcontext() if self.ranks is None else self.ranks.waiting(call)
+
 
 class Divided(Alone):
     """The sharing in which every rank has a slice of each state, and all parameters (ZeRO-1, 2), or
@@ -184,7 +189,7 @@ class Divided(Alone):
         return Slice(param, self.ranks)
 
     def before_open(self, params: Iterable[torch.Tensor]) -> None:
-        every = self.ranks.gathered([self.checksum(params)])[:, 0].tolist()
+        every = self.ranks.gathered([self.checksum(params)], "open()")[:, 0].tolist()
         if len(set(every)) > 1:
             other = next(rank for rank, sum_ in enumerate(every) if sum_ != every[0])
             raise InvalidArgument(
