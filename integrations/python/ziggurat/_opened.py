@@ -313,6 +313,7 @@ class Opened:
             "brought_backward": 0 if streaming is None else streaming.brought_backward,
             "brought_bytes": 0 if streaming is None else streaming.brought_bytes,
             "frozen_read_bytes": 0 if streaming is None else streaming.files.read_bytes,
+            "tiles_read_bytes": 0 if streaming is None else streaming.tiles_read_bytes,
         }
         kept = None if streaming is None else streaming.activations
         moved |= {} if kept is None else kept.counters()
