@@ -609,6 +609,14 @@ def streaming_of(param: torch.Tensor) -> tuple[Streaming, Held] | None:
     return None if held is None else (held.unit.streaming, held)
 
 
+def tiled_of(weight: torch.Tensor) -> Tiled | None:
+    """Returns the tiles of a linear layer's weight, if it has some."""
+    found = streaming_of(weight)
+    if found is None or weight.dim() != 2:
+        return None
+    return found[0].tiled.get(found[1].unit.index)
+
+
 def kept_by_engine(param: torch.Tensor) -> tuple[Streaming, Held] | None:
     """Returns what streaming_of() does of a parameter that is not left where it lies."""
     found = streaming_of(param)

@@ -51,6 +51,11 @@ class Tiled:
         self._keeps_all = keeps_all
 
     @property
+    def rows(self) -> int:
+        """Returns how many the largest tile has."""
+        return max(rows.stop - rows.start for rows in self._rows)
+
+    @property
     def folder_of_grad(self) -> str | None:
         """Returns the directory in which the gradient is made, as large as the weight. None: in memory."""
         opened = self._streaming.opened
@@ -145,7 +150,7 @@ def _gradients(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Returns the gradients of the flattened input and of the weight, as far as they are needed."""
     total: torch.Tensor | None = None
-    of_weight = None if input is None else _empty_gradient(ctx.tiled, ctx.like)
+    of_weight = None if input is None else empty_gradient(ctx.tiled, ctx.like)
     rows_of_input = None if input is None else input.reshape(-1, input.shape[-1])
     for rows in ctx.tiled.each(is_brought=weight is not None, backward=True):
         own = flat[:, rows]
@@ -168,7 +173,8 @@ def _added(total: torch.Tensor | None, grad: torch.Tensor, tile: torch.Tensor) -
     return total.add_(grad @ tile)
 
 
-def _empty_gradient(tiled: Tiled, like: torch.Tensor) -> torch.Tensor:
+def empty_gradient(tiled: Tiled, like: torch.Tensor) -> torch.Tensor:
+    """Returns memory for the weight's gradient, or a file if the weight lies in one. Errors: ResourceExhausted."""
     folder = tiled.folder_of_grad
     if folder is not None:
         return empty_in_file(folder, like)

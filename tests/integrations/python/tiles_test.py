@@ -388,6 +388,66 @@ def test_a_weight_that_was_written_since_the_forward_is_an_error(tmp_path):
     optimizer.close()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("changes", [{}, {"logit_scale": 0.5, "softcap": 3.0}, {"reduction": "sum", "chunk": 7}])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_loss_without_logits(tmp_path, dtype, changes, bias):
+    plain, model = made(dtype, bias=bias), made(dtype, bias=bias)
+    optimizer = opened(model, tmp_path)
+    torch.manual_seed(7)
+    x, labels = torch.randn(5, 9, WIDTH).to(dtype), torch.randint(ROWS, (5, 9))
+    labels[0, :4], labels[1, 0], labels[1, 1] = -100, 0, ROWS - 1
+    found = []
+    for one in (plain, model):
+        given = x.clone().requires_grad_()
+        loss = ziggurat.torch.chunked_cross_entropy(given, one.lm_head.weight, labels, bias=one.lm_head.bias, **changes)
+        found.append([loss, *torch.autograd.grad(3 * loss, [given, *one.lm_head.parameters()])])
+    (loss, *grads), (its_loss, *its) = found
+    assert apart(its_loss, loss) < 1e-6
+    assert all(apart(*pair) < (1e-6 if dtype == torch.float32 else 5e-3) for pair in zip(its, grads, strict=True))
+    # Whichever way the tokens are cut, and with nothing to learn.
+    labels.fill_(-100)
+    loss = ziggurat.torch.chunked_cross_entropy(given, model.lm_head.weight, labels, reduction="sum")
+    assert loss == 0 and not torch.autograd.grad(loss, given)[0].any()
+    assert optimizer.figures()["tiles_read_bytes"] == 4 * model.lm_head.weight.nbytes
+    optimizer.close()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_causal_model_computes_its_loss_in_tiles(tmp_path, monkeypatch, capfd, frozen):
+    language_models = pytest.importorskip("language_models")
+    losses, seen = [], []
+
+    def looked(logits, *args, its=ziggurat._tiled_loss.change):
+        seen.append(logits.shape)
+        return its(logits, *args)
+
+    monkeypatch.setattr(ziggurat._tiled_loss, "change", looked)
+    for tiles in (None, {"lm_head": 8}):
+        model = language_models.llama(vocab_size=5000)
+        model.lm_head.requires_grad_(not frozen)
+        offload(model, memory="1MiB" if tiles else "4MiB", placement="nvme", tiles=tiles, chunked_loss=True)
+        optimizer = adamw(model, f"nvme:{tmp_path}/{tiles is None}")
+        losses.append([])
+        for batch in language_models.batches(3):
+            loss = language_models.loss_of(model, batch)
+            loss.backward()
+            losses[-1].append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+        if tiles is not None:
+            assert optimizer.figures()["tiles_read_bytes"] == 6 * model.lm_head.weight.nbytes
+            with torch.no_grad():
+                logits = model(input_ids=batch).logits
+                assert logits.shape[-1] == 5000
+                model.eval()
+                assert model.generate(batch[:1, :4], max_new_tokens=3).shape == (1, 7)
+        optimizer.close()
+    torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-5, atol=0)
+    assert len(seen) == 48 and max(shape[1] for shape in seen) <= 640
+    assert f"computes its loss {2**28 // (16 * 632)} tokens" in capfd.readouterr().err
+
+
 def test_micro_batches(tmp_path):
     results = []
     for takes_turns in (False, True):
