@@ -533,6 +533,8 @@ class Opened:
             for index, param in zip(pending, held, strict=True):
                 if index not in faults:
                     self._versions[index] = param._version
+        if self._streaming is not None:
+            self._streaming.let_tiles_go()
         copying = {place for place in self._every_place if place.copies_back}
         for index, param in zip(pending, held, strict=True):
             del self._lent[index]

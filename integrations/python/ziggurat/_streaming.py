@@ -119,6 +119,11 @@ class Streaming(Pins):
         """Counts the block's time as one that the script has waited for a unit, while an engine is open."""
         return contextlib.nullcontext() if self._opened is None else self._opened.waited.units
 
+    def let_tiles_go(self) -> None:
+        """Lets the pages go that a step has written of layers that are used tile by tile."""
+        for tiled in self.tiled.values():
+            tiled.let_go()
+
     @property
     def tiles_read_bytes(self) -> int:
         return sum(tiled.read_bytes for tiled in self.tiled.values())

@@ -36,8 +36,8 @@ def tiled_in(model: torch.nn.Module, tiles: Tiles) -> dict[torch.nn.Module, tupl
             raise InvalidArgument(f"tiles: '{name}' is a {type(module).__name__}, no torch.nn.Linear: {_layers(modules)}")
         if type(module) is not torch.nn.Linear or "forward" in module.__dict__:
             raise Unimplemented(
-                f"tiles: '{name}' is a {type(module).__name__} with a forward of its own, which tiles would leave "
-                "out: name layers that are torch.nn.Linear itself, or leave it whole"
+                f"tiles: '{name}' is a {type(module).__name__} or has a forward of its own, which may do more than "
+                "tiles do: name layers that are torch.nn.Linear itself, or leave it whole"
             )
         if not isinstance(count, int) or isinstance(count, bool) or not 2 <= count <= module.out_features:
             raise InvalidArgument(

@@ -50,6 +50,11 @@ class Tiled:
         self._reads_ahead = spare_bytes >= tile_bytes
         self._keeps_all = keeps_all
 
+    def let_go(self) -> None:
+        """Lets what is there of the weight's pages leave this process's memory, if there is no room for all."""
+        if self._place is not None and not self._keeps_all:
+            self._place.let_go()
+
     @property
     def rows(self) -> int:
         """Returns how many the largest tile has."""

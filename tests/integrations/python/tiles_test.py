@@ -228,7 +228,8 @@ def test_one_tile_is_there_at_a_time(tmp_path, monkeypatch, count):
         loss_of(model, tokens_of(1)).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        loss_of(model, tokens_of(1))  # what a step has used goes with the next forward
+        assert resident(tmp_path) < 2**18  # of what the step has written, too
+        loss_of(model, tokens_of(1))
     seen.clear()
     loss_of(model, tokens_of(1)).backward()
     tile = weight.nbytes // count
@@ -448,6 +449,28 @@ def test_a_causal_model_computes_its_loss_in_tiles(tmp_path, monkeypatch, capfd,
     assert f"computes its loss {2**28 // (16 * 632)} tokens" in capfd.readouterr().err
 
 
+def test_layers_within_a_block_before_and_after_an_engine(tmp_path):
+    plain, model = made(), made()
+    tiles = {"blocks.1.0": 4, "lm_head": 16}
+    offload(model, memory=model.lm_head.weight.nbytes // 4, placement="nvme", tiles=tiles)
+    assert [unit.name for unit in streaming_of(model.lm_head.weight)[0].units if unit.unit.tiles] == list(tiles)
+
+    def compare():
+        with torch.no_grad():
+            assert torch.equal(plain(tokens_of(1)), model(tokens_of(1)))
+        found = [torch.autograd.grad(loss_of(one, tokens_of(1)), one.blocks[1][0].weight)[0] for one in (plain, model)]
+        assert apart(*found) < 1e-5
+
+    compare()
+    optimizer = adamw(model, f"nvme:{tmp_path}/state")
+    optimizer.open()
+    compare()
+    steps_of(model, optimizer, range(1))
+    optimizer.close()
+    plain.load_state_dict(model.state_dict())
+    compare()
+
+
 def test_micro_batches(tmp_path):
     results = []
     for takes_turns in (False, True):
@@ -487,7 +510,7 @@ def test_errors():
         pass
 
     model.lm_head.__class__ = Other
-    refused(Unimplemented, "'lm_head' is a Other with a forward of its own", {"lm_head": 4})
+    refused(Unimplemented, "'lm_head' is a Other or has a forward of its own", {"lm_head": 4})
     model.lm_head.__class__ = torch.nn.Linear
     model.lm_head = torch.nn.Linear(WIDTH, WORDS)
     model.lm_head.weight = model.embedding.weight
