@@ -36,12 +36,12 @@ from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._placement import Homes, fits_half, sums_bytes
 from ziggurat._progress import Progress
 from ziggurat._read_at_use import ReadAtUse
-from ziggurat._refusals import check_sharing, warn_of_no_optimizer
+from ziggurat._refusals import check_params, check_sharing, warn_of_no_optimizer
 from ziggurat._released import CONVERSIONS, NoAddress, Released, changes_nothing
 from ziggurat._standard_error import stderr
 from ziggurat._table_rows import TablesCopied, placed_table
 from ziggurat._torch_private import uncompiled
-from ziggurat._units import ROOT, Division, check_params
+from ziggurat._units import ROOT, Division
 
 if TYPE_CHECKING:
     from ziggurat._activations import Activations

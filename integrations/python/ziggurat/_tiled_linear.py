@@ -31,6 +31,7 @@ class Tiled:
 
     def __init__(self, streaming: Streaming, unit: PinnedUnit) -> None:
         self._streaming, self._unit = streaming, unit
+        self._name = next(held.name for held in unit.all_held if held.param is unit.unit.weight)
         self._rows = [slice(*rows) for rows in unit.unit.tiles]
         self._place: FileRange | None = None  # of the weight
         self._pieces: list[FileRange] = []
@@ -51,8 +52,8 @@ class Tiled:
         self._keeps_all = keeps_all
 
     def let_go(self) -> None:
-        """Lets what is there of the weight's pages leave this process's memory, if there is no room for all."""
-        if self._place is not None and not self._keeps_all:
+        """Lets what a step has written of the weight leave this process's memory, if there is no room for all."""
+        if self._place is not None and not self._keeps_all and self._unit.unit.weight.requires_grad:
             self._place.let_go()
 
     @property
@@ -76,7 +77,7 @@ class Tiled:
         for place, following in zip(order, [*order[1:], None], strict=True):
             piece = self._pieces[place]
             with self._streaming.waited_for_units():
-                self.read_bytes += piece.read(self._unit.all_held[0].name)
+                self.read_bytes += piece.read(self._name)
             if following is not None and self._reads_ahead:
                 self._pieces[following].expect()
             try:

@@ -443,6 +443,11 @@ def test_a_causal_model_computes_its_loss_in_tiles(tmp_path, monkeypatch, capfd,
                 assert logits.shape[-1] == 5000
                 model.eval()
                 assert model.generate(batch[:1, :4], max_new_tokens=3).shape == (1, 7)
+            model.save_pretrained(tmp_path / "saved")
+            saved = load_file(tmp_path / "saved" / "model.safetensors")
+            state = model.state_dict()
+            assert saved.keys() == state.keys()
+            assert all(torch.equal(saved[name], state[name]) for name in saved)
         optimizer.close()
     torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-5, atol=0)
     assert len(seen) == 48 and max(shape[1] for shape in seen) <= 640
