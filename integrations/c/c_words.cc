@@ -38,7 +38,7 @@ const std::map<std::string, std::string, std::less<>>& places() {
          {"device", "device_memory", "durable_every", "durable_every_steps", "first_elements",
           "host_memory", "initial_accumulator", "optimizer", "param_rounding", "pieces",
           "placement", "resume", "rounding", "run", "slots", "state_format", "state_rounding",
-          "store"})
+          "store", "wholes"})
       its[key] = fmt::format("\"{}\"", key);
     for (const char* const none : {"activation_checkpointing",
                                    "batch",
