@@ -13,6 +13,7 @@ from pathlib import Path
 try:
     import pytest
     import torch
+    from rank_runs import on_ranks
     from safetensors.torch import load_file, save_file
     from small_models import one_thread  # noqa: F401, a fixture
     from streamed_models import assert_same_run, pinned, values_of
@@ -495,6 +496,30 @@ def test_micro_batches(tmp_path):
         results.append(([one.item() for one in losses], values_of(model)))
         optimizer.close()
     assert_same_run(*results)
+
+
+def of_rank(rank, world, home, folder):
+    """Returns what ZeRO-2 finds with a whole head, and what ranks find that stream their models with tiles."""
+    found = []
+    for tiles in (False, True):
+        model = made(trunk=False)
+        if tiles:
+            in_tiles(model, placement=home)
+        trained = [param for param in model.parameters() if param.requires_grad]
+        optimizer = ziggurat.torch.AdamW(
+            trained, lr=1e-2, placement=f"nvme:{folder}/{tiles}", model=model, group=torch.distributed.group.WORLD
+        )
+        losses = steps_of(model, optimizer, range(rank, 3 * world, world))
+        found.append((losses, values_of(model)))
+        optimizer.close()
+    return found
+
+
+@pytest.mark.parametrize("home", ["host", "nvme"])
+def test_ranks(tmp_path, home):
+    """Each has the whole layer, as it has tables that are read by rows."""
+    for results in on_ranks(2, of_rank, 2, home, str(tmp_path)):
+        assert_same_run(*results)
 
 
 def test_errors():
