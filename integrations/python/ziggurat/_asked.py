@@ -95,7 +95,8 @@ class Asked:
             units=len(self.division.units),
             experts=sum(unit.is_expert for unit in self.division.units),
             frozen_in_files=sum(param.nbytes for unit in self.division.units for param in unit.in_files),
-            by_rows=tuple(unit.name for unit in self.division.units if unit.by_rows),
+            by_rows=tuple(unit.name for unit in self.division.units if unit.by_rows and not unit.tiles),
+            tiles={unit.name: len(unit.tiles) for unit in self.division.units if unit.tiles},
             optimizer=self.optimizer,
             state_format=self.state_format,
             tokens=tokens * self.accumulation,
@@ -240,7 +241,8 @@ class Asked:
         return sum(param.nbytes for param in self._kept())
 
     def _has_grad_in_file(self, part: UnitPart) -> bool:
-        """Returns whether backward makes its gradient in a file, as _table_rows.py does."""
+        """Returns whether backward makes its gradient in a file, as _table_rows.py and
+        _tiled_linear.py do."""
         is_large = part.elements * part.itemsize >= LARGE_BYTES
         return part.by_rows and is_large and self.homes.params == "nvme"
 

@@ -22,6 +22,7 @@ from ziggurat._forward_source import head_of_forward
 from ziggurat._memory import size_text
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._standard_error import stderr
+from ziggurat._streaming import tiled_of
 from ziggurat._subclass import CHUNKED_LOSS, subclass
 from ziggurat._torch_private import uncompiled
 
@@ -55,8 +56,10 @@ def compute_in_chunks(causal: Any, name: str) -> _Seam:
     causal.__dict__[CHUNKED_LOSS] = head.__dict__[CHUNKED_LOSS] = seam
     causal.__class__ = _made_model(type(causal))
     head.__class__ = _made_head(type(head))
+    tiled = tiled_of(head.weight)
+    words = head.out_features if tiled is None else tiled.rows  # that are computed at a time
     print(
-        f"ziggurat: offload(): {seam.model} computes its loss {default_chunk(head.out_features)} tokens at "
+        f"ziggurat: offload(): {seam.model} computes its loss {default_chunk(words)} tokens at "
         "a time, and with labels and gradients its output has no logits, which would take "
         f"{size_text(4 * head.out_features)} a token in fp32; chunked_loss=False builds them",
         file=stderr(),

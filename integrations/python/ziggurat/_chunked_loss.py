@@ -8,13 +8,16 @@ the logits.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
 from ziggurat._gathered import brought
+from ziggurat._logits import How, change, undo_change
 from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._streaming import tiled_of
+from ziggurat._tiled_loss import loss_in_tiles
 from ziggurat._torch_private import keeps_graph, uncompiled
 
 CHUNK_BYTES = 256 << 20  #: what a chunk may take if no size is given
@@ -71,6 +74,9 @@ def chunked_cross_entropy(
     is summed over chunks, whose products have the type of the computation, and is rounded once, in
     backward: so its bits depend on `chunk`.
 
+    A weight that :func:`offload` has cut into tiles is brought a tile at a time, in the forward and again in
+    backward, which then makes the gradients; a chunk takes 16 bytes for each token and row of a tile.
+
     Errors: InvalidArgument for shapes, types, labels and settings that do not fit.
     """
     _check_tensors(hidden, weight, labels, bias)
@@ -87,32 +93,20 @@ def chunked_cross_entropy(
     divisor: Any = 1
     if reduction == "mean":
         divisor = len(targets) if num_items_in_batch is None else num_items_in_batch
-    how = _How(
-        chunk or default_chunk(vocabulary),
+    tiled = tiled_of(weight)
+    how = How(
+        chunk or default_chunk(vocabulary if tiled is None else tiled.rows),
         _computed_type(hidden, weight, bias),
         logit_scale,
         softcap,
         torch.is_grad_enabled(),
     )
     divisor = torch.as_tensor(divisor, dtype=how.wide, device=hidden.device)
+    if tiled is not None:
+        return loss_in_tiles(flat, weight, bias, counted, targets, divisor, how, tiled)
     with brought([one for one in (weight, bias) if one is not None]):
         loss: torch.Tensor = _ChunkedCrossEntropy.apply(flat, weight, bias, counted, targets, divisor, how)
     return loss
-
-
-class _How(NamedTuple):
-    """How the loss is computed."""
-
-    chunk: int
-    dtype: torch.dtype  #: of the products
-    logit_scale: float
-    softcap: float | None
-    trains: bool
-
-    @property
-    def wide(self) -> torch.dtype:
-        """Returns the type of softmax and of sums."""
-        return torch.promote_types(self.dtype, torch.float32)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -128,7 +122,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         counted: torch.Tensor,
         targets: torch.Tensor,
         divisor: torch.Tensor,
-        how: _How,
+        how: How,
     ) -> torch.Tensor:
         wanted = [how.trains and needs for needs in ctx.needs_input_grad[:3]]
         keeps_logits = wanted[1] and _take_less(len(counted), weight, how)
@@ -184,15 +178,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
-def _into_gradient(logits: torch.Tensor, labels: torch.Tensor, how: _How, trains: bool) -> torch.Tensor:
+def _into_gradient(logits: torch.Tensor, labels: torch.Tensor, how: How, trains: bool) -> torch.Tensor:
     """Returns the losses of a chunk. Makes their gradients of the logits if it `trains`."""
-    slope = None
-    if how.softcap is not None:
-        logits.mul_(how.logit_scale / how.softcap).tanh_()
-        slope = logits.square().neg_().add_(1) if trains else None
-        logits.mul_(how.softcap)
-    elif how.logit_scale != 1:
-        logits.mul_(how.logit_scale)
+    slope = change(logits, how, trains)
     at_labels = labels.unsqueeze(1)
     logits.sub_(logits.amax(1, keepdim=True))
     of_labels = logits.gather(1, at_labels)
@@ -201,10 +189,7 @@ def _into_gradient(logits: torch.Tensor, labels: torch.Tensor, how: _How, trains
     if trains:
         logits.div_(sums)
         logits.scatter_add_(1, at_labels, torch.full_like(of_labels, -1))
-        if slope is not None:
-            logits.mul_(slope)
-        if how.logit_scale != 1:
-            logits.mul_(how.logit_scale)
+        undo_change(logits, how, slope)
     return losses
 
 
@@ -214,7 +199,7 @@ _IN_CACHE_BYTES = 2 << 20
 class _Gradients:
     """Those of hidden, weight and bias that are `wanted`, as the chunks so far have made them."""
 
-    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, how: _How, wanted: list[bool]) -> None:
+    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, how: How, wanted: list[bool]) -> None:
         self._hidden = torch.zeros_like(hidden) if wanted[0] else None
         self._weight = weight.new_zeros(weight.shape, dtype=how.wide) if wanted[1] else None
         self._bias = weight.new_zeros(len(weight), dtype=how.wide) if wanted[2] else None
@@ -252,7 +237,7 @@ def _words_at_a_time(most: int, hidden: torch.Tensor) -> int:
     return max(1, most // hidden.shape[1])
 
 
-def _take_less(tokens: int, weight: torch.Tensor, how: _How) -> bool:
+def _take_less(tokens: int, weight: torch.Tensor, how: How) -> bool:
     """Returns whether the gradients of all logits take less than a sum that has to be rounded to the
     weight's gradient."""
     if weight.dtype == how.wide:  # the sum is the gradient
@@ -263,7 +248,7 @@ def _take_less(tokens: int, weight: torch.Tensor, how: _How) -> bool:
 def _weight_gradient(
     vocabulary: int,
     dtype: torch.dtype,
-    how: _How,
+    how: How,
     factor: torch.Tensor,
     hidden: torch.Tensor,
     counted: torch.Tensor,

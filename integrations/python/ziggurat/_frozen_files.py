@@ -9,6 +9,7 @@ are read meanwhile, and what nobody needs leaves this process's memory.
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import mmap
 import os
@@ -129,11 +130,25 @@ class FileRange:
         # It keeps the mapping: the parameter may be given other memory.
         self._storage = tensor.untyped_storage()
         self._address, self.size_bytes = tensor.data_ptr(), tensor.nbytes
+        self._first_byte = 0  # in the storage
         self._private, self._file = private, file
         self._is_read = False  # and has not been let go since
 
+    def part(self, first_byte: int, size_bytes: int) -> FileRange:
+        """Returns a part of it, which is read and let go by itself."""
+        its = copy.copy(self)
+        its._first_byte = first_byte
+        its._address, its.size_bytes, its._is_read = self._address + first_byte, size_bytes, False
+        return its
+
     def is_in_place(self) -> bool:
-        return self._storage.data_ptr() == self._address
+        return self._storage.data_ptr() + self._first_byte == self._address
+
+    def expect(self) -> None:
+        """Lets the kernel read it into the page cache meanwhile."""
+        if self.is_in_place():
+            begin = self._address // _PAGE * _PAGE
+            advise(begin, self._address + self.size_bytes - begin, mmap.MADV_WILLNEED)
 
     def read(self, name: str) -> int:
         """Reads all of it and maps it. Returns the bytes that were not there. Errors: DataLoss, with the

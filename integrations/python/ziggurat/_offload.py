@@ -20,6 +20,8 @@ from ziggurat._placement import Homes
 from ziggurat._refusals import check_model
 from ziggurat._streaming import Streaming, streaming_of
 from ziggurat._table_rows import grad_in_file
+from ziggurat._tile_choice import Tiles
+from ziggurat._tiled_linear import Tiled, compute_in_tiles
 from ziggurat._tokens import TokenCost
 from ziggurat._torch_private import require_for_offload
 from ziggurat._unit_choice import Choice
@@ -34,6 +36,7 @@ def offload(
     memory: int | str,
     placement: str = "host",
     units: Choice = "auto",
+    tiles: Tiles | None = None,
     chunked_loss: bool | None = None,
     activations: str | None = None,
     activation_memory: int | str | None = None,
@@ -56,6 +59,11 @@ def offload(
         remains is there as long as the model runs. Experts that are modules of their own are units
         within their block, which a batch brings that calls them. Or a list of names of modules, or a function of
         a module's name and the module that tells whether it is a unit.
+    ``tiles``
+        Names of linear layers and into how many tiles of output features each is cut, as {"lm_head": 8}. A
+        tile of the weight is brought, used and let go after the other, so that `memory` needs room for the
+        largest one in place of the layer. To all else it stays one parameter. The layer's outputs and the
+        gradients of weight and bias keep their bits; its input's gradient is summed over the tiles in fp32.
     ``chunked_loss``
         Whether a causal language model of transformers computes its loss by
         :func:`chunked_cross_entropy` where it gets labels and gradients are enabled. The output's
@@ -84,13 +92,17 @@ def offload(
     check_model(model)
     homes = Homes.of(placement)
     memory_bytes = bytes_of("memory", memory)
-    division = divide(model, units)
+    division = divide(model, units, tiles=tiles)
     _check_params(division)
     division.leave_in_files({param for param in model.parameters() if param.requires_grad})
     division.require(memory_bytes)
     found = find_head(model, chunked_loss)
     streaming = Streaming(division, homes, memory_bytes)
     streaming.activations = activations_of(streaming, model, activations, activation_memory)
+    for entry in division.entries:
+        for index in (unit.index for unit in entry.units if unit.tiles):
+            streaming.tiled[index] = Tiled(streaming, streaming.units[index])
+            compute_in_tiles(entry.module, streaming.tiled[index])
     if found is not None:
         streaming.seams.append(compute_in_chunks(*found))
     pinned: dict[int, PinnedUnit] = {unit.index: unit for unit in streaming.units}

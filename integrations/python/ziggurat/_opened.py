@@ -331,6 +331,7 @@ class Opened:
             "brought_backward": 0 if streaming is None else streaming.brought_backward,
             "brought_bytes": 0 if streaming is None else streaming.brought_bytes,
             "frozen_read_bytes": 0 if streaming is None else streaming.files.read_bytes,
+            "tiles_read_bytes": 0 if streaming is None else streaming.tiles_read_bytes,
         }
         kept = None if streaming is None else streaming.activations
         moved |= {} if kept is None else kept.counters()
@@ -550,6 +551,8 @@ class Opened:
             for index, param in zip(pending, held, strict=True):
                 if index not in faults:
                     self._versions[index] = param._version
+        if self._streaming is not None:
+            self._streaming.let_tiles_go()
         copying = {place for place in self._every_place if place.copies_back}
         for index, param in zip(pending, held, strict=True):
             del self._lent[index]

@@ -254,7 +254,7 @@ class _Around:
         compiled = module._compiled_call_impl is not None
         all_held = (held for unit in self._units for held in unit.all_held)
         # Vectors are added and multiplied in fp32.
-        wide = (one for one in all_held if one.param.dtype == torch.float32 and one.param.dim() > 1)
+        wide = (one for one in all_held if not one.unit.unit.tiles and one.param.dtype == torch.float32 and one.param.dim() > 1)
         kept = next((one for one in wide if compiled or not one.param.requires_grad), None)
         if kept is not None and not self.streaming.warned_of_casts:
             self.streaming.warned_of_casts = True

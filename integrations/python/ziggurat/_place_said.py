@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 def say_where(streaming: Streaming, opened: Opened) -> None:
     in_files = streaming.files.size_bytes
     brought = size_text(streaming.size_bytes + in_files)
-    rows = [unit.name for unit in streaming.units if unit.unit.by_rows]
+    rows = [unit.name for unit in streaming.units if unit.unit.by_rows and not unit.unit.tiles]
     by_rows = f"; of {', '.join(rows)} each batch's rows are read" if rows else ""
+    tiled = [f"{unit.name} in {len(unit.unit.tiles)} tiles" for unit in streaming.units if unit.unit.tiles]
+    in_tiles = f"; {', '.join(tiled)}, of which one is there at a time" if tiled else ""
     grads = "memory" if opened.sums is None else opened.store
     print(
         f"ziggurat: offload(): {len(streaming.units)} units with {brought} of parameters"
-        f"{_places(streaming, opened.store, in_files)}: {_brings(streaming, brought)}; gradients are in {grads}{by_rows}",
+        f"{_places(streaming, opened.store, in_files)}: {_brings(streaming, brought)}; gradients are in {grads}{by_rows}{in_tiles}",
         file=stderr(),
     )
 

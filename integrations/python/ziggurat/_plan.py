@@ -14,6 +14,7 @@ from ziggurat._refusals import check_model
 from ziggurat._placement import Homes, parsed
 from ziggurat._plan_page import Plan
 from ziggurat._streaming import Streaming, streaming_of
+from ziggurat._tile_choice import Tiles
 from ziggurat._unit_choice import Choice
 from ziggurat._units import divide
 
@@ -27,6 +28,7 @@ def plan(
     memory: int | str | None = None,
     placement: str = "host",
     units: Choice = "auto",
+    tiles: Tiles | None = None,
     optimizer: str = "adamw",
     optimizer_placement: str = "host",
     state_format: str = "fp32",
@@ -45,7 +47,7 @@ def plan(
 
     ``tokens``, ``accumulation``
         Tokens of one backward, and backwards in a step.
-    ``memory``, ``placement``, ``units``
+    ``memory``, ``placement``, ``units``, ``tiles``
         As offload() takes them.
     ``optimizer``, ``optimizer_placement``, ``state_format``, ``host_memory``
         The optimizer's name in lower case, and its arguments. ``optimizer_placement`` is "host" or
@@ -83,7 +85,7 @@ def plan(
         tier, path = parsed(optimizer_placement) if optimizer_placement != "nvme" else ("nvme", None)
         if tier == "auto":
             raise InvalidArgument('plan(optimizer_placement="auto"): give "host" or "nvme:/path"')
-        division = divide(model, units, also_meta=True)
+        division = divide(model, units, tiles=tiles, also_meta=True)
         trained = {param for param in model.parameters() if param.requires_grad}
         division.leave_in_files(trained, also_meta=frozen_in_files)
         asked = Asked(

@@ -21,6 +21,7 @@ class Plan:
     experts: int  #: the units that a batch may not call
     frozen_in_files: int  #: bytes of frozen parameters that stay in their own files
     by_rows: tuple[str, ...]  #: the embeddings of which a forward reads a batch's rows where they lie
+    tiles: dict[str, int]  #: the linear layers that are used in tiles, and how many each has
     optimizer: str
     state_format: str
     tokens: int  #: of a step
@@ -55,6 +56,7 @@ class Plan:
             + (f", {frozen:,} of them frozen" if frozen else "")
             + f"; {self.optimizer} in {self.state_format}",
             *(f"of {name} each batch's rows are read" for name in self.by_rows),
+            *(f"{name} has {count} tiles, of which one is there at a time" for name, count in self.tiles.items()),
             *([f"{size_text(self.frozen_in_files)} that are frozen stay in their own files"] if self.frozen_in_files else []),
             f"{self.tokens:,} tokens in {backwards} make a step",
             f"memory={self.memory_bytes} {stays}; it must be at least {self.smallest_memory_bytes}",

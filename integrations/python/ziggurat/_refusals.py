@@ -8,7 +8,8 @@ import warnings
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ziggurat._native import Unimplemented
+from ziggurat import _storage
+from ziggurat._native import InvalidArgument, Unimplemented
 
 
 def check_model(model: torch.nn.Module) -> None:
@@ -35,6 +36,67 @@ def check_sharing(model: torch.nn.Module) -> None:
                 f"module '{name or 'the model'}' was given to fully_shard(), and its parameters are others now, "
                 "which cannot be offloaded: leave out offload() or fully_shard()"
             )
+
+
+def check_params(named: dict[torch.nn.Parameter, str], also_meta: bool = False) -> None:
+    """Errors: what the engine cannot keep, by its name."""
+    users: dict[int, str] = {}
+    for param, name in named.items():
+        _check_kind(param, name)
+        if not (also_meta and param.is_meta):
+            _check_device(param, name)
+        other = users.setdefault(_storage.identity(param), name)
+        if other != name:
+            raise InvalidArgument(
+                f"parameters '{other}' and '{name}' are different parameters in one memory: "
+                "tie them by giving both modules the same parameter, or give one its .clone()"
+            )
+    for param, name in named.items():
+        if _storage.shares_memory(param):
+            raise InvalidArgument(
+                f"parameter '{name}' is a part of a larger memory, which cannot go with it: make "
+                "the parameter from its .clone()"
+            )
+
+
+def _check_device(param: torch.nn.Parameter, name: str) -> None:
+    if param.device.type != "cpu":
+        raise Unimplemented(
+            f"parameter '{name}' is on {param.device}: offload() only works on the CPU so far; "
+            "call it before model.to(), or train without it"
+        )
+    if param.is_shared() and not param.untyped_storage().filename:
+        raise Unimplemented(
+            f"parameter '{name}' is in shared memory, which other processes may use: call offload() without "
+            "share_memory() before"
+        )
+
+
+def _check_kind(param: torch.nn.Parameter, name: str) -> None:
+    if type(param) is not torch.nn.Parameter:
+        raise Unimplemented(
+            f"parameter '{name}' is a {type(param).__name__}: only plain parameters can be "
+            "offloaded; make it a torch.nn.Parameter"
+        )
+    if type(param.data) is not torch.Tensor:
+        raise Unimplemented(
+            f"parameter '{name}' holds a {type(param.data).__name__}: only plain tensors can be "
+            "offloaded; make the parameter from a plain tensor"
+        )
+    if param.layout is not torch.strided or param.is_quantized:
+        raise Unimplemented(
+            f"parameter '{name}' is sparse or quantized, which offload() cannot keep: make it a "
+            "dense tensor of floating point"
+        )
+    if param.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise Unimplemented(
+            f"parameter '{name}' is {param.dtype}, but must be fp32, bf16 or fp16"
+        )
+    if not param.is_contiguous():
+        raise Unimplemented(
+            f"parameter '{name}' does not lie in the order of its indices: make it from its "
+            ".contiguous() before offload()"
+        )
 
 
 def warn_of_no_optimizer() -> None:

@@ -16,7 +16,7 @@ from ziggurat._step_said import say_step
 from ziggurat._streaming import Streaming, streaming_around
 from ziggurat._why_slow import Seen, Slow, judged
 
-_OWN = ("device_", "waited_", "brought_", "frozen_", "activations_")  #: begin counters that are an optimizer's own
+_OWN = ("device_", "waited_", "brought_", "frozen_", "tiles_", "activations_")  #: begin counters that are an optimizer's own
 #: of these counters a run is judged by what it counts while it trains: a step's update moves what it moves
 #: in evaluation too
 _OF_PASSES = ("prefetch_hits", "prefetch_misses", "wait_sweep_ns", "waited_units_ns", "frozen_read_bytes")
@@ -65,6 +65,8 @@ class Reports(Opening):
         ``frozen_read_bytes``
             What was read of an offloaded model's frozen parameters that stay in their own files, from the
             page cache or the drive; of tables that are read by rows, nothing.
+        ``tiles_read_bytes``
+            What was read, as that was, of linear layers that ``offload(tiles=)`` uses in tiles and that lie in files.
         ``brought_units``, ``brought_experts``
             How often units of an offloaded model were brought: experts, and all others. Of these others
             ``brought_backward`` for a backward.
@@ -85,7 +87,7 @@ class Reports(Opening):
             The engine's host memory, and what of it is in use now.
 
         Counters are the process's, and two optimizers share them. Only what was copied from and to
-        accelerators, ``brought_``, ``frozen_``, ``activations_`` and ``waited_`` is this optimizer's own.
+        accelerators, ``brought_``, ``frozen_``, ``tiles_``, ``activations_`` and ``waited_`` is this optimizer's own.
         """
         engine = self.engine
         if engine is None:

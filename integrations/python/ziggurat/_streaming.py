@@ -37,12 +37,12 @@ from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._placement import Homes, fits_half, sums_bytes
 from ziggurat._progress import Progress
 from ziggurat._read_at_use import ReadAtUse
-from ziggurat._refusals import check_sharing, warn_of_no_optimizer
+from ziggurat._refusals import check_params, check_sharing, warn_of_no_optimizer
 from ziggurat._released import CONVERSIONS, NoAddress, Released, changes_nothing
 from ziggurat._standard_error import stderr
 from ziggurat._table_rows import TablesCopied, placed_table
 from ziggurat._torch_private import uncompiled
-from ziggurat._units import ROOT, Division, check_params
+from ziggurat._units import ROOT, Division
 
 if TYPE_CHECKING:
     from ziggurat._activations import Activations
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ziggurat._native import Engine
     from ziggurat._opened import Opened
     from ziggurat._ranks import Ranks
+    from ziggurat._tiled_linear import Tiled
 
 # Tensor -> weakref.ref[Held]: a Held has its tensor, which would otherwise never be freed
 _kept: Any = WeakTensorKeyDictionary()
@@ -101,6 +102,7 @@ class Streaming(Pins):
         self._copies_later = False  # whether each copy is made when it is written
         self._loading = False  # whether load_state_dict() runs
         self._copying_deeply = False  # whether a deep copy of a module is made
+        self.tiled: dict[int, Tiled] = {}  #: the layers that are used tile by tile, by their unit's index
         self._own_files: dict[torch.Tensor, FileRange] = {}  # of what stays in files
         self.warned_of_casts = False  #: that autocast keeps
         self.recomputes = False  #: whether a backward has called a module again, as checkpointing does
@@ -131,6 +133,19 @@ class Streaming(Pins):
     def store(self) -> str | None:
         """Returns the directory of the state, if the engine is open and has one."""
         return None if self._opened is None else self._opened.store
+
+    def waited_for_units(self) -> contextlib.AbstractContextManager[object]:
+        """Counts the block's time as one that the script has waited for a unit, while an engine is open."""
+        return contextlib.nullcontext() if self._opened is None else self._opened.waited.units
+
+    def let_tiles_go(self) -> None:
+        """Lets the pages go that a step has written of layers that are used tile by tile."""
+        for tiled in self.tiled.values():
+            tiled.let_go()
+
+    @property
+    def tiles_read_bytes(self) -> int:
+        return sum(tiled.read_bytes for tiled in self.tiled.values())
 
     @property
     def sums(self) -> EngineSums | None:
@@ -237,9 +252,14 @@ class Streaming(Pins):
         """Puts the tables that are read by rows where their home is: for "nvme" into the state's directory
         `path`. Errors: ResourceExhausted."""
         by_rows = {unit.index: unit.all_held[0].param for unit in self.units if unit.unit.by_rows}
+        by_rows |= {index: self.units[index].unit.weight for index in self.tiled}
         folder = path if self.placement == "nvme" else None
         placed = {index: placed_table(one, self._own_files, folder) for index, one in by_rows.items()}
         left_bytes = self.memory_bytes - sum(unit.unit.size_bytes for unit in self.units)
+        spare_bytes = self.memory_bytes - self.division.smallest()[0]
+        for index, tiled in self.tiled.items():
+            keeps_all = self.division.keeps_tiles(self.units[index].unit, self.memory_bytes)
+            tiled.place(placed.pop(index), spare_bytes, keeps_all)
         self.tables_in_files = {index: place for index, place in placed.items() if place is not None}
         self.tables = {
             index: place for index, place in self.tables_in_files.items() if place.size_bytes > left_bytes
@@ -523,6 +543,8 @@ class Streaming(Pins):
         if self.activations is not None:
             self.activations.close()
         self.tables_in_files, self.tables = {}, {}
+        for tiled in self.tiled.values():
+            tiled.place(None, 0, False)
 
     def meet_to_write(self, held: Held) -> None:
         if self.ranks is not None:
@@ -593,8 +615,8 @@ class Streaming(Pins):
         before, folder = self._copies, self._copies_folder
         tables: dict[torch.Tensor, Held] = {}
         if before is None and self._opened is not None:
-            by_rows = (unit for unit in self.units if unit.unit.by_rows and not unit.unit.in_files)
-            tables = {unit.all_held[0].param: unit.all_held[0] for unit in by_rows}
+            by_rows = (held for unit in self.units if unit.unit.by_rows for held in unit.all_held)
+            tables = {held.param: held for held in by_rows if held.param not in held.unit.unit.in_files}
         if before is None:
             self._copies = {}
             store = None if self._opened is None else self._opened.store
@@ -664,6 +686,14 @@ def streaming_of(param: torch.Tensor) -> tuple[Streaming, Held] | None:
     found = _kept.get(param)
     held = None if found is None else found()
     return None if held is None else (held.unit.streaming, held)
+
+
+def tiled_of(weight: torch.Tensor) -> Tiled | None:
+    """Returns the tiles of a linear layer's weight, if it has some."""
+    found = streaming_of(weight)
+    if found is None or weight.dim() != 2:
+        return None
+    return found[0].tiled.get(found[1].unit.index)
 
 
 def kept_by_engine(param: torch.Tensor) -> tuple[Streaming, Held] | None:

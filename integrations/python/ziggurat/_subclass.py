@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 OFFLOADED, CHUNKED_LOSS, FOLDER_OF_GRAD = "_offloaded", "_chunked_loss", "_folder_of_grad"
-_ADDED = frozenset({OFFLOADED, CHUNKED_LOSS, FOLDER_OF_GRAD})  #: what such objects have beside their own
+TILED = "_tiled"
+_ADDED = frozenset({OFFLOADED, CHUNKED_LOSS, FOLDER_OF_GRAD, TILED})  #: what such objects have beside their own
 
 
 def subclass(original: type[Any], members: Mapping[str, Any]) -> type[Any]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
+from ziggurat._file_memory import LARGE_BYTES
 from ziggurat._packing import TILE, staggered
 from ziggurat._units import ROOT, Division, Unit, UnitPart
 
@@ -108,10 +109,11 @@ def step_bytes(
     )
     if not settings.params_on_drive:
         return step
+    tiles = _read_tiles(division, settings, in_own_files=False)
     return replace(
         step,
-        params_read_forward=forward,
-        params_read_backward=backward,
+        params_read_forward=forward + tiles,
+        params_read_backward=backward + tiles,
         # The kernel reads a page of a table before a part of it is written.
         params_read_update=_home(part for part in trained if part.members > 1 or part.by_rows),
         params_written=_home(trained),
@@ -154,12 +156,25 @@ def _brought(
 def _read_frozen(division: Division, settings: Settings) -> tuple[int, int]:
     """Returns what all forwards and all backwards read of frozen parameters in their own files, of which
     nothing stays from one use to the next unless there is room for all units."""
+    tiles = _read_tiles(division, settings, in_own_files=True)
     if division.fits(settings.memory_bytes):
-        return 0, 0
-    uses = [unit for entry in division.entries for unit in entry.units]
+        return tiles, tiles
+    uses = [unit for entry in division.entries for unit in entry.units if not unit.tiles]
     once = sum(unit.bytes_in_files for unit in uses)
     experts = sum(unit.bytes_in_files for unit in uses if unit.is_expert) if settings.recomputes else 0
-    return settings.accumulation * once, settings.accumulation * (once + experts)
+    return settings.accumulation * once + tiles, settings.accumulation * (once + experts) + tiles
+
+
+def _read_tiles(division: Division, settings: Settings, in_own_files: bool) -> int:
+    """Returns what all forwards read of linear layers in tiles, and so do all backwards, at most: of those that
+    stay in their own files, or of the others, which are in a file if they are large."""
+    found = 0
+    for unit in division.units:
+        if not unit.tiles or (unit.weight in unit.in_files) != in_own_files:
+            continue
+        if unit.weight.nbytes >= LARGE_BYTES and not division.keeps_tiles(unit, settings.memory_bytes):
+            found += settings.accumulation * unit.weight.nbytes
+    return found
 
 
 def _room(sizes: Mapping[Unit, int], engine_bytes: int) -> int:

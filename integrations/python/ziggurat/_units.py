@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import torch
 
-from ziggurat import _storage
 from ziggurat._frozen_files import LEAST_BYTES, FileMappings, FileRange
-from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._native import InvalidArgument
 from ziggurat._packing import TILE, in_records, staggered
+from ziggurat._refusals import check_params
+from ziggurat._tile_choice import Rows, Tiles, require_own, rows_of, tiled_in
 from ziggurat._unit_choice import Choice, chosen_in, experts_in, is_table, used_uncalled
 
 ROOT = "(root)"  #: the unit of all parameters that no other unit has
@@ -53,6 +54,9 @@ class Unit:
         self.is_table = False  #: whether it is an embedding's weight, which nothing else uses
         #: whether a forward reads the rows of a table where they lie, and nothing brings the whole
         self.by_rows = False
+        self.is_linear = False  #: whether it is a linear layer, which nothing else uses
+        #: if it is one that is used tile by tile: which rows of its weight each has. It is read by rows too.
+        self.tiles: list[Rows] = []
         self.number = index  #: in the engine, which has only units of which it has something
         #: what the optimizer trains whose engine has the unit; None: what requires a gradient
         self.trained: frozenset[torch.Tensor] | None = None
@@ -64,7 +68,21 @@ class Unit:
 
     @property
     def bytes_in_files(self) -> int:
+        """Returns the memory that it takes of what the engine does not bring."""
+        if self.tiles:
+            return self.tile_bytes
         return 0 if self.by_rows else sum(param.nbytes for param in self.in_files)
+
+    @property
+    def weight(self) -> torch.nn.Parameter:
+        """Returns the matrix of a linear layer."""
+        return next(param for _, param in self.params if param.dim() == 2)
+
+    @property
+    def tile_bytes(self) -> int:
+        """Returns the bytes of the largest tile."""
+        weight = self.weight
+        return max(end - begin for begin, end in self.tiles) * (weight.nbytes // len(weight))
 
     def pieces(self) -> list[int]:
         """Returns the bytes of each piece of the engine's memory that the unit takes."""
@@ -155,12 +173,29 @@ class Division:
         if memory_bytes < smallest:
             raise InvalidArgument(
                 f"memory={int(memory_bytes)} is too small for offload(): the smallest that works "
-                f"is {smallest}, for {of_what}; give so much, or smaller units"
+                f"is {smallest}, for {of_what}; give so much, or smaller units{self._tiles_that_help(memory_bytes)}"
             )
         number = 0
         for unit in self.units:
             unit.number = number
             number += not unit.by_rows and any(param not in unit.in_files for _, param in unit.params)
+
+    def _tiles_that_help(self, memory_bytes: float) -> str:
+        """Returns words for the linear layer that too little memory would do for if it had tiles, if there is
+        such a layer."""
+        layers = [unit for unit in self.units if unit.is_linear and not unit.tiles]
+        largest = max(layers, key=lambda unit: unit.size_bytes, default=None)
+        if largest is None:
+            return ""
+        before, rows = largest.by_rows, len(largest.weight)
+        try:
+            for count in (1 << power for power in range(1, rows.bit_length())):
+                largest.by_rows, largest.tiles = True, rows_of(rows, count)
+                if self.smallest()[0] <= memory_bytes:
+                    return f'; or tiles={{"{largest.name}": {count}}}, which brings that linear layer in {count} tiles'
+        finally:
+            largest.by_rows, largest.tiles = before, []
+        return ""
 
     def set_trained(self, trained: Iterable[torch.Tensor] | None) -> None:
         """Sets what an optimizer trains, while its engine is open. None: again what requires a gradient."""
@@ -171,6 +206,11 @@ class Division:
     def fits(self, memory_bytes: int) -> bool:
         """Returns whether there is room for all units at once."""
         return sum(unit.size_bytes for unit in self.units) <= memory_bytes
+
+    def keeps_tiles(self, unit: Unit, memory_bytes: int) -> bool:
+        """Returns whether there is room for all tiles of a unit beside all other units."""
+        left_bytes = memory_bytes - sum(one.size_bytes for one in self.units)
+        return left_bytes >= unit.weight.nbytes - unit.tile_bytes
 
     def leave_in_files(
         self, trained: Container[torch.Tensor], also_meta: bool = False
@@ -183,7 +223,7 @@ class Division:
             found = {param: mappings.of(param) for param in large if param not in trained}
             stay = {param: place for param, place in found.items() if place is not None}
             unit.in_files = frozenset(stay).union(param for param in found if also_meta and param.is_meta)
-            unit.by_rows = unit.is_table and bool(unit.in_files)
+            unit.by_rows = bool(unit.tiles) or (unit.is_table and bool(unit.in_files))
             places.update(stay)
         return places
 
@@ -216,7 +256,7 @@ class Division:
     def share_of_engine(self, memory_bytes: int) -> int:
         """Returns how much of the memory, which is enough, the engine gets: what it needs for all that
         it has, as far as what stays in files leaves so much."""
-        if not any(unit.in_files for unit in self.units):
+        if not any(unit.in_files or unit.tiles for unit in self.units):
             return memory_bytes
         least, _ = self._smallest(lambda unit: 0)
         return max(least, min(memory_bytes - self._most_in_files(), self.all_bytes))
@@ -237,11 +277,16 @@ class Division:
         return max(sum(sizes[unit] for unit in one | other) for one, other in self._following())
 
 
-def divide(model: torch.nn.Module, choice: Choice, *, also_meta: bool = False) -> Division:
+def divide(
+    model: torch.nn.Module, choice: Choice, *, tiles: Tiles | None = None, also_meta: bool = False
+) -> Division:
     """Divides `model` as `choice` says: "auto", names of modules, or whether the module of a name is
-    a unit. `also_meta`: parameters may have no values. Errors: InvalidArgument for a name that the
-    model does not have, and parameters that cannot be in a unit."""
-    chosen = chosen_in(model, choice)
+    a unit. Linear layers that have `tiles` are units too. `also_meta`: parameters may have no values.
+    Errors: InvalidArgument for a name that the model does not have, and parameters that cannot be in
+    a unit; Unimplemented for a layer that cannot have tiles."""
+    tiled = tiled_in(model, tiles or {})
+    asked = chosen_in(model, choice) | {module: name for module, (name, _) in tiled.items()}
+    chosen = {module: asked[module] for module in model.modules() if module in asked}
     named = _named_once(model)
     check_params(named, also_meta)
     homes: dict[torch.nn.Parameter, list[torch.nn.Module]] = {}
@@ -259,8 +304,14 @@ def divide(model: torch.nn.Module, choice: Choice, *, also_meta: bool = False) -
         # What the rest of the model uses as well is there as long as the model runs.
         owner = model if model in homes[param] else homes[param][0]
         units[owner].params.append((name, param))
+    for module, (name, _) in tiled.items():
+        require_own(module, name, named, homes)
     for module, unit in units.items():
-        unit.is_table = is_table(module) and all(homes[param] == [module] for _, param in unit.params)
+        is_alone = all(homes[param] == [module] for _, param in unit.params)
+        unit.is_table = is_table(module) and is_alone
+        unit.is_linear = type(module) is torch.nn.Linear and module is not model and is_alone
+        if module in tiled:
+            unit.by_rows, unit.tiles = True, tiled[module][1]
     kept = [unit for unit in units.values() if unit.params]
     for index, unit in enumerate(kept):
         unit.index = unit.number = index
@@ -342,67 +393,6 @@ def _innermost(
 def _named_once(model: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
     """Returns the parameters that have elements. The others stay where they are."""
     return {param: name for name, param in model.named_parameters() if param.numel()}
-
-
-def check_params(named: dict[torch.nn.Parameter, str], also_meta: bool = False) -> None:
-    """Errors: what the engine cannot keep, by its name."""
-    users: dict[int, str] = {}
-    for param, name in named.items():
-        _check_kind(param, name)
-        if not (also_meta and param.is_meta):
-            _check_device(param, name)
-        other = users.setdefault(_storage.identity(param), name)
-        if other != name:
-            raise InvalidArgument(
-                f"parameters '{other}' and '{name}' are different parameters in one memory: "
-                "tie them by giving both modules the same parameter, or give one its .clone()"
-            )
-    for param, name in named.items():
-        if _storage.shares_memory(param):
-            raise InvalidArgument(
-                f"parameter '{name}' is a part of a larger memory, which cannot go with it: make "
-                "the parameter from its .clone()"
-            )
-
-
-def _check_device(param: torch.nn.Parameter, name: str) -> None:
-    if param.device.type != "cpu":
-        raise Unimplemented(
-            f"parameter '{name}' is on {param.device}: offload() only works on the CPU so far; "
-            "call it before model.to(), or train without it"
-        )
-    if param.is_shared() and not param.untyped_storage().filename:
-        raise Unimplemented(
-            f"parameter '{name}' is in shared memory, which other processes may use: call offload() without "
-            "share_memory() before"
-        )
-
-
-def _check_kind(param: torch.nn.Parameter, name: str) -> None:
-    if type(param) is not torch.nn.Parameter:
-        raise Unimplemented(
-            f"parameter '{name}' is a {type(param).__name__}: only plain parameters can be "
-            "offloaded; make it a torch.nn.Parameter"
-        )
-    if type(param.data) is not torch.Tensor:
-        raise Unimplemented(
-            f"parameter '{name}' holds a {type(param.data).__name__}: only plain tensors can be "
-            "offloaded; make the parameter from a plain tensor"
-        )
-    if param.layout is not torch.strided or param.is_quantized:
-        raise Unimplemented(
-            f"parameter '{name}' is sparse or quantized, which offload() cannot keep: make it a "
-            "dense tensor of floating point"
-        )
-    if param.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise Unimplemented(
-            f"parameter '{name}' is {param.dtype}, but must be fp32, bf16 or fp16"
-        )
-    if not param.is_contiguous():
-        raise Unimplemented(
-            f"parameter '{name}' does not lie in the order of its indices: make it from its "
-            ".contiguous() before offload()"
-        )
 
 
 def _told(unit: Unit) -> str:
