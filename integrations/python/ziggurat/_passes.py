@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import torch
 
 from ziggurat import _storage
+from ziggurat._accelerate import PREPARED
 from ziggurat._activations import Activations
 from ziggurat._casts import casting_again
 from ziggurat._memory import free_bytes
@@ -116,6 +117,7 @@ def _made(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
         "__deepcopy__": __deepcopy__,
         "state_dict": state_dict,
         "load_state_dict": load_state_dict,
+        "_is_accelerate_prepared": PREPARED,
     }
     # transformers 4 looks up the parameters of such models by names that they have in files alone.
     if _is_pretrained(original) and not getattr(original, "_checkpoint_conversion_mapping", None):

@@ -189,6 +189,13 @@ class Divided(Alone):
         return Slice(param, self.ranks)
 
     def before_open(self, params: Iterable[torch.Tensor]) -> None:
+        params = list(params)
+        kept = any(kept_by_engine(param) is not None for param in params)
+        if kept and (wrapped := _ddp_of(set(params))) is not None:
+            raise InvalidArgument(
+                f"{type(wrapped).__name__} was given an offloaded model, whose gradients it would hold whole: leave it "
+                "out, because offload() divides the model among all ranks"
+            )
         every = self.ranks.gathered([self.checksum(params)], "open()")[:, 0].tolist()
         if len(set(every)) > 1:
             other = next(rank for rank, sum_ in enumerate(every) if sum_ != every[0])

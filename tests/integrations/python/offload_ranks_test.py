@@ -13,6 +13,7 @@ try:
     import pytest
     import torch
     import torch.distributed as dist
+    import transformers
     from language_models import batches, gpt2, llama, loss_of
     from long_cases import long
     from offload_families_test import BLOCKS, FAMILIES
@@ -24,6 +25,7 @@ except ImportError as missing:
 
     missing_peer.skip(missing)
 
+import ziggurat.hf
 import ziggurat.torch
 from ziggurat._units import divide
 
@@ -393,6 +395,60 @@ def test_a_store_is_resumed_and_divided_anew(tmp_path):
         on_ranks(2, resumed, f"{tmp_path}/{world}", range(2), False)
         losses = on_ranks(world, resumed, f"{tmp_path}/{world}", range(2, 4), "reshard")[0]
         assert losses == pytest.approx(whole[0][2:], rel=1e-4)
+
+
+class Texts(torch.utils.data.Dataset):
+    def __init__(self):
+        self.pieces = torch.cat(batches(12))
+
+    def __len__(self):
+        return len(self.pieces)
+
+    def __getitem__(self, index):
+        return {"input_ids": self.pieces[index], "labels": self.pieces[index]}
+
+
+def in_trainer(rank, folder, streams):
+    arguments = transformers.TrainingArguments(
+        output_dir=f"{folder}/{streams}",
+        max_steps=4,
+        per_device_train_batch_size=2,
+        learning_rate=5e-3,
+        max_grad_norm=0.5,
+        logging_steps=1,
+        save_steps=2,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        bf16=True,  # Accelerate has wrapped forward in autocast
+    )
+    model = offloaded(gpt2()) if streams else gpt2()
+    made = ziggurat.hf.optimizer(arguments, placement="host", threads=1)
+    trainer = transformers.Trainer(model, arguments, train_dataset=Texts(), optimizer_cls_and_kwargs=made)
+    trainer.train()
+    assert (trainer.model_wrapped is model) == streams
+    ours = trainer.optimizer
+    while hasattr(ours, "optimizer"):
+        ours = ours.optimizer
+    ours.close()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def test_trainer_and_accelerate_do_not_wrap_it(tmp_path):
+    whole = on_ranks(2, in_trainer, str(tmp_path), False)
+    assert on_ranks(2, in_trainer, str(tmp_path), True) == whole
+
+
+def wrapped(rank):
+    model = torch.nn.parallel.DistributedDataParallel(offloaded(gpt()))
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    with pytest.raises(ziggurat.torch.InvalidArgument, match="DistributedDataParallel was given an offloaded model"):
+        loss_of_tokens(model, tokens_of(rank)).backward()
+    optimizer.close()
+
+
+def test_ddp_around_it_is_refused():
+    on_ranks(2, wrapped)
 
 
 if __name__ == "__main__":
