@@ -403,6 +403,7 @@ Task<> StreamedParams::write_home(ParamId param, TypedSpan<const std::byte> valu
     std::ranges::copy(from.bytes, destination.subspan(its.run.begin, its.run.count).bytes.begin());
     co_await home_->publish(its.chunk, destination, runs);
   }
+  if (wholes_ != nullptr) wholes_->written_at_home();
 }
 
 std::optional<std::size_t> StreamedParams::whole_of(ParamId param) const {

@@ -22,11 +22,11 @@
 #include "base/error.h"
 #include "base/runtime/async.h"
 #include "collectives/communicator.h"
+#include "core/engine/lent/read_once.h"
 #include "core/engine/lent_engine.h"
 #include "core/schedule/context.h"
 #include "core/schedule/turns.h"
 #include "core/schedule/unit_uses.h"
-#include "tiers/pinned_pool.h"
 
 namespace ziggurat {
 
@@ -36,7 +36,7 @@ class UnitService {
   struct Slices {
     std::vector<std::span<const std::byte>> messages;
     std::vector<std::byte> small;
-    std::vector<Lease> leases;
+    std::vector<ReadOnce::Part> parts;
     std::vector<UnitUses::Use> uses;
   };
   struct Served {

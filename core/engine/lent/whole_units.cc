@@ -81,6 +81,17 @@ void WholeUnits::find_parts() {
   }
 }
 
+/// Returns the most that this rank has of a unit.
+std::uint64_t WholeUnits::largest_part_bytes() const {
+  std::uint64_t largest = 0;
+  for (const std::vector<Part>& parts : parts_) {
+    std::uint64_t bytes = 0;
+    for (const Part& part : parts) bytes += state_.table().unit_param_bytes(part.unit);
+    largest = std::max(largest, bytes);
+  }
+  return largest;
+}
+
 std::size_t WholeUnits::rank() const {
   return static_cast<std::size_t>(state_.runtime().ranks->rank());
 }
@@ -117,6 +128,7 @@ Task<> WholeUnits::open(Context& context, UnitParamHome& home) {
     }
   }
   layout_.set_slices(slices);
+  parts_read_.emplace(context, home, world, 2 * largest_part_bytes());
   if (world == 1) co_return;
   service_ = std::make_unique<UnitService>(
       context, ranks,
@@ -126,6 +138,7 @@ Task<> WholeUnits::open(Context& context, UnitParamHome& home) {
 
 Task<> WholeUnits::begin_changes() {
   if (service_) co_await service_->begin_changes();
+  parts_read_->forget();
 }
 
 void WholeUnits::begin_generation(std::uint64_t generation) {
@@ -176,6 +189,7 @@ Task<> WholeUnits::store(std::size_t whole, DeviceSpan<const std::byte> unit) {
     }
   }
   co_await home_->store(stored, all);
+  parts_read_->forget();
 }
 
 Task<> WholeUnits::at_home(UnitId unit, bool awaited) {
@@ -224,7 +238,7 @@ Task<> WholeUnits::load_own(UnitId unit, std::byte* destination, Need need, IoPr
 
 Task<> WholeUnits::load_part(const Part& part, std::byte* destination, Need need,
                              IoPriority priority) {
-  const UnitParamHome::Fetched fetched = co_await home_->fetch(part.unit, need, priority);
+  const ReadOnce::Part fetched = co_await parts_read_->fetch(part.unit, need, priority);
   for (const std::size_t w : part.wholes) {
     const std::span<const std::byte> from = own_bytes(w, fetched.bytes);
     std::byte* const to = destination + layout_.range_of(rank(), w).begin;
@@ -273,10 +287,9 @@ Task<UnitService::Slices> WholeUnits::slices(StreamedUnit unit) {
   for (const Part& part : parts_[unit]) {
     co_await context_->gates.gate(part.unit).wait();
     its.uses.push_back(co_await state_.reading(part.unit));
-    UnitParamHome::Fetched fetched = co_await home_->fetch(
-        part.unit, Need{.generation = state_.generation(), .position = 0}, IoPriority::kDemand);
-    for (const std::size_t w : part.wholes) bytes[w] = own_bytes(w, fetched.bytes);
-    if (fetched.lease) its.leases.push_back(std::move(fetched.lease));
+    const Need need{.generation = state_.generation(), .position = 0};
+    its.parts.push_back(co_await parts_read_->fetch(part.unit, need, IoPriority::kDemand));
+    for (const std::size_t w : part.wholes) bytes[w] = own_bytes(w, its.parts.back().bytes);
   }
   const std::vector<WholeLayout::Message> messages = layout_.messages_of(rank(), unit);
   for (const WholeLayout::Message& message : messages) {

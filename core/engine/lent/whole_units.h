@@ -6,11 +6,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/device_span.h"
+#include "core/engine/lent/read_once.h"
 #include "core/engine/lent/unit_service.h"
 #include "core/engine/lent/whole_layout.h"
 #include "core/engine/state/training_state.h"
@@ -40,6 +42,8 @@ class WholeUnits final : public BroughtUnits {
   /// Returns where this rank's slice `own` is, a parameter of the table.
   TypedDeviceSpan<std::byte> place_of_own(ParamId own, DeviceSpan<const std::byte> unit) const;
 
+  /// Forgets what was read of parts that the trainer writes at home.
+  void written_at_home() { parts_read_->forget(); }
   /// Brings home what this rank has of the parameter, which its trainer has written in `unit`'s
   /// memory, with its neighbours in the same unit of the table.
   Task<> store(std::size_t whole, DeviceSpan<const std::byte> unit);
@@ -64,6 +68,7 @@ class WholeUnits final : public BroughtUnits {
   };
   std::size_t rank() const;
   void find_parts();
+  std::uint64_t largest_part_bytes() const;
   std::span<const std::byte> own_bytes(std::size_t whole, std::span<const std::byte> part) const;
   Task<UnitService::Slices> slices(StreamedUnit unit);
   Task<> load_own(UnitId unit, std::byte* destination, Need need, IoPriority priority);
@@ -78,6 +83,7 @@ class WholeUnits final : public BroughtUnits {
   std::vector<std::size_t> whole_of_own_;  // by ParamId
   Context* context_ = nullptr;
   UnitParamHome* home_ = nullptr;
+  std::optional<ReadOnce> parts_read_;
   std::unique_ptr<UnitService> service_;  // null on one rank
 };
 
