@@ -35,7 +35,8 @@ Task<> ReadOnce::read(Read& its, Need need, IoPriority priority) {
   std::exception_ptr error;
   try {
     const UnitParamHome::Fetched fetched = co_await home_.fetch(its.unit, need, priority);
-    its.bytes = std::make_shared<std::vector<std::byte>>(fetched.bytes.begin(), fetched.bytes.end());
+    its.bytes =
+        std::make_shared<std::vector<std::byte>>(fetched.bytes.begin(), fetched.bytes.end());
   } catch (...) {
     error = std::current_exception();
   }

@@ -19,9 +19,11 @@ from ziggurat._dtypes import DTYPES
 from ziggurat._file_memory import LARGE_BYTES
 from ziggurat._memory import bytes_of, free_bytes, size_text
 from ziggurat._native import InvalidArgument, Param, ResourceExhausted
+from ziggurat._exchange import BUCKET_BYTES, Sent, planned_bytes
 from ziggurat._packing import TILE
 from ziggurat._placement import Homes, added_stores, bytes_in_store, chosen, fits_half, room_beside_nvme, sums_bytes
 from ziggurat._plan_page import Plan
+from ziggurat._ranks import Cut
 from ziggurat._step_bound import step_bound
 from ziggurat._streaming import Streaming
 from ziggurat._traffic import Settings, State, step_bytes
@@ -55,6 +57,7 @@ class Asked:
     added: tuple[tuple[str, torch.nn.Parameter], ...] = ()
     is_open: bool = False  #: whether an engine has the units, as they are divided
     buffer_bytes: int = 0  #: of the model's buffers, which stay in PyTorch's memory
+    ranks: int = 1  #: of which each has a slice of each parameter and of its state
 
     def plan(
         self,
@@ -148,7 +151,7 @@ class Asked:
     def _added_parts(self) -> list[UnitPart]:
         """Returns what the engine is lent beside the units' parameters."""
         lent = Unit(0, "(added)")
-        lent.params, lent.own_blocks = list(self.added), self.state_format == "8bit"
+        lent.params, lent.own_blocks, lent.ranks = list(self.added), self.state_format == "8bit", self.ranks
         return [part._replace(added=True) for part in lent.parts()]
 
     def _trained(self) -> list[tuple[str, torch.nn.Parameter]]:
@@ -157,15 +160,18 @@ class Asked:
     def _listed(self) -> list[Param]:
         """Returns the parameters as the engine is given them."""
         kept = [
-            Param(name, tuple(param.shape), DTYPES[param.dtype], None, unit=unit, frozen=not trained)
+            Param(name, self._shape(param), DTYPES[param.dtype], None, unit=unit, frozen=not trained)
             for trained in (True, False)
             for unit, name, param in self._params(trained)
         ]
         return [*self._lent(self.added), *kept]
 
-    @staticmethod
-    def _lent(params: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Param]:
-        return [Param(name, tuple(one.shape), DTYPES[one.dtype], _SOMEWHERE) for name, one in params]
+    def _lent(self, params: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Param]:
+        return [Param(name, self._shape(one), DTYPES[one.dtype], _SOMEWHERE) for name, one in params]
+
+    def _shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
+        """Returns the shape of what the first rank has, which has most."""
+        return tuple(param.shape) if self.ranks == 1 else (min(param.numel(), Cut(param.numel(), self.ranks).slice),)
 
     def _engine_settings(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer, "state_format": self.state_format}
@@ -179,6 +185,8 @@ class Asked:
         return _tile_bytes(self.optimizer, self.state_format, part.members > 1, part.itemsize)
 
     def _grads_on_drive(self) -> bool:
+        if self.ranks > 1:
+            return False
         if not self.state_on_drive or self.homes.grads is not None:
             return self.homes.grads == "nvme"
         return not fits_half(sums_bytes(param for _, param in self._trained()), self.free)
@@ -227,7 +235,7 @@ class Asked:
     @property
     def lives_in_units(self) -> bool:
         """Returns whether the parameters live in the memory for units."""
-        return self.homes.lives_in_units(self.division.fits(self.memory_bytes))
+        return self.ranks == 1 and self.homes.lives_in_units(self.division.fits(self.memory_bytes))
 
     def _kept(self) -> list[torch.nn.Parameter]:
         """Returns the parameters that the engine keeps."""
@@ -263,12 +271,15 @@ class Asked:
             units -= pieces
             homes = pieces + sum(part.home_bytes for part in kept if part.by_rows)
         here = {_IN_USE: min(self.memory_bytes, units)} if units else {}
-        here["gradients"] = sum(
-            part.elements * max(part.itemsize, wide)
-            for part in in_pytorch
-            # A sum in the gradient's own type is made where the first summand lies.
-            if part not in tables or wide > part.itemsize
-        )
+        if self.ranks > 1:
+            here["gradients, on their way to the ranks and their sums"] = self._exchanged()
+        else:
+            here["gradients"] = sum(
+                part.elements * max(part.itemsize, wide)
+                for part in in_pytorch
+                # A sum in the gradient's own type is made where the first summand lies.
+                if part not in tables or wide > part.itemsize
+            )
         drive: dict[str, int] = {}
         (here if homes_here else drive)["parameters"] = homes
         if self.buffer_bytes:
@@ -288,6 +299,14 @@ class Asked:
         if sums + in_files:
             drive["gradients"] = sums + in_files
         return here, drive
+
+    def _exchanged(self) -> int:
+        """Returns what gradients take among several ranks: what is sent and summed, and what backward makes
+        of a bucket before it is sent."""
+        params = [param for _, param in self._trained()]
+        sent = [Sent(param.numel(), param.element_size(), param.element_size()) for param in params]
+        made = min(BUCKET_BYTES + max(param.nbytes for param in params), sum(param.nbytes for param in params))
+        return planned_bytes(sent, self.ranks) + made
 
     def _require_room(self, in_memory: dict[str, int], on_drive: dict[str, int]) -> None:
         needed = sum(in_memory.values())
@@ -382,4 +401,5 @@ def asked_of(
         free=free_bytes(),
         added=optimizer.trained_beside(),
         buffer_bytes=0 if (model := streaming.model()) is None else buffer_bytes(model),
+        ranks=1 if streaming.ranks is None else streaming.ranks.size,
     )

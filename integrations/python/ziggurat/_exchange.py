@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from ziggurat._gradient_content import Slot, Taken
-from ziggurat._ranks import Ranks, Work
+from ziggurat._ranks import LINE, Cut, Ranks, Work
 from ziggurat._shared_content import SharedContent
 
 BUCKET_BYTES = 25 << 20  # as in PyTorch's DistributedDataParallel
@@ -111,18 +111,18 @@ class Sent(NamedTuple):
     own: int
 
 
-def planned_bytes(params: Sequence[Sent], ranks: Ranks) -> int:
+def planned_bytes(params: Sequence[Sent], ranks: int, line: int = LINE) -> int:
     """Returns the most memory that a rank takes to exchange the parameters and their gradients, in
     buckets of BUCKET_BYTES and one parameter more: the sums of its slices, those of one new
     bucket beside the old ones, and what is in flight."""
     if not params:
         return 0
-    rows = sum(ranks.cut(param.count).slice + 1 for param in params)
-    filled = rows * ranks.size - sum(param.count for param in params)
+    rows = sum(Cut(param.count, ranks, line).slice + 1 for param in params)
+    filled = rows * ranks - sum(param.count for param in params)
     widest = max(max(param.wire, param.own) for param in params)
     bucket = BUCKET_BYTES + max(p.count * max(p.wire, p.own) for p in params) + filled * widest
-    bucket = min(bucket, rows * ranks.size * widest)
-    sums_of_one = bucket // (ranks.size * min(param.wire for param in params)) * 4
+    bucket = min(bucket, rows * ranks * widest)
+    sums_of_one = bucket // (ranks * min(param.wire for param in params)) * 4
     return rows * 4 + sums_of_one + 2 * IN_FLIGHT * bucket
 
 

@@ -76,7 +76,7 @@ class Feeder:
     def planned_bytes(self, params: Sequence[torch.Tensor]) -> int:
         """Returns the most memory that a rank takes to exchange `params` and their gradients."""
         sent = [Sent(p.numel(), self._wire(p).itemsize, p.element_size()) for p in params]
-        return planned_bytes(sent, self.ranks)
+        return planned_bytes(sent, self.ranks.size, self.ranks.line)
 
     def _wire(self, param: torch.Tensor) -> torch.dtype:
         """Returns the type in which the parameter's gradient is sent."""

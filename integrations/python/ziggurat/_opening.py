@@ -218,7 +218,7 @@ class Opening(AmongRanks, StateDicts):
         if not found and streaming.is_open:  # which has what is frozen around these
             return None
         streaming.begin_opening(self, [name for name, _ in found] or [new[0][0]])
-        streaming.ranks = self._sharing.ranks
+        streaming.divide_among(self._sharing.ranks)
         streaming.divide_memory(self._settings["state_format"], (param for _, param, _ in new))
         other = [name for name, kept in found if kept is not streaming]
         if other:

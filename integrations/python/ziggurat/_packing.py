@@ -16,9 +16,16 @@ class Record:
     """Parameters that lie in the engine's memory one after the other, in a record or a unit."""
 
     def __init__(self, place: int, count: int) -> None:
-        self.place = place  #: of the first one, among the parameters
+        self.places = [place]  #: of each, among the parameters
         self.end = count  #: where the last one ends
-        self.members = 1  #: how many there are
+
+    @property
+    def place(self) -> int:
+        return self.places[0]
+
+    @property
+    def members(self) -> int:
+        return len(self.places)
 
     @property
     def tiles(self) -> int:
@@ -34,7 +41,7 @@ def in_records(counts: Iterable[int], own_blocks: bool) -> list[Record]:
         end = count if shared is None else _begin(shared.end, count, own_blocks) + count
         if count < TILE and shared is not None and end <= _SHARED:
             shared.end = end
-            shared.members += 1
+            shared.places.append(place)
             continue
         records.append(Record(place, count))
         if count < TILE:

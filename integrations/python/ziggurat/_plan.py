@@ -5,6 +5,7 @@ allocated."""
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 
 from ziggurat._asked import Asked, asked_of, buffer_bytes
 from ziggurat._frozen_files import FileMappings
@@ -13,6 +14,7 @@ from ziggurat._native import InvalidArgument
 from ziggurat._refusals import check_model
 from ziggurat._placement import Homes, parsed
 from ziggurat._plan_page import Plan
+from ziggurat._ranks import several_ranks
 from ziggurat._streaming import Streaming, streaming_of
 from ziggurat._tile_choice import Tiles
 from ziggurat._unit_choice import Choice
@@ -40,6 +42,7 @@ def plan(
     flops: float | None = None,
     recomputes: bool = False,
     frozen_in_files: bool = True,
+    ranks: int | None = None,
 ) -> Plan:
     """Returns what a run of `model` takes and moves, and the least time of a step. Nothing is allocated,
     and no parameter is read: it may be a model on the meta device, or one that was offloaded, whose own
@@ -67,11 +70,14 @@ def plan(
     ``frozen_in_files``
         Whether frozen parameters on the meta device are going to stay in the files that they are loaded
         from, as those of safetensors with the model's type do. Of others their memory tells.
+    ``ranks``
+        Among how many ranks the model is divided, of which the plan tells what each takes. None: those that
+        torch.distributed has.
 
     Errors: InvalidArgument for a `memory` or `host_memory` that is too small, which says how much works;
     ResourceExhausted for what the machine or the drive has no room for.
     """
-    _require_positive(tokens=tokens, accumulation=accumulation, compute_s=compute_s, flops=flops)
+    _require_positive(tokens=tokens, accumulation=accumulation, compute_s=compute_s, flops=flops, ranks=ranks)
     rate = _rate_of(drive)
     streaming = next(filter(None, map(_streaming_of, model.parameters())), None)
     if streaming is not None:
@@ -88,6 +94,8 @@ def plan(
         division = divide(model, units, tiles=tiles, also_meta=True)
         trained = {param for param in model.parameters() if param.requires_grad}
         division.leave_in_files(trained, also_meta=frozen_in_files)
+        ranks = ranks or (dist.get_world_size() if several_ranks() else 1)
+        division.set_ranks(ranks)
         asked = Asked(
             division=division,
             homes=Homes.of(placement),
@@ -101,6 +109,7 @@ def plan(
             clips=clips,
             recomputes=recomputes,
             buffer_bytes=buffer_bytes(model),
+            ranks=ranks,
             free=_free(model) if free_memory is None else bytes_of("free_memory", free_memory),
         )
     work = _work(model, recomputes)

@@ -45,7 +45,7 @@ _NAP, _NAP_MOST = 2e-5, 1e-3  # seconds between two looks at a transfer
 _ASKS_FOR = 3.0  # seconds; a rank that has ended is known at once
 # what PyTorch's errors say if another rank has ended
 _OF_A_PEER = re.compile("gloo|NCCL|peer", re.IGNORECASE)
-_LINE = 64  # elements: a slice begins where a cache line can begin
+LINE = 64  # elements: a slice begins where a cache line can begin
 #: Elements with one scale in 8 bits (kEightBitBlock of the engine): slices of whole blocks can be
 #: divided among other ranks without changing a bit.
 BLOCK = 256
@@ -60,7 +60,7 @@ class Work(Protocol):
 class Cut:
     """Divides a parameter of `count` elements into a slice for each rank, in the ranks' order."""
 
-    def __init__(self, count: int, ranks: int, line: int = _LINE) -> None:
+    def __init__(self, count: int, ranks: int, line: int = LINE) -> None:
         self.count = count
         lines = -(-count // (ranks * line))
         #: elements of a slice; the last slices may have fewer, or none
@@ -227,7 +227,7 @@ class Ranks:
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
-        self.line = _LINE  #: slices begin at multiples of so many elements
+        self.line = LINE  #: slices begin at multiples of so many elements
         self.members = dist.get_process_group_ranks(group)
         self._by_engine = exchange == "ziggurat"
         self.buffers = Buffers()  #: buffers for what is sent and received

@@ -234,7 +234,7 @@ class Streaming(Pins):
         for unit in self.units:
             unit.held = [held for held in unit.all_held if unit.unit.keeps(held.param)]
             brings = unit.held and is_brought
-            unit.kept_bytes = sum(part.home_bytes for part in unit.unit.parts()) if brings else 0
+            unit.kept_bytes = sum(part.whole_bytes for part in unit.unit.parts()) if brings else 0
         files = {
             unit.index: [(held.name, places[held.param]) for held in unit.all_held if held.param in places]
             for unit in self.units
@@ -243,6 +243,11 @@ class Streaming(Pins):
         self._own_files = places
         experts = {unit.index for unit in self.units if unit.unit.is_expert}
         self.files.set(files, experts, keeps_all=self.fits)
+
+    def divide_among(self, ranks: Ranks | None) -> None:
+        """Sets the ranks of which each keeps a slice of each parameter."""
+        self.ranks = ranks
+        self.division.set_ranks(1 if ranks is None else ranks.size)
 
     def place_in_file(self, param: torch.Tensor) -> FileRange | None:
         """Returns where the parameter is if it stays in the file that it was in when an engine opened."""

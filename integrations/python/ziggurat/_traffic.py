@@ -110,10 +110,12 @@ def step_bytes(
     if not settings.params_on_drive:
         return step
     tiles = _read_tiles(division, settings, in_own_files=False)
+    # Of slices each rank reads its own, once for all ranks that use a unit about the same time.
+    own, whole = _home(dict.fromkeys(uses)), _whole(dict.fromkeys(uses))
     return replace(
         step,
-        params_read_forward=forward + tiles,
-        params_read_backward=backward + tiles,
+        params_read_forward=forward * own // max(1, whole) + tiles,
+        params_read_backward=backward * own // max(1, whole) + tiles,
         # The kernel reads a page of a table before a part of it is written.
         params_read_update=_home(part for part in trained if part.members > 1 or part.by_rows),
         params_written=_home(trained),
@@ -122,6 +124,10 @@ def step_bytes(
 
 def _home(parts: Iterable[UnitPart]) -> int:
     return sum(part.home_bytes for part in parts)
+
+
+def _whole(parts: Iterable[UnitPart]) -> int:
+    return sum(part.whole_bytes for part in parts)
 
 
 def _brought(
@@ -135,20 +141,20 @@ def _brought(
     engine_bytes = division.share_of_engine(settings.memory_bytes)
     sizes = {unit: sum(unit.pieces()) for unit in division.units}  # without what stays in files
     if sum(sizes.values()) <= engine_bytes:
-        return _home(part for part in parts if part.trained), 0
+        return _whole(part for part in parts if part.trained), 0
     room = _room(sizes, engine_bytes)
     front = _left(parts, room)  # what a forward finds when a backward has ended
     back = _left(list(dict.fromkeys(reversed(uses))), room)
-    experts = _home(part for unit in division.units if unit.is_expert for part in unit.parts())
+    experts = _whole(part for unit in division.units if unit.is_expert for part in unit.parts())
     # In a pass those that are called, and those that are brought ahead and not called, are different
     # ones. A few give way before they are called, and are read again.
     guessed = experts // 8
-    missed = _home(uses) - _home(front) + guessed
-    backward = _home(uses) - _home(back) + guessed
+    missed = _whole(uses) - _whole(front) + guessed
+    backward = _whole(uses) - _whole(back) + guessed
     if settings.recomputes:  # which finds a block there, but calls its experts before their backward
         backward += experts + guessed
     # The step has dropped all that it has changed.
-    first = _home(uses) - _home(part for part in front if not part.trained) + guessed
+    first = _whole(uses) - _whole(part for part in front if not part.trained) + guessed
     again = settings.accumulation - 1
     return first + again * missed, (again + 1) * backward
 
@@ -196,7 +202,7 @@ def _left(parts: Sequence[UnitPart], room: int) -> list[UnitPart]:
     """Returns the parts that stay, which are the first for which there is room."""
     left = []
     for part in parts:
-        size_bytes = staggered(part.home_bytes)
+        size_bytes = staggered(part.whole_bytes)
         if size_bytes <= room:
             left.append(part)
             room -= size_bytes

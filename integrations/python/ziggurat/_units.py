@@ -12,6 +12,7 @@ import torch
 from ziggurat._frozen_files import LEAST_BYTES, FileMappings, FileRange
 from ziggurat._native import InvalidArgument
 from ziggurat._packing import TILE, in_records, staggered
+from ziggurat._ranks import Cut
 from ziggurat._refusals import check_params
 from ziggurat._tile_choice import Rows, Tiles, require_own, rows_of, tiled_in
 from ziggurat._unit_choice import Choice, chosen_in, experts_in, is_table, used_uncalled
@@ -19,6 +20,7 @@ from ziggurat._unit_choice import Choice, chosen_in, experts_in, is_table, used_
 ROOT = "(root)"  #: the unit of all parameters that no other unit has
 
 _SPARE_BYTES = 1 << 20
+_LINE = 64  # bytes: where a whole parameter can begin (core/engine/lent/whole_layout.cc)
 
 
 class UnitPart(NamedTuple):
@@ -31,12 +33,13 @@ class UnitPart(NamedTuple):
     itemsize: int
     trained: bool
     by_rows: bool  #: whether the engine is lent it, and brings nothing of it
+    whole_bytes: int  #: what is brought of it: of slices, the whole parameters
     added: bool = False  #: whether it came after offload(), and stays in PyTorch's memory
 
     @property
     def home_bytes(self) -> int:
-        """Returns the bytes of the parameters where they are kept."""
-        return self.tiles * TILE * self.itemsize
+        """Returns the bytes of the parameters, or of this rank's slices, where they are kept."""
+        return self.whole_bytes if self.by_rows else self.tiles * TILE * self.itemsize
 
 
 class Unit:
@@ -58,6 +61,7 @@ class Unit:
         #: if it is one that is used tile by tile: which rows of its weight each has. It is read by rows too.
         self.tiles: list[Rows] = []
         self.number = index  #: in the engine, which has only units of which it has something
+        self.ranks = 1  #: of which each keeps a slice of each parameter
         #: what the optimizer trains whose engine has the unit; None: what requires a gradient
         self.trained: frozenset[torch.Tensor] | None = None
 
@@ -86,7 +90,12 @@ class Unit:
 
     def pieces(self) -> list[int]:
         """Returns the bytes of each piece of the engine's memory that the unit takes."""
-        return [] if self.by_rows else [staggered(part.home_bytes) for part in self.parts()]
+        if self.by_rows:
+            return []
+        if self.ranks == 1:
+            return [staggered(part.home_bytes) for part in self.parts()]
+        whole_bytes = sum(-(-param.nbytes // _LINE) * _LINE for _, param in self.params if param not in self.in_files)
+        return [staggered(whole_bytes)] if whole_bytes else []
 
     def keeps(self, param: torch.Tensor) -> bool:
         """Returns whether the engine keeps the parameter, which is one of these."""
@@ -104,19 +113,29 @@ class Unit:
                 continue
             kind = (param.dtype, self.trains(param))
             kinds.setdefault(kind, []).append((name, param.numel()))
-        return [
-            UnitPart(
-                members[record.place][0],
-                record.end,
-                record.tiles,
-                record.members,
-                dtype.itemsize,
-                trained,
-                self.by_rows,
+        return [part for kind, members in kinds.items() for part in self._parts_of(*kind, members)]
+
+    def _parts_of(self, dtype: torch.dtype, trained: bool, members: list[tuple[str, int]]) -> list[UnitPart]:
+        wholes = [count for _, count in members]
+        own = [min(count, Cut(count, self.ranks).slice) for count in wholes] if self.ranks > 1 else wholes
+        found = []
+        for record in in_records(own, self.own_blocks and trained):
+            whole = record.tiles * TILE  # with what lies between
+            if self.ranks > 1:
+                whole = sum(wholes[place] for place in record.places)
+            found.append(
+                UnitPart(
+                    members[record.place][0],
+                    record.end,
+                    record.tiles,
+                    record.members,
+                    dtype.itemsize,
+                    trained,
+                    self.by_rows,
+                    whole * dtype.itemsize,
+                )
             )
-            for (dtype, trained), members in kinds.items()
-            for record in in_records((count for _, count in members), self.own_blocks and trained)
-        ]
+        return found
 
 
 class Entry:
@@ -196,6 +215,11 @@ class Division:
         finally:
             largest.by_rows, largest.tiles = before, []
         return ""
+
+    def set_ranks(self, ranks: int) -> None:
+        """Sets how many ranks have a slice of each parameter."""
+        for unit in self.units:
+            unit.ranks = ranks
 
     def set_trained(self, trained: Iterable[torch.Tensor] | None) -> None:
         """Sets what an optimizer trains, while its engine is open. None: again what requires a gradient."""

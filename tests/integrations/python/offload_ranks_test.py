@@ -6,8 +6,10 @@ transformers or pytest is missing, or PyTorch is older than offload() takes.
 """
 
 import itertools
+import re
 import sys
 import time
+from pathlib import Path
 
 try:
     import pytest
@@ -395,6 +397,45 @@ def test_a_store_is_resumed_and_divided_anew(tmp_path):
         on_ranks(2, resumed, f"{tmp_path}/{world}", range(2), False)
         losses = on_ranks(world, resumed, f"{tmp_path}/{world}", range(2, 4), "reshard")[0]
         assert losses == pytest.approx(whole[0][2:], rel=1e-4)
+
+
+MIB = 1 << 20
+
+
+def size_of_process(name):
+    return int(re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.M)[1]) << 10
+
+
+def measured(rank, world):
+    """Returns what a rank takes at most, and what plan() says: before offload() and after."""
+    torch.nn.Linear(8, 8)(torch.zeros(1, 8)).sum().backward()  # PyTorch's own
+    before = size_of_process("VmRSS")
+    layers = [torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU()) for _ in range(24)]
+    model = torch.nn.Sequential(*layers).bfloat16()
+    asked = {"tokens": 4, "memory": "16MiB"}
+    planned = ziggurat.torch.plan(model, **asked, ranks=world)
+    model = ziggurat.torch.offload(model, memory="16MiB")
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-3)
+    for step in range(4):
+        if step == 2:
+            Path("/proc/self/clear_refs").write_text("5")  # forgets the most
+        model(torch.ones(4, 1024, dtype=torch.bfloat16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    took = size_of_process("VmHWM") - before
+    known = ziggurat.torch.plan(model, tokens=4)
+    optimizer.close()
+    rows = planned.in_host_memory
+    assert rows == known.in_host_memory
+    return took, sum(rows.values()), rows["parameters"] + rows["optimizer state"]
+
+
+def test_a_rank_takes_what_is_planned():
+    """What PyTorch loads with the first exchange and step is in none of the plans."""
+    _, _, alone = on_ranks(1, measured, 1)[0]
+    for took, planned, own in on_ranks(2, measured, 2):
+        assert planned / 2 < took < planned + 48 * MIB
+        assert own == pytest.approx(alone / 2, rel=0.01)
 
 
 class Texts(torch.utils.data.Dataset):
