@@ -7,11 +7,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
+#include "core/engine/state/residency_limits.h"
 #include "tiers/arena.h"
 
 namespace ziggurat {
@@ -84,12 +84,9 @@ std::unique_ptr<ParamHome> StreamedParams::make_home(Context& context,
 void StreamedParams::build(Context& context) {
   std::size_t most_parts = 1;
   for (const Unit& unit : units_) most_parts = std::max(most_parts, unit.parts.size());
-  constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
-  residency_ = Residency::create(context, *home_,
-                                 {.max_live_parameters = kNoLimit,
-                                  .max_reuse_distance = kNoLimit,
-                                  .prefetch_units_max = kUnitsAhead * most_parts},
-                                 nullptr);
+  ResidencyLimits limits = residency_limits(state_.config());
+  limits.prefetch_units_max = kUnitsAhead * most_parts;
+  residency_ = Residency::create(context, *home_, limits, nullptr);
   turns_.emplace(context.cancel);
   residency_->wait_while([this] { return may_be_released(); });
   describe();

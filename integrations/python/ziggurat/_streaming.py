@@ -93,6 +93,10 @@ class Streaming(Pins):
         #: what opens the engine: the optimizer that trains the model, if there is one
         self.optimizer: weakref.ref[Any] | None = None
         self._looked_for_optimizer = False  # or there was one
+        #: settings of the engine that limit what is brought, in elements: more than "memory" does
+        self.limits: dict[str, int] = {}
+        #: where parameters are on a drive if the optimizer's state is in host memory
+        self.folder: str | None = None
         self._opening = threading.RLock()
         self._owner: weakref.ref[Any] | None = None  # the optimizer that has opened the engine
         self.backwards: Any = weakref.WeakValueDictionary()  #: of _passes, by their task's number
