@@ -241,8 +241,7 @@ class FolderReading:
         self._changed = []
         for param in (param for param, its in zip(with_state, on_any, strict=True) if its):
             with brought([param]):
-                values = sharing.values(param)
-                self._changed.append((values, values.clone()))
+                self._changed.append((param, sharing.values(param).clone()))
 
     def _is_rounded(self, part: Part, master: int) -> bool:
         """Returns whether the engine rounds the checkpoint's master to the part."""
@@ -265,7 +264,7 @@ class FolderReading:
             optimizer._load, optimizer._resume = None, resume
         for param, values in self._changed:  # the next step makes its masters from these values
             with brought([param]), torch.no_grad():
-                param.copy_(values)
+                optimizer._sharing.values(param).copy_(values)
         for opened in optimizer._opened:
             for param in opened.members:
                 if opened.index(param) is None:

@@ -63,7 +63,7 @@ def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | N
     try:
         units = units_of(module)
         division = divide(module, units)
-        memory_bytes = _memory_of(module, division, config.param_limits, on_nvme=path is not None)
+        memory_bytes = _memory_of(module, division, config, on_nvme=path is not None)
         offload(
             module,
             memory=memory_bytes,
@@ -96,18 +96,22 @@ def _beside_bytes(division: Division, limits: ParamLimits) -> int:
     return sum(part.home_bytes for part in _parts(division) if part.elements <= threshold)
 
 
-def _memory_of(module: torch.nn.Module, division: Division, limits: ParamLimits, on_nvme: bool) -> int:
-    """Returns the memory for units: what the keys allow, and at least what works."""
+def _memory_of(module: torch.nn.Module, division: Division, config: Config, on_nvme: bool) -> int:
+    """Returns the memory for units: what the keys allow, and at least what works. An engine takes no more
+    of it than its parameters need."""
+    limits = config.param_limits
     elements = limits.max_live + (_in_host_memory(limits) if on_nvme else 0)
     asked = elements * _itemsize(module) + _beside_bytes(division, limits)
-    smallest, of_what = division.smallest()
-    if asked < smallest:
+    try:
+        division.require(asked, own_blocks=config.engine_arguments.get("state_format") == "8bit")
+    except InvalidArgument:
+        smallest, of_what = division.smallest()
         say(
             f"zero_optimization.stage3_max_live_parameters is {limits.max_live}, which is too little: "
             f"parameters get {size_text(smallest)}, for {of_what}"
         )
-    # An engine takes no more of it than its parameters need.
-    return max(asked, smallest)
+        return smallest
+    return asked
 
 
 def _in_host_memory(limits: ParamLimits) -> int:
