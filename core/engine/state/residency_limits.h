@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/state/residency_limits.h: what an engine's config says about parameters on the device.
+// core/engine/state/residency_limits.h: what a config says about parameters on the device.
 #pragma once
 
 #include <cstdint>

@@ -93,7 +93,11 @@ def _stream(read: Config, args: Any, model: torch.nn.Module, placement: str) -> 
     if streaming is not None and streaming.needs_directory and placement == "host" and path is not None:
         directory = RunDirectory(path, args.process_index, "offload_param")
         _streamed.keep_on_drive(streaming, directory.path / "params")
-        weakref.finalize(model, directory.remove)
+        weakref.finalize(model, _remove, directory)  # which goes with its last reference
+
+
+def _remove(directory: RunDirectory) -> None:
+    directory.remove()
 
 
 def _check_schedule(scheduler: Any, args: Any) -> None:

@@ -35,7 +35,8 @@ def nvme_path_of(config: Config) -> str | None:
     if its is None or its.device != "nvme":
         return None
     state = config.offload_optimizer
-    path = its.nvme_path or (state.nvme_path if state is not None and state.device == "nvme" else None)
+    of_state = state.nvme_path if state is not None and state.device == "nvme" else None
+    path = its.nvme_path or of_state
     if not path:
         raise InvalidArgument(
             '"zero_optimization.offload_param.nvme_path" is missing, although the device is nvme: give a '
@@ -59,6 +60,12 @@ def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | N
         )
         return None
     path = nvme_path_of(config)
+    state = config.offload_optimizer
+    if path is not None and state is not None and state.device == "nvme" and path != state.nvme_path:
+        say(
+            f"zero_optimization.offload_param.nvme_path is {path}, but parameters share the directory of the "
+            f"optimizer's state in {state.nvme_path}"
+        )
     take_leaves(module, config.leaf_modules)
     try:
         units = units_of(module)
