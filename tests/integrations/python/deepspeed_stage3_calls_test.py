@@ -60,23 +60,23 @@ def test_leaf_modules_of_a_script(tmp_path):
 
 
 class UsesAnothers(torch.nn.Module):
-    """Its head is the embedding's weight, which it does not call."""
+    """Uses the weight of a layer that it does not call."""
 
     def __init__(self, registers: bool) -> None:
         super().__init__()
-        self.embedding = torch.nn.Embedding(512, WIDTH)
+        self.head = torch.nn.Linear(WIDTH, 512)
         self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
         if registers:
-            deepspeed.zero.register_external_parameter(self, self.embedding.weight)
+            deepspeed.zero.register_external_parameter(self, self.head.weight)
 
     def forward(self, x):
         for block in self.blocks:
             x = block(x)
-        return torch.nn.functional.linear(x, self.embedding.weight)
+        return torch.nn.functional.linear(x, self.head.weight)
 
 
 def test_an_external_parameter_is_there_while_the_model_runs(tmp_path):
-    with pytest.raises(ziggurat.InvalidArgument, match=r"embedding.weight.*is away"):
+    with pytest.raises(ziggurat.InvalidArgument, match=r"head.weight.*is away.*register_external_parameter"):
         train(made(config(tmp_path), lambda: UsesAnothers(False)), 0, 2)
     engine = made(config(tmp_path), lambda: UsesAnothers(True))
     whole = made(config(tmp_path, None, stage=0), lambda: UsesAnothers(False))
@@ -221,6 +221,34 @@ def test_a_script_with_an_optimizer_of_ziggurat_decides_itself(tmp_path):
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config(tmp_path))
     train(engine, 0, 1)
     assert streaming_of(model.last.weight) is None
+
+
+class Recomputed(Model):
+    def forward(self, x):
+        for block in self.blocks:
+            x = deepspeed.checkpointing.checkpoint(block, x)
+        return self.last(x)
+
+
+def test_checkpointed_blocks_are_brought_again(tmp_path):
+    engine = made(config(tmp_path, "nvme"), Recomputed)
+    assert train(engine, 0, 3) == train(made(config(tmp_path, None, stage=2)), 0, 3)
+    assert engine.optimizer.figures()["brought_bytes"] > 0
+
+
+def test_adapters_of_a_frozen_base(tmp_path):
+    def frozen():
+        model = Model()
+        for param in model.blocks.parameters():
+            param.requires_grad_(False)
+        return model
+
+    engine, whole = made(config(tmp_path, "nvme"), frozen), made(config(tmp_path, None, stage=2), frozen)
+    assert train(engine, 0, 3) == train(whole, 0, 3)
+    engine.save_checkpoint(tmp_path / "out")
+    again = made(config(tmp_path, "nvme"), frozen)
+    again.load_checkpoint(tmp_path / "out")
+    assert train(again, 3, 5) == train(whole, 3, 5)
 
 
 # -- checkpoints

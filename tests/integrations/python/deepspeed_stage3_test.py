@@ -42,6 +42,26 @@ def test_a_run_has_the_bits_of_one_with_whole_parameters(tmp_path, param, state)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0},
+        {"stage3_max_reuse_distance": 2 * UNIT, "stage3_prefetch_bucket_size": 1},
+        {"stage3_param_persistence_threshold": 1000, "stage3_max_reuse_distance": 0},
+        {"stage3_max_live_parameters": 3 * UNIT, "stage3_param_persistence_threshold": 1e5},
+    ],
+)
+@pytest.mark.parametrize("param", ["cpu", "nvme"])
+def test_no_limit_changes_bits(tmp_path, param, keys):
+    more = {"gradient_accumulation_steps": 2, "gradient_clipping": 0.01}
+    whole = made(config(tmp_path, None, stage=2, more=more))
+    engine = made(config(tmp_path, param, more=more, **keys))
+    assert train(engine, 0, 8) == train(whole, 0, 8)
+    with deepspeed.zero.GatheredParameters(engine.module.last.weight):
+        pass
+    assert same(bits(engine), bits(whole))
+
+
 def test_memory_for_all_of_them_is_where_they_live(tmp_path):
     engine = made(config(tmp_path, stage3_max_live_parameters=1e9))
     train(engine, 0, 2)

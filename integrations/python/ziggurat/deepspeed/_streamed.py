@@ -85,6 +85,7 @@ def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | N
     assert streaming is not None
     streaming.limits = _limits_of(division, config.param_limits, on_nvme=path is not None)
     streaming.returns_to_files = path is not None
+    streaming.keeps_by = "call deepspeed.zero.register_external_parameter(module, param) before initialize()"
     return streaming
 
 
