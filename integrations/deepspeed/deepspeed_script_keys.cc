@@ -139,7 +139,9 @@ constexpr DeepSpeedKey kScript[] = {
      "changes nothing: all optimizer state is off the device"},
     {"zero_optimization.offload_optimizer.super_offload", kNoted, "", kAlways},
     {"activation_checkpointing.partition_activations", kNoted, "", kRecomputed},
-    {"activation_checkpointing.cpu_checkpointing", kNoted, "", kRecomputed},
+    {"activation_checkpointing.cpu_checkpointing", kNoted, "",
+     "changes nothing: of a checkpointed block its inputs are kept, where the model computes; "
+     "activations are computed again"},
     {"activation_checkpointing.contiguous_memory_optimization", kNoted, "", kRecomputed},
     {"activation_checkpointing.number_checkpoints", kNoted, "", kRecomputed},
     {"activation_checkpointing.synchronize_checkpoint_boundary", kNoted, "", kRecomputed},
