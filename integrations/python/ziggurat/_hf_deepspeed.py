@@ -89,8 +89,10 @@ def optimizer_of(
 def _stream(read: Config, args: Any, model: torch.nn.Module, placement: str) -> None:
     """Lets the optimizer that is made next keep the parameters, if the config asks for that."""
     streaming = _streamed.stream(model, read, args.world_size)
+    if streaming is None or not streaming.needs_directory or placement != "host":
+        return
     path = _streamed.nvme_path_of(read)
-    if streaming is not None and streaming.needs_directory and placement == "host" and path is not None:
+    if path is not None:  # else the script has called offload() itself
         directory = RunDirectory(path, args.process_index, "offload_param")
         _streamed.keep_on_drive(streaming, directory.path / "params")
         weakref.finalize(model, _remove, directory)  # which goes with its last reference

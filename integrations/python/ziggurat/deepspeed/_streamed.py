@@ -22,6 +22,7 @@ from ziggurat.deepspeed._config import Config, ParamLimits
 from ziggurat.deepspeed._log import say
 from ziggurat.deepspeed._stage3_units import take_leaves, units_of
 
+
 def streams(config: Config, ranks: int) -> bool:
     """Returns whether parameters leave the model. On several ranks they stay whole for now: this is the
     one place that says so."""
