@@ -64,6 +64,19 @@ inline constexpr std::uint64_t kBlobBytesMax = 64 * 1024;
 struct StateContent;
 struct StoredRank;
 
+/// A parameter of which each rank has a slice, and which its trainer is brought whole.
+struct WholeParam {
+  std::string name;
+  std::uint64_t count = 0;  ///< elements
+  DType dtype = DType::kBFloat16;
+  std::uint32_t unit = 0;  ///< with which it is acquired
+  /// This rank's slice, a streamed parameter of that unit; none if the rank has no part of it.
+  std::optional<ParamId> own = std::nullopt;
+  std::uint64_t first = 0;  ///< the slice's first element in the whole
+  bool trained = true;
+  bool optional = false;  ///< as UnitSpec::optional
+};
+
 struct EngineConfig {
   /// The directories of the store. If there are several, each record lives in one of them, in
   /// proportion to the weights when the store is made. All of them must be given whenever the store
@@ -193,6 +206,10 @@ struct EngineConfig {
   /// For a trainer that lends slices of parameters: the number of each unit's first element in the
   /// whole parameter. Empty if the parameters are whole.
   std::vector<std::uint64_t> first_elements;
+  /// For a trainer whose streamed parameters are slices: the whole ones that it is brought. All
+  /// streamed parameters are slices then. The list is the same on all ranks, but for each rank's
+  /// own slices. Empty if each rank has whole parameters.
+  std::vector<WholeParam> wholes;
   /// For a trainer that lends its memory: returns how many steps the parameter of each unit has
   /// made, according to `blob`, which is empty if there is none yet. If this is given, stochastic
   /// rounding of parameters does not need every gradient in every step.

@@ -141,14 +141,24 @@ class LentEngine : public StateEngine {
   /// is about to be closed. Those whose memory is being brought wait for the drive first.
   virtual void end_waits() = 0;
   /// Returns where a streamed parameter is on the device while its unit is acquired, without
-  /// padding, aligned to its elements.
+  /// padding, aligned to its elements. Numbers from the count of parameters on are those of
+  /// EngineConfig::wholes; a slice lies within its whole.
   virtual TypedDeviceSpan<std::byte> place(ParamId param) const = 0;
   /// Brings home what the trainer has written into an acquired parameter with work that is queued
   /// on `stream`. The next step is given GroupStep::params_written for it. Before the first step it
   /// is the parameter's master at once, for read_state() and begin_copy() too. Until that step is
   /// durable, a crash loses what was written. After any error except kInvalidArgument the engine
-  /// has ended, because a part of the parameter may be home.
+  /// has ended, because a part of the parameter may be home. Of a whole parameter this rank's slice
+  /// is brought home: all ranks write the same, and none acquires the unit anew before all have.
   virtual void store_param(ParamId param, StreamRef& stream) = 0;
+
+  /// Read and write a streamed parameter where it lives, in its own type, without its unit, which
+  /// is not acquired by anybody. Meant for this rank's slices (EngineConfig::wholes). What is
+  /// written is as after store_param(). Errors: kInvalidArgument for a parameter that is lent, an
+  /// acquired unit, or another type or number of elements; after any other error of a write the
+  /// engine has ended.
+  virtual void read_home(ParamId param, TypedSpan<std::byte> values) = 0;
+  virtual void write_home(ParamId param, TypedSpan<const std::byte> values) = 0;
 
   /// Takes the new memory of a parameter, which the trainer has moved. Waits for an update of it
   /// that is under way. Errors: kInvalidArgument for another type or number of elements.

@@ -55,7 +55,8 @@ const std::map<std::string, std::string, std::less<>>& places() {
                                   "slots",
                                   "state_format",
                                   "state_rounding",
-                                  "store"})
+                                  "store",
+                                  "wholes"})
       its[key] = fmt::format("\"{}\"", key);
     for (const char* const none : {"activation_checkpointing",
                                    "batch",

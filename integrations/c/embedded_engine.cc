@@ -92,6 +92,7 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
                                EmbeddedConfig config, const EmbeddedLoad* load)
     : runtime_(runtime),
       model_(model_of(params, config.pieces)),
+      wholes_(config.wholes),
       trained_(static_cast<std::size_t>(std::ranges::count(params, false, &EmbeddedParam::frozen))),
       steps_(trained_),
       written_(params.size()),
@@ -156,6 +157,12 @@ void EmbeddedEngine::require_trained(const char* call, std::size_t param) const 
 
 void EmbeddedEngine::param_written(std::size_t param) {
   in_turn([&](LentEngine& engine) {
+    if (const WholeParam* const its = whole(param)) {
+      Host host;
+      engine.store_param(static_cast<ParamId>(param), host);
+      if (its->own) written_[*its->own] = *its->own < trained_;
+      return;
+    }
     require_count("param_written", param, count_or_none(param));
     if (model_.units[param].params[0].streamed) {
       Host host;

@@ -135,7 +135,8 @@ class EmbeddedEngine {
   /// Returns a stream of the caller's for LentEngine::acquire() and release(). `handle` is the
   /// driver's (cudaStream_t) for a stream on the device's GPU, and null if the device is the host.
   StreamRef& stream_of(void* handle);
-  /// Read and write a streamed parameter in its own type, and acquire its unit meanwhile.
+  /// Read and write a streamed parameter in its own type, and acquire its unit meanwhile. It may be
+  /// one of EngineConfig::wholes.
   void read_param(std::size_t param, TypedSpan<std::byte> values);
   void write_param(std::size_t param, TypedSpan<const std::byte> values);
 
@@ -177,6 +178,17 @@ class EmbeddedEngine {
   Device* device() const noexcept { return device_ ? &device_->device() : nullptr; }
   StreamedUnit require_streamed(const char* call, std::size_t param,
                                 TypedSpan<const std::byte> values) const;
+  StreamedUnit require_whole(const char* call, std::size_t param,
+                             TypedSpan<const std::byte> values) const;
+  /// Whether the parameter is a slice of one that is brought whole.
+  bool is_slice(std::size_t param) const noexcept {
+    return !wholes_.empty() && param < param_count();
+  }
+  /// Returns the whole parameter that has the number `param`, or null.
+  const WholeParam* whole(std::size_t param) const noexcept {
+    const std::size_t w = param - param_count();
+    return param >= param_count() && w < wholes_.size() ? &wholes_[w] : nullptr;
+  }
   TypedDeviceSpan<std::byte> place(std::size_t param) const;
   std::vector<GroupStep> param_steps(const EmbeddedStep& step) const;
   std::vector<std::byte> with_steps(std::span<const std::byte> blob) const;
@@ -186,6 +198,7 @@ class EmbeddedEngine {
   std::mutex copying_;  // taken before mutex_: read_param() and write_param() copy one at a time
   Runtime& runtime_;
   ModelSpec model_;
+  std::vector<WholeParam> wholes_;     ///< whose numbers follow those of the parameters
   std::vector<std::uint32_t> groups_;  ///< per parameter
   std::size_t group_count_ = 0;
   bool sums_on_nvme_ = false;

@@ -12,7 +12,7 @@ namespace ziggurat {
 void EmbeddedEngine::make_device(const std::vector<EmbeddedParam>& params,
                                  const EmbeddedConfig& config) {
   const auto streamed = std::ranges::find_if(params, &EmbeddedParam::streamed);
-  if (streamed == params.end()) {
+  if (streamed == params.end() && wholes_.empty()) {
     if (config.device_bytes == 0 && config.device == 0) return;
     throw wrong(
         fmt::format("`{}` is given, but every parameter is in the caller's memory: leave "
@@ -30,7 +30,7 @@ void EmbeddedEngine::make_device(const std::vector<EmbeddedParam>& params,
     throw wrong(fmt::format(
         "`device_memory` is missing: parameter '{}' has no address, so the engine keeps it, and "
         "needs memory for those that are acquired",
-        streamed->name));
+        wholes_.empty() ? streamed->name : wholes_.front().name));
   }
   device_ = std::make_shared<EmbeddedDevice>(
       runtime_, EmbeddedDevice::Memory{.size_bytes = config.device_bytes});
@@ -48,6 +48,7 @@ TypedDeviceSpan<std::byte> EmbeddedEngine::place(std::size_t param) const {
 /// Throws unless the parameter is streamed, and `values` has its type and size. Returns its unit.
 StreamedUnit EmbeddedEngine::require_streamed(const char* call, std::size_t param,
                                               TypedSpan<const std::byte> values) const {
+  if (whole(param) != nullptr) return require_whole(call, param, values);
   require_count(call, param, values.count());
   const UnitSpec& its = model_.units[param];
   if (!its.params[0].streamed) {
@@ -62,8 +63,20 @@ StreamedUnit EmbeddedEngine::require_streamed(const char* call, std::size_t para
   return *its.params[0].streamed;
 }
 
+/// Does the same for a whole parameter.
+StreamedUnit EmbeddedEngine::require_whole(const char* call, std::size_t param,
+                                           TypedSpan<const std::byte> values) const {
+  const WholeParam& its = *whole(param);
+  if (its.dtype == values.dtype && its.count == values.count()) return its.unit;
+  throw wrong(fmt::format(
+      "{}(whole parameter '{}'): the parameter has {} elements of {}, but the "
+      "memory {} of {}",
+      call, its.name, its.count, to_string(its.dtype), values.count(), to_string(values.dtype)));
+}
+
 void EmbeddedEngine::read_param(std::size_t param, TypedSpan<std::byte> values) {
   const StreamedUnit unit = require_streamed("read_param", param, values);
+  if (is_slice(param)) return engine_->read_home(static_cast<ParamId>(param), values);
   Host host;
   engine_->acquire_aside(unit, host);
   std::exception_ptr error;
@@ -79,6 +92,13 @@ void EmbeddedEngine::read_param(std::size_t param, TypedSpan<std::byte> values) 
 
 void EmbeddedEngine::write_param(std::size_t param, TypedSpan<const std::byte> values) {
   const StreamedUnit unit = require_streamed("write_param", param, values);
+  if (is_slice(param)) {
+    in_turn([&](LentEngine& engine) {
+      engine.write_home(static_cast<ParamId>(param), values);
+      written_[param] = param < trained_;
+    });
+    return;
+  }
   Host host;
   engine_->acquire_aside(unit, host);
   std::exception_ptr error;

@@ -127,6 +127,38 @@ std::vector<WholePlace> pieces_of(const ConfigSetting& given) {
   return places;
 }
 
+DType dtype_named(const json& name) {
+  if (const std::optional<DType> dtype = parse_dtype(name.get<std::string>())) return *dtype;
+  throw wrong(fmt::format(
+      "setting \"wholes\": \"dtype\" is {}: give \"fp32\", \"bf16\" or \"fp16\"", name.dump()));
+}
+
+/// Reads a list of whole parameters, of which each rank has slices.
+std::vector<WholeParam> wholes_of(const ConfigSetting& given) {
+  if (!given.value.is_array())
+    throw wrong(fmt::format("{}: the value must be a list", described(given)));
+  std::vector<WholeParam> wholes;
+  try {
+    for (const json& its : given.value) {
+      WholeParam whole{.name = its.at("name").get<std::string>(),
+                       .count = its.at("count").get<std::uint64_t>(),
+                       .dtype = dtype_named(its.at("dtype")),
+                       .unit = its.at("unit").get<std::uint32_t>(),
+                       .trained = its.value("trained", true),
+                       .optional = its.value("optional", false)};
+      if (its.contains("param") && !its.at("param").is_null()) {
+        whole.own = its.at("param").get<ParamId>();
+        whole.first = its.at("first").get<std::uint64_t>();
+      }
+      wholes.push_back(std::move(whole));
+    }
+  } catch (const json::exception& error) {
+    throw wrong(fmt::format("setting \"wholes\": entry {} is not what ziggurat.h describes: {}",
+                            wholes.size(), error.what()));
+  }
+  return wholes;
+}
+
 std::uint64_t device_of(const ConfigSetting& given) {
   if (given.value.is_number_unsigned() && given.value.get<std::uint64_t>() > 0)
     return given.value.get<std::uint64_t>();
@@ -163,6 +195,8 @@ EmbeddedConfig engine_config_of(std::string_view text) {
       config.first_elements = first_elements_of(given);
     } else if (given.name == "pieces") {
       config.pieces = pieces_of(given);
+    } else if (given.name == "wholes") {
+      config.wholes = wholes_of(given);
     } else if (given.name == "progress") {
       if (!given.value.is_boolean())
         throw wrong(fmt::format("{}: the value must be true or false", described(given)));

@@ -2,9 +2,10 @@
 // integrations/c/settings_json.h: settings of an embedder, read from its JSON.
 //
 // An engine's settings have the names of the table of settings (core/engine/engine_settings.h), as
-// in a file of `ziggurat train --config`; "store", "run", "first_elements", "pieces", "device" and
-// "progress" are beside them. A runtime has settings of its own. What an embedder does not give has
-// the engine's default, except that clipping is off, because trainers clip by themselves.
+// in a file of `ziggurat train --config`; "store", "run", "first_elements", "pieces", "wholes",
+// "device" and "progress" are beside them. A runtime has settings of its own. What an embedder does
+// not give has the engine's default, except that clipping is off, because trainers clip by
+// themselves.
 #pragma once
 
 #include <cstddef>

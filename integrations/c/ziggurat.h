@@ -241,6 +241,14 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///                      follow one another, or "offsets" and "box"; null for what belongs to no
 ///                      whole, whose state begins anew when the store is divided. A new store keeps
 ///                      the list, and then it can be divided among other ranks
+///   "wholes"           if each rank has slices of streamed parameters, and is brought whole ones:
+///   a
+///                      list of {"name", "count", "dtype", "unit"} of every whole one, the same on
+///                      all ranks, with {"param", "first"}: this rank's slice, which is a parameter
+///                      of that unit, and its first element; null or absent if it has none. "dtype"
+///                      is "fp32", "bf16" or "fp16"; "trained": false if the slices are
+///                      ZIGGURAT_FROZEN, and "optional": true if they are ZIGGURAT_OPTIONAL. In the
+///                      order of ranks the slices of each are all of it. See ziggurat_acquire()
 ///   "resume"           what is done with a store that is there. "auto", which is the default,
 ///                      resumes it, and refuses that of other ranks or pieces; "reshard" first
 ///                      divides it, in place, for the ranks and "pieces" that are there, if they
@@ -407,6 +415,13 @@ ZIGGURAT_API ziggurat_status ziggurat_param_written(ziggurat_engine engine, uint
 /// write them before the first step. Units that are used in the same order in each step are brought
 /// ahead.
 ///
+/// With "wholes" a unit consists of whole parameters, of which this rank's slices come from its own
+/// home, and the others from their ranks' homes, whatever the trainers of those do: a rank may
+/// acquire units that no other uses. The calls below that take a streamed parameter take a whole
+/// one by the number COUNT + W, for whole W beside COUNT parameters. A whole one is written on all
+/// ranks, with the same values, and no rank acquires its unit anew before all have written it. A
+/// rank closes its engine when no other acquires any more. Gradients and state are those of slices.
+///
 /// Acquires a unit: its parameters are in memory, as of the newest step, until as many releases as
 /// acquires. May wait for memory that a release on another thread gives back, and holds up no other
 /// call. With a device on a GPU, `stream` is a stream of it (cudaStream_t; null is CUDA's default
@@ -431,7 +446,8 @@ ZIGGURAT_API ziggurat_status ziggurat_param_memory(ziggurat_engine engine, uint6
 ZIGGURAT_API ziggurat_status ziggurat_param_addresses(ziggurat_engine engine, uint64_t count,
                                                       const uint64_t* params, void** addresses);
 /// Reads a streamed parameter, or writes it, in its own type; `values` are in host memory. Acquires
-/// its unit meanwhile, so that no other thread can make a step.
+/// its unit meanwhile, so that no other thread can make a step. A slice of a whole one is read and
+/// written where it lives; its unit is not acquired then, by nobody.
 ZIGGURAT_API ziggurat_status ziggurat_read_param(ziggurat_engine engine, uint64_t param,
                                                  const ziggurat_memory* values);
 ZIGGURAT_API ziggurat_status ziggurat_write_param(ziggurat_engine engine, uint64_t param,

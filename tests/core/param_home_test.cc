@@ -86,7 +86,8 @@ class EveryParamHome : public ::testing::TestWithParam<const char*> {
         there = device_span(copy);
       }
       std::memcpy(reinterpret_cast<std::byte*>(there.address()), written.data(), written.size());
-      co_await home_->store(unit, there.first(written.size()));
+      const UnitParamHome::Written all{.at_bytes = 0, .from = there.first(written.size())};
+      co_await home_->store(unit, {&all, 1});
     }
   }
   Task<> expect_fetched(int number) {

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <initializer_list>
-#include <string>
+#include <vector>
 
 namespace ziggurat::testing {
 namespace {
@@ -18,15 +18,11 @@ using ::testing::IsEmpty;
 /// Blocks A, B and C of 10 elements, which all steps use, and experts of 5, which some do.
 enum Unit : UnitId { kA, kB, kC, kExpert0, kExpert1, kExpert2, kUnits };
 
-ModelSpec model_with_experts() {
-  ModelSpec model{.name = "experts", .units = {}};
-  for (UnitId u = 0; u < kUnits; ++u) {
-    const bool optional = u >= kExpert0;
-    ParamSpec param{.name = "weight", .shape = {optional ? 5 : 10}};
-    model.units.push_back(
-        {.name = std::to_string(u), .params = {std::move(param)}, .optional = optional});
-  }
-  return model;
+std::vector<UnitOrder::Kind> with_experts() {
+  std::vector<UnitOrder::Kind> units;
+  for (UnitId u = 0; u < kUnits; ++u)
+    units.push_back({.elements = u >= kExpert0 ? 5U : 10U, .optional = u >= kExpert0});
+  return units;
 }
 
 class OrderOfUnits : public ::testing::Test {
@@ -39,9 +35,7 @@ class OrderOfUnits : public ::testing::Test {
     order_.begin_step();
   }
 
-  ModelSpec model_ = model_with_experts();
-  ChunkTable table_{model_, 1};
-  UnitOrder order_{table_};
+  UnitOrder order_{with_experts()};
 };
 
 TEST_F(OrderOfUnits, IsThatOfTheStepBefore) {

@@ -158,6 +158,7 @@ void LentEngineImpl::require_streams(const ModelSpec& model) const {
   std::set<StreamedUnit> units;
   for (const UnitSpec& unit : model.units)
     if (unit.params[0].streamed) units.insert(*unit.params[0].streamed);
+  for (const WholeParam& whole : state_.config().wholes) units.insert(whole.unit);
   if (units.empty()) return;
   if (*units.rbegin() != units.size() - 1) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -183,6 +184,12 @@ void LentEngineImpl::require_param(const char* call, ParamId param) const {
                           param, count, count - 1));
 }
 
+void LentEngineImpl::require_param_or_whole(const char* call, ParamId param) const {
+  const std::size_t wholes = streamed_ ? streamed_->whole_count() : 0;
+  if (param < state_.lent_count() + wholes) return;
+  require_param(call, param);
+}
+
 /// Throws if `param` is frozen, because it has neither gradient nor state.
 void LentEngineImpl::require_trained(const char* call, ParamId param) const {
   require_param(call, param);
@@ -205,7 +212,8 @@ void LentEngineImpl::require_count(const char* call, ParamId param, std::uint64_
 }
 
 void LentEngineImpl::plan_device() {
-  if (streams(state_.model())) streamed_ = std::make_unique<StreamedParams>(state_);
+  if (streams(state_.model()) || !state_.config().wholes.empty())
+    streamed_ = std::make_unique<StreamedParams>(state_);
 }
 
 Hand::Homes LentEngineImpl::make_homes(Context& context, const std::vector<StripePlace>& places) {
@@ -224,8 +232,7 @@ Hand::Homes LentEngineImpl::make_homes(Context& context, const std::vector<Strip
 }
 
 Task<> LentEngineImpl::build() {
-  if (streamed_) streamed_->build(state_.context());
-  co_return;
+  if (streamed_) co_await streamed_->build(state_.context());
 }
 
 void LentEngineImpl::begin_generation(std::uint64_t generation) {

@@ -45,6 +45,8 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   void end_waits() override;
   TypedDeviceSpan<std::byte> place(ParamId param) const override;
   void store_param(ParamId param, StreamRef& stream) override;
+  void read_home(ParamId param, TypedSpan<std::byte> values) override;
+  void write_home(ParamId param, TypedSpan<const std::byte> values) override;
   void lend_param(ParamId param, TypedSpan<std::byte> values) override;
   void expect_gradients() override;
   void wait_updated(ParamId param) override;
@@ -86,10 +88,12 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   template <class Use>
   auto on_stream(const Use& use);
   void wait_for(StreamedUnit unit, const std::vector<Event>& landed, StreamRef& stream);
+  StreamedParams& at_home(const char* call, ParamId param, TypedSpan<const std::byte> values) const;
   Task<> or_end(Task<> call);
   void require_streams(const ModelSpec& model) const;
   static void require_frozen_last(ModelSpec& model, std::size_t param);
   void require_param(const char* call, ParamId param) const;
+  void require_param_or_whole(const char* call, ParamId param) const;
   void require_trained(const char* call, ParamId param) const;
   void require_count(const char* call, ParamId param, std::uint64_t count) const;
   std::size_t require_state(const char* call, ParamId param, std::string_view name,

@@ -155,7 +155,7 @@ void LentEngineImpl::end_waits() {
 
 TypedDeviceSpan<std::byte> LentEngineImpl::place(ParamId param) const {
   const Turn turn(turn_);
-  require_param("param_memory", param);
+  require_param_or_whole("param_memory", param);
   const StreamedParams& its = streamed("param_memory");
   its.require_acquired_param("param_memory", param);
   return its.place(param);
@@ -163,17 +163,57 @@ TypedDeviceSpan<std::byte> LentEngineImpl::place(ParamId param) const {
 
 void LentEngineImpl::store_param(ParamId param, StreamRef& stream) {
   const Turn turn(turn_);
-  require_param("store_param", param);
+  require_param_or_whole("store_param", param);
   StreamedParams& its = streamed("store_param");
   its.require_acquired_param("store_param", param);
   const Event written = on_stream([&] { return stream.record(); });
   run([](LentEngineImpl& self, StreamedParams& params, ParamId of, Event event) -> Task<> {
     self.state_.check();
-    const UnitUses::Use writing = co_await self.state_.writing(of);
+    const std::optional<ParamId> stored = params.stored_in(of);
+    if (!stored) co_return;  // other ranks have it all
+    const UnitUses::Use writing = co_await self.state_.writing(*stored);
     Task<> storing = self.or_end(params.store(of, event));  // a part of it may be home
     co_await std::move(storing);
-    self.state_.param_stored(of);
+    self.state_.param_stored(*stored);
   }(*this, its, param, written));
+}
+
+/// Throws unless `param` is streamed, its unit is not acquired, and `values` fit it.
+StreamedParams& LentEngineImpl::at_home(const char* call, ParamId param,
+                                        TypedSpan<const std::byte> values) const {
+  require_count(call, param, values.count());
+  StreamedParams& its = streamed(call);
+  const DType dtype = state_.table().dtype(state_.lent_place(param).unit);
+  if (values.dtype != dtype)
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}('{}'): the parameter is {}, but the memory is {}", call,
+                    state_.lent_param(param).name, to_string(dtype), to_string(values.dtype)));
+  its.require_free(call, param);
+  return its;
+}
+
+void LentEngineImpl::read_home(ParamId param, TypedSpan<std::byte> values) {
+  const Turn turn(turn_);
+  StreamedParams& its = at_home("read_home", param, values);
+  run([](TrainingState& state, StreamedParams& params, ParamId of, auto into) -> Task<> {
+    state.check();
+    co_await state.gates().wait(state.lent_place(of).unit);
+    co_await params.read_home(of, into);
+  }(state_, its, param, values));
+}
+
+void LentEngineImpl::write_home(ParamId param, TypedSpan<const std::byte> values) {
+  const Turn turn(turn_);
+  StreamedParams& its = at_home("write_home", param, values);
+  run([](LentEngineImpl& self, StreamedParams& params, ParamId of, auto from) -> Task<> {
+    self.state_.check();
+    co_await self.state_.gates().wait(self.state_.lent_place(of).unit);
+    const UnitUses::Use writing = co_await self.state_.writing(of);
+    Task<> storing = self.or_end(params.write_home(of, from));
+    co_await std::move(storing);
+    self.state_.param_stored(of);
+  }(*this, its, param, values));
 }
 
 /// Does something that can neither be undone nor be left half done: an error ends the engine.

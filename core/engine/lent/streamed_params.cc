@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/bytes.h"
@@ -25,7 +26,21 @@ constexpr std::size_t kUnitsAhead = 2;
 }  // namespace
 
 StreamedParams::StreamedParams(TrainingState& state) : state_(state) {
-  const std::vector<UnitSpec>& table = state.model().units;
+  if (!state.config().wholes.empty()) {
+    made_ = std::make_unique<WholeUnits>(state);
+    wholes_ = made_.get();
+  }
+  find_parts();
+  require_device_room();
+}
+
+void StreamedParams::find_parts() {
+  for (UnitId u = 0; wholes_ != nullptr && u < wholes_->count(); ++u) {
+    units_.emplace_back();
+    units_.back().parts.push_back({.unit = u});
+  }
+  if (wholes_ != nullptr) return;
+  const std::vector<UnitSpec>& table = state_.model().units;
   for (UnitId u = 0; u < table.size(); ++u) {
     for (const ParamSpec& param : table[u].params) {
       if (!param.streamed) continue;
@@ -34,13 +49,14 @@ StreamedParams::StreamedParams(TrainingState& state) : state_(state) {
       if (parts.empty() || parts.back().unit != u) parts.push_back({.unit = u});
     }
   }
-  require_device_room();
 }
 
 std::uint64_t StreamedParams::device_bytes(const Unit& unit) const {
   std::uint64_t total = 0;
   for (const Part& part : unit.parts)
-    total += staggered_bytes(state_.table().unit_param_bytes(part.unit), kAlignmentBytes);
+    total += staggered_bytes(wholes_ != nullptr ? wholes_->device_bytes(part.unit)
+                                                : state_.table().unit_param_bytes(part.unit),
+                             kAlignmentBytes);
   return total;
 }
 
@@ -81,12 +97,17 @@ std::unique_ptr<ParamHome> StreamedParams::make_home(Context& context,
   return home;
 }
 
-void StreamedParams::build(Context& context) {
+Task<> StreamedParams::build(Context& context) {
   std::size_t most_parts = 1;
   for (const Unit& unit : units_) most_parts = std::max(most_parts, unit.parts.size());
   ResidencyLimits limits = residency_limits(state_.config());
   limits.prefetch_units_max = kUnitsAhead * most_parts;
-  residency_ = Residency::create(context, *home_, limits, nullptr);
+  if (wholes_ != nullptr) {
+    co_await wholes_->open(context, *home_);
+    residency_ = Residency::create(context, std::move(made_), limits);
+  } else {
+    residency_ = Residency::create(context, *home_, limits, nullptr);
+  }
   turns_.emplace(context.cancel);
   residency_->wait_while([this] { return may_be_released(); });
   describe();
@@ -170,14 +191,32 @@ void StreamedParams::require_acquired(const char* call, StreamedUnit unit) const
               fmt::format("{}(unit {}): the unit is not acquired: acquire it before", call, unit));
 }
 
-StreamedUnit StreamedParams::require_acquired_param(const char* call, ParamId param) const {
+Error StreamedParams::not_streamed(const char* call, const ParamSpec& param) {
+  return {ErrorCode::kInvalidArgument,
+          fmt::format("{}('{}'): the parameter is in the caller's memory, and the engine "
+                      "brings it nowhere",
+                      call, param.name)};
+}
+
+void StreamedParams::require_free(const char* call, ParamId param) const {
   const ParamSpec& its = state_.lent_param(param);
-  if (!its.streamed) {
+  if (!its.streamed) throw not_streamed(call, its);
+  if (!is_held(*its.streamed)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}('{}'): its unit {} is acquired: release it before", call, its.name,
+                          *its.streamed));
+}
+
+StreamedUnit StreamedParams::require_acquired_param(const char* call, ParamId param) const {
+  if (const std::optional<std::size_t> whole = whole_of(param)) {
+    const WholeParam& its = wholes_->param(*whole);
+    if (is_held(its.unit)) return its.unit;
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}('{}'): the parameter is in the caller's memory, and the engine "
-                            "brings it nowhere",
-                            call, its.name));
+                fmt::format("{}('{}'): the parameter is away: acquire its unit {} before", call,
+                            its.name, its.unit));
   }
+  const ParamSpec& its = state_.lent_param(param);
+  if (!its.streamed) throw not_streamed(call, its);
   if (is_held(*its.streamed)) return *its.streamed;
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("{}('{}'): the parameter is away: acquire its unit {} before", call,
@@ -268,7 +307,7 @@ Task<bool> StreamedParams::try_bring(Unit& unit, std::vector<Event>& landed, Acq
           co_await residency_->acquire(part.unit, Residency::Room::kThereNow);
       landed.push_back(its.landed);
       // Another thread that has acquired the unit may be reading this, and it is the same then.
-      if (part.params.bytes.address() != its.params.bytes.address()) part.params = its.params;
+      if (part.params.address() != its.params.address()) part.params = its.params;
     }
   } catch (const MemoryExhausted&) {
     full = true;
@@ -323,26 +362,81 @@ Task<> StreamedParams::store(ParamId param, Event written) {
   const Part& part = part_of(param);
   co_await written.wait();
   co_await residency_->readers_done(part.unit);  // a copy to the device may read the home
-  co_await home_->store(part.unit, part.params.bytes);
+  if (wholes_ != nullptr) {
+    const std::optional<std::size_t> whole = whole_of(param);
+    if (whole) co_await wholes_->store(*whole, part.params);
+    co_return;
+  }
+  const UnitParamHome::Written all{.at_bytes = 0, .from = part.params};
+  co_await home_->store(part.unit, {&all, 1});
+}
+
+Task<> StreamedParams::read_home(ParamId param, TypedSpan<std::byte> values) {
+  const TrainingState::LentPlace& place = state_.lent_place(param);
+  const Need need{.generation = state_.generation(), .position = 0};
+  const UnitParamHome::Fetched fetched =
+      co_await home_->fetch(place.unit, need, IoPriority::kDemand);
+  std::memcpy(values.bytes.data(), fetched.bytes.data() + place.begin * size_bytes(values.dtype),
+              values.bytes.size());
+}
+
+Task<> StreamedParams::write_home(ParamId param, TypedSpan<const std::byte> values) {
+  co_await residency_->clear();  // what was brought before has the old values
+  residency_->brings_ahead();
+  Context& context = state_.context();
+  for (const ChunkRun& its : state_.lent_runs(param)) {
+    const Chunk& chunk = context.table.chunk(its.chunk);
+    Lease item;
+    if (const std::uint64_t item_bytes = home_->item_bytes(chunk); item_bytes > 0) {
+      const LeaseRequest request{.purpose = Purpose::kParams,
+                                 .size_bytes = item_bytes,
+                                 .need = {.generation = state_.generation(), .position = 0},
+                                 .holder = "parameter write"};
+      item = co_await context.pool.acquire(request);
+    }
+    const TypedSpan<std::byte> destination = home_->destination(its.chunk, item.bytes());
+    const std::vector<ParamRun> runs = state_.packed_runs(its.chunk);
+    if (its.run.count < chunk.count) co_await home_->bring(its.chunk, item.bytes(), runs);
+    const TypedSpan<const std::byte> from = values.subspan(its.run.first, its.run.count);
+    std::ranges::copy(from.bytes, destination.subspan(its.run.begin, its.run.count).bytes.begin());
+    co_await home_->publish(its.chunk, destination, runs);
+  }
+}
+
+std::optional<std::size_t> StreamedParams::whole_of(ParamId param) const {
+  if (param < state_.lent_count()) return std::nullopt;
+  return param - state_.lent_count();
+}
+
+std::optional<ParamId> StreamedParams::stored_in(ParamId param) const {
+  const std::optional<std::size_t> whole = whole_of(param);
+  return whole ? wholes_->param(*whole).own : param;
 }
 
 Task<> StreamedParams::settle() {
   for (const Unit& unit : units_)
     for (const Part& part : unit.parts) residency_->params_may_change(part.unit);
+  if (wholes_ != nullptr) co_await wholes_->begin_changes();
   co_await residency_->quiesce();
   for (const Unit& unit : units_)
     for (const Part& part : unit.parts) co_await residency_->readers_done(part.unit);
 }
 
 const StreamedParams::Part& StreamedParams::part_of(ParamId param) const {
+  if (const std::optional<std::size_t> whole = whole_of(param))
+    return units_[wholes_->param(*whole).unit].parts.front();
+  if (wholes_ != nullptr) return units_[*state_.lent_param(param).streamed].parts.front();
   const TrainingState::LentPlace& place = state_.lent_place(param);
   const std::vector<Part>& parts = units_[*state_.lent_param(param).streamed].parts;
   return *std::ranges::find(parts, place.unit, &Part::unit);
 }
 
 TypedDeviceSpan<std::byte> StreamedParams::place(ParamId param) const {
+  const DeviceSpan<const std::byte> unit = part_of(param).params;
+  if (const std::optional<std::size_t> whole = whole_of(param)) return wholes_->place(*whole, unit);
+  if (wholes_ != nullptr) return wholes_->place_of_own(param, unit);
   const TrainingState::LentPlace& place = state_.lent_place(param);
-  const TypedDeviceSpan<const std::byte> all = part_of(param).params;
+  const TypedDeviceSpan<const std::byte> all{state_.table().dtype(place.unit), unit};
   const TypedDeviceSpan<const std::byte> its = all.subspan(place.begin, place.count);
   return {its.dtype, {its.bytes.address(), its.bytes.size()}};
 }

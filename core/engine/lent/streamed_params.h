@@ -3,7 +3,8 @@
 // them at home and brings them to a device, all parameters of a unit of the trainer at once.
 //
 // A unit of the trainer consists of units of the table: large parameters have one each, small ones
-// of one type share one. Private to the engine.
+// of one type share one. If each rank has slices, it is brought as one, of whole parameters
+// (whole_units.h). Private to the engine.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 
 #include "base/device_span.h"
 #include "base/error.h"
+#include "core/engine/lent/whole_units.h"
 #include "core/engine/lent_engine.h"
 #include "core/engine/state/training_state.h"
 #include "core/schedule/params/residency.h"
@@ -34,15 +36,21 @@ class StreamedParams {
 
   /// Makes the home of all parameters, also of those that are lent.
   std::unique_ptr<ParamHome> make_home(Context& context, const std::vector<StripePlace>& places);
-  /// Makes what brings them.
-  void build(Context& context);
+  /// Makes what brings them. All ranks call it.
+  Task<> build(Context& context);
   void close() {
     alive_.reset();
+    wholes_ = nullptr;
     residency_.reset();
   }
-  /// Waits until nothing is being brought.
+  /// Waits until nothing is being brought. Other ranks are given nothing more.
   Task<> quiesce() {
+    if (wholes_ != nullptr) wholes_->close();
     if (residency_) co_await residency_->quiesce();
+  }
+  /// Returns how many whole parameters there are, whose numbers follow those of the table's.
+  std::size_t whole_count() const noexcept {
+    return wholes_ == nullptr ? 0 : wholes_->param_count();
   }
 
   // Calls of the trainer, one at a time. They throw kInvalidArgument and change nothing if the call
@@ -53,6 +61,8 @@ class StreamedParams {
   void acquiring(StreamedUnit unit);
   void released(StreamedUnit unit);
   void require_acquired(const char* call, StreamedUnit unit) const;
+  /// Throws unless the parameter is streamed, and its unit not acquired.
+  void require_free(const char* call, ParamId param) const;
   /// Throws unless the parameter is in a unit that is acquired. Returns the unit.
   StreamedUnit require_acquired_param(const char* call, ParamId param) const;
   /// Fails those who wait in acquire(), and those who will, because nobody releases any more.
@@ -68,17 +78,26 @@ class StreamedParams {
   /// Brings home what the trainer has written into an acquired parameter, when `written` has
   /// happened. Its neighbours in a shared unit go home with it.
   Task<> store(ParamId param, Event written);
+  /// Read and write a parameter at home. Nobody has its unit.
+  Task<> read_home(ParamId param, TypedSpan<std::byte> values);
+  Task<> write_home(ParamId param, TypedSpan<const std::byte> values);
+  /// Returns which parameter of the table has what this rank stores of `param`: of a whole one its
+  /// slice, if there is one.
+  std::optional<ParamId> stored_in(ParamId param) const;
   /// Waits until nothing is being brought, and brings nothing more before the next generation.
   Task<> settle();
-  void begin_generation(std::uint64_t generation) { residency_->begin_generation(generation); }
+  void begin_generation(std::uint64_t generation) {
+    if (wholes_ != nullptr) wholes_->begin_generation(generation);
+    residency_->begin_generation(generation);
+  }
 
   /// Returns where an acquired parameter is. Any thread that has acquired it.
   TypedDeviceSpan<std::byte> place(ParamId param) const;
 
  private:
   struct Part {
-    UnitId unit;                                ///< in the table
-    TypedDeviceSpan<const std::byte> params{};  ///< while it is acquired
+    UnitId unit;                           ///< of the residency: in the table, or a whole unit
+    DeviceSpan<const std::byte> params{};  ///< while it is acquired
   };
   struct Unit {
     std::vector<Part> parts;
@@ -95,6 +114,9 @@ class StreamedParams {
   void require_device_room() const;
   std::uint64_t device_bytes(const Unit& unit) const;
   std::uint64_t free_device_bytes() const;
+  void find_parts();
+  static Error not_streamed(const char* call, const ParamSpec& param);
+  std::optional<std::size_t> whole_of(ParamId param) const;
   const Part& part_of(ParamId param) const;
 
   TrainingState& state_;
@@ -108,6 +130,8 @@ class StreamedParams {
   std::uint64_t releases_coming_ = 0;  // released() was called, and not yet release()
   std::uint64_t releases_ = 0;         // calls of release(); reactor's thread only
   UnitParamHome* home_ = nullptr;      // the state's
+  std::unique_ptr<WholeUnits> made_;   // until the residency has it
+  WholeUnits* wholes_ = nullptr;       // null if each rank has whole parameters
   std::unique_ptr<Residency> residency_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // until close()
 };

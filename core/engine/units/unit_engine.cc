@@ -131,12 +131,11 @@ TypedDeviceSpan<const std::byte> UnitEngine::acquire(UnitId unit, StreamRef& str
         error.code(),
         fmt::format(
             "acquire(unit {} '{}'): the unit's parameters ({}) did not reach the device: {}", unit,
-            state_.model().units[unit].name, format_bytes(acquired.params.bytes.size()),
-            error.what()),
+            state_.model().units[unit].name, format_bytes(acquired.params.size()), error.what()),
         error.native());
   }
   calls_->acquired(unit, state_.generation());
-  return acquired.params;
+  return {state_.table().dtype(unit), acquired.params};
 }
 
 void UnitEngine::release(UnitId unit, StreamRef& stream) {

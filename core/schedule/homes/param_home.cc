@@ -86,6 +86,12 @@ Task<Lease> UnitParamHome::lease(std::uint64_t size_bytes, Need need, const char
   co_return co_await context_.pool.acquire(request);
 }
 
+/// Copies what was written to its places in `part`.
+Task<> UnitParamHome::copy_written(std::span<const Written> written, std::span<std::byte> part) {
+  for (const Written& its : written)
+    co_await context_.copy_to_host(part.subspan(its.at_bytes, its.from.size()), its.from);
+}
+
 Task<> UnitParamHome::gather_in(UnitId unit, std::span<std::byte> whole) {
   const std::size_t element_bytes = context_.table.element_bytes(unit);
   co_await context_.ranks.params->all_gather(

@@ -96,6 +96,8 @@ class UnitParamHome : public ParamHome {
   /// A copy to the device that is queued.
   struct Loading {
     Event landed;
+    /// Another rank had no such values any more: nothing was copied, and nobody needs the unit.
+    bool stale = false;
     /// Host memory that the copy reads, if the home is not in memory; kept until the copy has
     /// ended.
     Lease staging;
@@ -115,8 +117,14 @@ class UnitParamHome : public ParamHome {
   virtual Task<> gather(UnitId unit, Need need) = 0;
   /// Raises the priority of a load of `unit` that is under way, because somebody waits for it.
   virtual void hurry(UnitId) {}
-  /// Brings home what the trainer has written into `unit`'s memory on the device.
-  virtual Task<> store(UnitId unit, DeviceSpan<const std::byte> from) = 0;
+  /// Values of this rank's part of a unit, in the device's memory.
+  struct Written {
+    std::uint64_t at_bytes;  ///< where they belong in the part
+    DeviceSpan<const std::byte> from;
+  };
+  /// Brings home what the trainer has written: `written` has all of this rank's part of `unit`, but
+  /// for its padding.
+  virtual Task<> store(UnitId unit, std::span<const Written> written) = 0;
 
  protected:
   using ParamHome::ParamHome;
@@ -130,6 +138,7 @@ class UnitParamHome : public ParamHome {
   Stream::Copy loading(UnitId unit, std::byte* destination, const std::byte* source,
                        Stream::Direction direction) const noexcept;
   Task<Lease> lease(std::uint64_t size_bytes, Need need, const char* holder);
+  Task<> copy_written(std::span<const Written> written, std::span<std::byte> part);
   /// Gathers a whole unit in host memory, where this rank's slice is.
   Task<> gather_in(UnitId unit, std::span<std::byte> whole);
 };

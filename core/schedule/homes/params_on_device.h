@@ -77,7 +77,7 @@ class DeviceParamHome final : public UnitParamHome {
     co_await context_.copy_to_host(fetched.lease.bytes(), device_span(units_[unit]));
     co_return fetched;
   }
-  Task<> store(UnitId, DeviceSpan<const std::byte>) override { co_return; }  // they are at home
+  Task<> store(UnitId, std::span<const Written>) override { co_return; }  // they are at home
   /// Ranks can exchange only in host memory.
   Task<> gather(UnitId unit, Need need) override {
     const ChunkTable& table = context_.table;

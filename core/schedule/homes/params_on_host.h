@@ -37,8 +37,8 @@ class HostParamHome final : public UnitParamHome {
     co_return fetched;
   }
   Task<> gather(UnitId unit, Need) override { co_await gather_in(unit, units_[unit].bytes()); }
-  Task<> store(UnitId unit, DeviceSpan<const std::byte> from) override {
-    co_await context_.copy_to_host(units_[unit].bytes().first(from.size()), from);
+  Task<> store(UnitId unit, std::span<const Written> written) override {
+    co_await copy_written(written, units_[unit].bytes());
   }
 
  private:

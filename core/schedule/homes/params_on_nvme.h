@@ -72,12 +72,12 @@ class NvmeParamHome final : public UnitParamHome {
     co_await write_items(unit, others, whole);
   }
 
-  Task<> store(UnitId unit, DeviceSpan<const std::byte> from) override {
+  Task<> store(UnitId unit, std::span<const Written> written) override {
     const Need need{.generation = 0, .position = 0};  // the trainer waits
     const Lease lease = co_await this->lease(home_bytes(unit), need, "parameter write");
     const std::span<std::byte> memory = lease.bytes().first(home_bytes(unit));
-    std::ranges::fill(memory.subspan(from.size()), std::byte{0});
-    co_await context_.copy_to_host(memory.first(from.size()), from);
+    std::ranges::fill(memory, std::byte{0});
+    co_await copy_written(written, memory);
     const std::vector<Item> all = items(unit);
     co_await write_items(unit, all, memory);
   }

@@ -68,8 +68,8 @@ class StreamedParamHome final : public UnitParamHome {
   }
   Task<> gather(UnitId unit, Need need) override { return home_->gather(unit, need); }
   void hurry(UnitId unit) override { home_->hurry(unit); }
-  Task<> store(UnitId unit, DeviceSpan<const std::byte> from) override {
-    return home_->store(unit, from);
+  Task<> store(UnitId unit, std::span<const Written> written) override {
+    return home_->store(unit, written);
   }
 
  private:

@@ -14,15 +14,13 @@ namespace ziggurat {
 class AtHomeResidency final : public Residency {
  public:
   AtHomeResidency(Context& context, UnitParamHome& home)
-      : Residency(context, home), units_(context.table.unit_count()) {}
+      : Residency(context), home_(home), brought_(context, home), units_(brought_.count()) {}
 
   Task<Acquired> acquire(UnitId unit, Room) override {
     context_.cancel.check();
     co_await context_.gates.wait(unit);
     ++units_[unit].pins;
-    const TypedDeviceSpan<const std::byte> params{context_.table.dtype(unit),
-                                                  home_.view(unit).first(unpadded_bytes(unit))};
-    co_return Acquired{.params = params, .landed = {}};
+    co_return Acquired{.params = home_.view(unit).first(brought_.used_bytes(unit)), .landed = {}};
   }
 
   void release(UnitId unit, const Event& read) override {
@@ -45,6 +43,8 @@ class AtHomeResidency final : public Residency {
     std::size_t pins = 0;
     std::vector<Event> readers{};
   };
+  UnitParamHome& home_;
+  TableUnits brought_;
   std::vector<Unit> units_;
 };
 

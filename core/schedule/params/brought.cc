@@ -4,6 +4,13 @@
 
 namespace ziggurat {
 
+std::vector<UnitOrder::Kind> Brought::uses_of(const BroughtUnits& units) {
+  std::vector<UnitOrder::Kind> kinds;
+  for (UnitId u = 0; u < units.count(); ++u)
+    kinds.push_back({.elements = units.elements(u), .optional = units.optional(u)});
+  return kinds;
+}
+
 void Brought::release(UnitId unit, const Event& read) {
   Slot& slot = slots_[unit];
   ZIGGURAT_CHECK(slot.pins > 0, "unit {} is released more often than acquired", unit);
@@ -18,7 +25,7 @@ void Brought::begin_generation(std::uint64_t generation) {
   generation_ = generation;
   order_.begin_step();
   for (UnitId u = 0; u < slots_.size(); ++u) {
-    if (!context_.table.model().units[u].stored()) {
+    if (!units_->trained(u)) {
       slots_[u].generation = generation;  // frozen: it is what it was
     } else if (slots_[u].pins == 0) {
       drop(u);
@@ -56,14 +63,14 @@ bool Brought::drop_farthest(std::uint64_t nearer_than) {
 /// Whether a unit stays on the device because it is small: dropping it would free less than it
 /// costs to bring it again.
 bool Brought::persists(UnitId unit) const {
-  return context_.table.unit(unit).count <= limits_.param_persistence_threshold &&
+  return units_->elements(unit) <= limits_.param_persistence_threshold &&
          slots_[unit].generation == generation_;
 }
 
 std::uint64_t Brought::live_count() const {
   std::uint64_t count = 0;
   for (UnitId u = 0; u < slots_.size(); ++u) {
-    if (slots_[u].state != State::kAbsent && !persists(u)) count += context_.table.unit(u).count;
+    if (slots_[u].state != State::kAbsent && !persists(u)) count += units_->elements(u);
   }
   return count;
 }
@@ -90,11 +97,11 @@ void Brought::bring_these(std::span<const UnitId> units) {
   std::uint64_t ahead = 0;
   for (const UnitId unit : units) {
     const Slot& slot = slots_[unit];
-    ahead += context_.table.unit(unit).count;
+    ahead += units_->elements(unit);
     if (ahead > limits_.prefetch_elements_max) return;
     if (slot.state == State::kComing || slot.pins > 0 || slot.may_change) continue;
     if (is_there(unit)) continue;
-    if (live_count() + context_.table.unit(unit).count > limits_.max_live_parameters) return;
+    if (live_count() + units_->elements(unit) > limits_.max_live_parameters) return;
     if (!bring_ahead(unit)) return;
   }
 }

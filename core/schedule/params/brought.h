@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -36,11 +38,12 @@ class Brought : public Residency {
     bool may_change = false;  ///< parameters may change at home
   };
 
-  Brought(Context& context, UnitParamHome& home, const ResidencyLimits& limits)
-      : Residency(context, home),
+  Brought(Context& context, std::unique_ptr<BroughtUnits> units, const ResidencyLimits& limits)
+      : Residency(context),
+        units_(std::move(units)),
         limits_(limits),
-        slots_(context.table.unit_count()),
-        order_(context.table) {}
+        slots_(units_->count()),
+        order_(uses_of(*units_)) {}
 
   /// Begins to bring `unit` ahead of its use. Returns false if nothing more can be brought now.
   virtual bool bring_ahead(UnitId unit) = 0;
@@ -59,6 +62,7 @@ class Brought : public Residency {
   bool drop_farthest(std::uint64_t nearer_than);
   void prefetch();
 
+  std::unique_ptr<BroughtUnits> units_;
   ResidencyLimits limits_;
   std::vector<Slot> slots_;
   UnitOrder order_;
@@ -66,6 +70,7 @@ class Brought : public Residency {
   bool cleared_ = false;  // nothing is brought ahead
 
  private:
+  static std::vector<UnitOrder::Kind> uses_of(const BroughtUnits& units);
   bool persists(UnitId unit) const;
   void bring_these(std::span<const UnitId> units);
   std::uint64_t live_count() const;

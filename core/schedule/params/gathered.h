@@ -26,7 +26,7 @@ class GatheredResidency final : public Brought {
  public:
   GatheredResidency(Context& context, UnitParamHome& home, const ResidencyLimits& limits,
                     std::unique_ptr<UnitGather> gather)
-      : Brought(context, home, limits),
+      : Brought(context, std::make_unique<TableUnits>(context, home), limits),
         gather_(std::move(gather)),
         flights_(context.table.unit_count()) {}
 
@@ -54,8 +54,7 @@ class GatheredResidency final : public Brought {
       co_await flight->done.wait();  // rethrows a failure
     }
     const auto memory = reinterpret_cast<std::uintptr_t>(flight->memory);
-    co_return Acquired{.params = {context_.table.dtype(unit), {memory, unpadded_bytes(unit)}},
-                       .landed = {}};
+    co_return Acquired{.params = {memory, units_->used_bytes(unit)}, .landed = {}};
   }
   Task<> readers_done(UnitId) override { co_return; }  // nobody reads at home
   Task<> quiesce() override { return gather_->idle(); }

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -21,9 +22,10 @@ namespace ziggurat {
 
 class LoadedResidency final : public Brought {
  public:
-  LoadedResidency(Context& context, UnitParamHome& home, const ResidencyLimits& limits)
-      : Brought(context, home, limits) {
-    for (UnitId u = 0; u < context.table.unit_count(); ++u) copies_.emplace_back(context.cancel);
+  LoadedResidency(Context& context, std::unique_ptr<BroughtUnits> units,
+                  const ResidencyLimits& limits)
+      : Brought(context, std::move(units), limits) {
+    for (UnitId u = 0; u < slots_.size(); ++u) copies_.emplace_back(context.cancel);
     for (Copy& copy : copies_) copy.settled.set();
   }
 
@@ -36,11 +38,11 @@ class LoadedResidency final : public Brought {
     const bool present = is_there(unit) && copy.landed.happened();
     context_.metrics.add(present ? Counter::kPrefetchHits : Counter::kPrefetchMisses, 1);
     while (!is_there(unit)) {
-      co_await context_.gates.wait(unit);
+      co_await units_->at_home(unit, true);
       if (is_there(unit)) break;  // another waited too, and has loaded it
       const CountedTime waited(context_.metrics, Counter::kWaitParamsNs);
       if (slot.state == State::kComing) {
-        home_.hurry(unit);
+        units_->hurry(unit);
         co_await copy.settled.wait();
       } else {
         co_await load(unit, room == Room::kWaitedFor ? Why::kAwaited : Why::kDemanded);
@@ -48,8 +50,8 @@ class LoadedResidency final : public Brought {
     }
     ++slot.pins;
     prefetch();
-    const DeviceSpan<const std::byte> bytes = device_span(copy.buffer).first(unpadded_bytes(unit));
-    co_return Acquired{.params = {context_.table.dtype(unit), bytes}, .landed = copy.landed};
+    co_return Acquired{.params = device_span(copy.buffer).first(units_->used_bytes(unit)),
+                       .landed = copy.landed};
   }
   Task<> readers_done(UnitId unit) override {
     const Event landed = copies_[unit].landed;  // the last copy to the device reads the home
@@ -95,15 +97,17 @@ class LoadedResidency final : public Brought {
     const std::uint64_t generation = generation_;
     std::exception_ptr error;
     try {
-      co_await context_.gates.gate(unit).wait();
+      co_await units_->at_home(unit, false);
       DeviceBuffer buffer = co_await room_for(unit, why);
       if (buffer && generation == generation_) {
-        UnitParamHome::Loading loading =
-            co_await home_.load(unit, buffer.data(), Need{.generation = generation_, .position = 0},
-                                why == Why::kAhead ? IoPriority::kPrefetch : IoPriority::kDemand);
-        copy.buffer = std::move(buffer);
-        copy.landed = loading.landed;
-        context_.spawn_local(land(unit, std::move(loading)));
+        UnitParamHome::Loading loading = co_await units_->load(
+            unit, buffer.data(), Need{.generation = generation_, .position = 0},
+            why == Why::kAhead ? IoPriority::kPrefetch : IoPriority::kDemand);
+        if (!loading.stale) {
+          copy.buffer = std::move(buffer);
+          copy.landed = loading.landed;
+          context_.spawn_local(land(unit, std::move(loading)));
+        }
       }
     } catch (...) {
       error = std::current_exception();
@@ -122,7 +126,7 @@ class LoadedResidency final : public Brought {
 
   /// Takes memory for a unit. It may be empty for a unit that is brought ahead.
   Task<DeviceBuffer> room_for(UnitId unit, Why why) {
-    const std::uint64_t size_bytes = context_.table.unit_param_bytes(unit);
+    const std::uint64_t size_bytes = units_->device_bytes(unit);
     if (why == Why::kAwaited) {
       co_return co_await allocate(size_bytes, Purpose::kParams);
     }
@@ -143,11 +147,11 @@ class LoadedResidency final : public Brought {
     try {
       co_await loading.landed.wait();
     } catch (const Error& error) {
-      throw Error(error.code(),
-                  fmt::format("the parameters of unit {} ('{}', {}) did not reach the device: {}",
-                              unit, context_.table.model().units[unit].name,
-                              format_bytes(context_.table.unit_param_bytes(unit)), error.what()),
-                  error.native());
+      throw Error(
+          error.code(),
+          fmt::format("the parameters of unit {} ('{}', {}) did not reach the device: {}", unit,
+                      units_->name(unit), format_bytes(units_->device_bytes(unit)), error.what()),
+          error.native());
     }
   }
 

@@ -16,7 +16,12 @@ std::unique_ptr<Residency> Residency::create(Context& context, UnitParamHome& ho
                                              std::unique_ptr<UnitGather> gather) {
   if (gather) return std::make_unique<GatheredResidency>(context, home, limits, std::move(gather));
   if (home.used_at_home()) return std::make_unique<AtHomeResidency>(context, home);
-  return std::make_unique<LoadedResidency>(context, home, limits);
+  return create(context, std::make_unique<TableUnits>(context, home), limits);
+}
+
+std::unique_ptr<Residency> Residency::create(Context& context, std::unique_ptr<BroughtUnits> units,
+                                             const ResidencyLimits& limits) {
+  return std::make_unique<LoadedResidency>(context, std::move(units), limits);
 }
 
 }  // namespace ziggurat

@@ -18,6 +18,7 @@
 
 #include "core/schedule/context.h"
 #include "core/schedule/homes/param_home.h"
+#include "core/schedule/params/brought_units.h"
 #include "core/schedule/params/device_room.h"
 #include "core/schedule/params/unit_gather.h"
 
@@ -41,12 +42,15 @@ class Residency {
   static std::unique_ptr<Residency> create(Context& context, UnitParamHome& home,
                                            const ResidencyLimits& limits,
                                            std::unique_ptr<UnitGather> gather);
+  /// Loads units that are not those of the table.
+  static std::unique_ptr<Residency> create(Context& context, std::unique_ptr<BroughtUnits> units,
+                                           const ResidencyLimits& limits);
   virtual ~Residency() = default;
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;
 
   struct Acquired {
-    TypedDeviceSpan<const std::byte> params;
+    DeviceSpan<const std::byte> params;  ///< without padding
     Event landed;  ///< happens when the parameters are on the device; readers wait for it
   };
   /// Whether acquire() waits for memory of the device, or throws MemoryExhausted if there is none
@@ -99,17 +103,11 @@ class Residency {
   virtual std::uint64_t take_order() noexcept { return 0; }
 
  protected:
-  Residency(Context& context, UnitParamHome& home)
-      : context_(context), home_(home), room_(context) {}
+  explicit Residency(Context& context) : context_(context), room_(context) {}
   /// Frees memory of the device. Returns false if nothing may be freed.
   virtual bool make_room() { return false; }
-  /// Returns the bytes of `unit` without padding.
-  std::uint64_t unpadded_bytes(UnitId unit) const {
-    return context_.table.unit(unit).count * size_bytes(context_.table.dtype(unit));
-  }
 
   Context& context_;
-  UnitParamHome& home_;
   DeviceRoom room_;
 };
 

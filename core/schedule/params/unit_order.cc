@@ -67,7 +67,7 @@ std::uint64_t UnitOrder::next_use(UnitId unit) const {
   std::uint64_t distance = 1;
   for (std::size_t i = position_; i < order_.size(); ++i) {
     if (order_[i].unit == unit) return distance;
-    distance += table_.unit(order_[i].unit).count;
+    distance += units_[order_[i].unit].elements;
   }
   return kNever;
 }

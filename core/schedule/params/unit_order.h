@@ -8,9 +8,10 @@
 
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
-#include "core/sharding/chunk_table.h"
+#include "core/sharding/model_spec.h"
 
 namespace ziggurat {
 
@@ -18,7 +19,12 @@ class UnitOrder {
  public:
   static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
-  explicit UnitOrder(const ChunkTable& table) : table_(table) {}
+  struct Kind {
+    std::uint64_t elements = 0;
+    bool optional = false;
+  };
+
+  explicit UnitOrder(std::vector<Kind> units) : units_(std::move(units)) {}
 
   /// Notes that the trainer uses `unit` now. If it is out of order (in an evaluation, or because
   /// the trainer branches), the place moves to the unit's next place in the order.
@@ -42,10 +48,10 @@ class UnitOrder {
     bool this_step = false;  // an optional unit was used here in this step
   };
 
-  bool optional(UnitId unit) const { return table_.model().units[unit].optional; }
+  bool optional(UnitId unit) const { return units_[unit].optional; }
   void optional_used(UnitId unit);
 
-  const ChunkTable& table_;
+  std::vector<Kind> units_;
   std::vector<Use> order_;
   std::size_t position_ = 0;  // the next expected use in order_
   bool learning_ = true;

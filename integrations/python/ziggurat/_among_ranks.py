@@ -26,8 +26,9 @@ from ziggurat._native import (
 )
 from ziggurat._opened import Opened
 from ziggurat._placement import has_store
-from ziggurat._ranks import BLOCK, Ranks
+from ziggurat._ranks import BLOCK, Ranks, several_ranks
 from ziggurat._sharing import Alone, Divided, Sharded, active_ddp, group_of_meshes
+from ziggurat._streaming import streaming_around
 
 
 class AmongRanks:
@@ -42,6 +43,8 @@ class AmongRanks:
     _exchange: str
     _model: torch.nn.Module | None
     _sharing: Alone
+    _group: Any  #: what the optimizer was given
+    _reduce_dtype: torch.dtype | None
     _watches_for_ddp = False  #: whether the model may yet be wrapped in DDP
 
     ddp_attached: Callable[[], None]
@@ -73,6 +76,15 @@ class AmongRanks:
             feeder = BackwardFeeder(ranks, self._param_of, self._slots, reduce_dtype)
             self._sharing = Divided(ranks, feeder, self._updated)
             self._hooks.content = feeder.content
+
+    def share_offloaded(self) -> None:
+        """Divides an offloaded model among all ranks before its engine opens, unless the optimizer was
+        given a group. All ranks call it."""
+        if self._group is not None or self._sharing.ranks is not None or not several_ranks():
+            return
+        if streaming_around(self._order) is not None:
+            self._divide(None, dist.group.WORLD, self._reduce_dtype)
+            self._sharing.attach(self._slots())
 
     def _ranks(self, group: Any) -> Ranks:
         ranks = Ranks(group, self._workers(self._order), self._exchange)

@@ -97,6 +97,7 @@ def load_checkpoint(
             "file that PyTorch or DeepSpeed saved"
         )
     optimizer.synchronize()
+    optimizer.share_offloaded()
     runtime = optimizer._sharing.runtime(optimizer._workers(optimizer._order))
     opened: list[Checkpoint] = []
 

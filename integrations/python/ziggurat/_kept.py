@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A parameter that the engine keeps, among those that it is lent."""
+"""Parameters that the engine keeps, and slices of such, among those that it is lent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 
 from ziggurat._device import InPlace
 from ziggurat._native import Engine
-from ziggurat._parts import Part
+from ziggurat._parts import Part, Slice, flat
+from ziggurat._ranks import Ranks
 
 
 class Kept(Part):
@@ -18,6 +19,25 @@ class Kept(Part):
         super().__init__(param)
         self.unit = unit
         self.optional = optional
+
+
+class KeptSlice(Kept, Slice):
+    """This rank's slice of a parameter of an offloaded model, of which each rank's engine keeps one."""
+
+    def __init__(self, param: torch.Tensor, unit: int, optional: bool, ranks: Ranks) -> None:
+        Slice.__init__(self, param, ranks)
+        self.unit = unit
+        self.optional = optional
+        # Has the slice's type and size, but no memory: the parameter is away as a rule.
+        self._like = torch.empty(self.end - self.first_element(), dtype=param.dtype, device="cpu")
+        self._like.untyped_storage().resize_(0)
+
+    def memory(self) -> torch.Tensor:
+        return self._like
+
+    def values_here(self) -> torch.Tensor:
+        """Returns the slice of a parameter that is not away."""
+        return flat(self.param)[self.first_element() : self.end]
 
 
 class AtEngine(InPlace):

@@ -261,14 +261,16 @@ class Engine:
         kept: object = None,
         load: tuple[int, Mapping[str, Any]] | None = None,
         words: Words = in_settings,
+        wholes: Sequence[Param] = (),
     ) -> None:
-        """Opens the engine. `kept` owns memory that is lent, and stays until the engine is closed.
+        """Opens the engine. `wholes` are those of the setting "wholes", whose indices follow those of
+        `params`. `kept` owns memory that is lent, and stays until the engine is closed.
         `load` is the handle of a checkpoint from which a new store takes its state, and what to
         take (ziggurat_engine_load()). `words` turns an error's advice into the caller's words."""
         self._words = words
         self._process = os.getpid()
-        self._params = list(params)
-        structs = _structs(self._params)
+        structs = _structs(list(params))
+        self._params = [*params, *wholes]
         text = json.dumps(dict(settings)).encode()
         opening = (runtime.handle, structs, len(structs), text)
         if load is None:

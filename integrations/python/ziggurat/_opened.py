@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,7 +19,7 @@ from ziggurat._dtypes import DTYPES
 from ziggurat._engine_content import EngineContent, EngineSums, content_of
 from ziggurat._gradient import GradientHooks, in_place
 from ziggurat._gradient_content import count_writes
-from ziggurat._kept import AtEngine, Kept
+from ziggurat._kept import AtEngine, Kept, KeptSlice
 from ziggurat._native import (
     Engine,
     GroupStep,
@@ -32,7 +32,7 @@ from ziggurat._native import (
 from ziggurat._packing import TILE
 from ziggurat._parts import Nothing, Part
 from ziggurat._rounding import as_fp32, draws_params, rounds_to
-from ziggurat._streaming import Streaming
+from ziggurat._streaming import Streaming, Whole
 from ziggurat._torch_private import as_plain_tensors, in_backward
 from ziggurat._waited import Beside, Waited
 from ziggurat._words import in_arguments
@@ -91,6 +91,11 @@ def _pieces(parts: Sequence[Part], names: Sequence[str]) -> list[dict[str, Any] 
             return None
         pieces.append({"name": name, "shape": list(part.param.shape)} | place)
     return pieces
+
+
+def values_here(part: Part) -> torch.Tensor:
+    """Returns the part's elements before an engine has it."""
+    return part.values_here() if isinstance(part, KeptSlice) else part.memory()
 
 
 _all: weakref.WeakSet[Opened] = weakref.WeakSet()
@@ -208,25 +213,34 @@ class Opened:
         lacking: dict[int, torch.Tensor] = {}
         if loaded is not None:  # what the engine keeps, and the checkpoint lacks
             lacking = {
-                i: memory[i].detach().contiguous()
+                i: values_here(self.parts[i]).detach().contiguous()
                 for i, given in enumerate(loaded[1]["parts"])
                 if given is None and self._is_kept(i)
             }
         for i, values in lacking.items():
             listed[i] = replace(listed[i], begins_at=values.data_ptr())
+        wholes: list[Whole] = []
         if streaming is not None:
-            listed += streaming.frozen(self.params, self.names)
+            listed += streaming.frozen(self.members, self.names)
+            wholes = streaming.number(self._indices, self.members, len(listed))
+            settings = {**settings, **({"wholes": [asdict(one) for one in wholes]} if wholes else {})}
         for place in self._staged:
             place.finish_reading()
         # The engine rounds an element alike on whatever rank it is, if the settings, the store or
         # the checkpoint ask for stochastic rounding.
         firsts = [part.first_element() if part.is_run() else 0 for part in self.parts]
-        if any(firsts):
-            settings = {**settings, "first_elements": firsts}
+        if any(firsts):  # frozen ones are never rounded
+            settings = {**settings, "first_elements": firsts + [0] * (len(listed) - len(firsts))}
         if self.store is not None and (pieces := _pieces(self.parts, self.names)) is not None:
             settings = {**settings, "pieces": pieces}
         self.engine = Engine(
-            runtime(), listed, settings, kept=self._staged, load=loaded, words=in_arguments
+            runtime(),
+            listed,
+            settings,
+            kept=self._staged,
+            load=loaded,
+            words=in_arguments,
+            wholes=[Param(one.name, (one.count,), one.dtype, None) for one in wholes],
         )
         kept_place.engine = self.engine
         #: what large gradients are handed to in backward, if they are summed in files
@@ -271,9 +285,13 @@ class Opened:
         """Returns whether the store has a state already, which another engine would resume."""
         return self._begins_in_store or self.engine.durable_generation > 0
 
-    def close(self) -> None:
+    def give_back(self) -> None:
+        """Gives the model the values that the engine keeps, before the engine is closed."""
         if self._streaming is not None:
             self._streaming.give_back()
+
+    def close(self) -> None:
+        self.give_back()
         if self.sums is not None:
             self.sums.close()
         _all.discard(self)
@@ -528,7 +546,7 @@ class Opened:
                 for index, param in zip(pending, held, strict=True)
                 if param._version != self._versions[index] or self._moved(index, param)
             }
-            count_writes(held)
+            count_writes([*held, *self._wholes_of(pending)])
             for index, param in zip(pending, held, strict=True):
                 if index not in faults:
                     self._versions[index] = param._version
@@ -551,6 +569,11 @@ class Opened:
                 f"parameter '{self.names[index]}' was {fault} during a step, so training cannot go "
                 "on with it: call optimizer.synchronize() before you change it"
             )
+
+    def _wholes_of(self, indices: Iterable[int]) -> list[torch.Tensor]:
+        """Returns the parameters of which the engine keeps slices, which are other tensors."""
+        parts = (self.parts[index] for index in indices)
+        return [part.param for part in parts if isinstance(part, KeptSlice)]
 
     def _moved(self, index: int, param: torch.Tensor) -> bool:
         """Returns whether the parameter's address, shape or strides have changed."""
@@ -596,15 +619,14 @@ class Opened:
             self._becomes_master(index)
             self._versions[index] = param._version
 
-    def kept_was_written(self, index: int) -> None:
+    def kept_was_written(self, number: int, own: int | None) -> None:
         """Tells that somebody has written a parameter that the engine keeps, while its unit is
-        acquired."""
-        if index >= len(self.parts):  # frozen, so it has no master
-            self.engine.param_written(index)
+        acquired. `own` is this rank's part of it, if it has one."""
+        self.engine.param_written(number)
+        if own is None or own >= len(self.parts):  # another rank's, or frozen, so it has no master
             return
-        self._versions[index] = self.params[index]._version
-        self.engine.param_written(index)
-        self._become_masters.add(index)
+        self._versions[own] = self.parts[own].memory()._version
+        self._become_masters.add(own)
 
     def _becomes_master(self, index: int) -> None:
         if self._is_kept(index):  # and away, as a rule

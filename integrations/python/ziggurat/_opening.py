@@ -14,7 +14,7 @@ from ziggurat._adapters import bring_for_adapters
 from ziggurat._among_ranks import AmongRanks
 from ziggurat._dtypes import DTYPES
 from ziggurat._gradient_content import Slot
-from ziggurat._kept import Kept
+from ziggurat._kept import Kept, KeptSlice
 from ziggurat._names import Named, made_up, matched
 from ziggurat._native import (
     InvalidArgument,
@@ -53,6 +53,7 @@ _RESUMES: dict[bool | str, str] = {
     "never": "never",
 }
 _GIVEN = {"new": "False", "auto": '"auto"', "reshard": '"reshard"', "never": '"never"'}
+_SOMEWHERE = 4096  # an address that fits each type
 _GOES_ON = ("auto", "reshard")  #: go on from a store that is there
 
 
@@ -104,6 +105,7 @@ class Opening(AmongRanks, StateDicts):
         named = {one[1]: one for one in new}
         new = [named[param] for param in self._in_order(named)]
         self.need_open()
+        self.share_offloaded()
         # Each way has calls of its own that all ranks make together.
         self._sharing.require_alike("open()", f"resume={_GIVEN[how]}")
         if self._resume is not None:
@@ -200,7 +202,9 @@ class Opening(AmongRanks, StateDicts):
         found = kept_by_engine(param)
         if found is None:
             return self._sharing.part(param)
-        unit = found[1].unit.unit
+        unit, ranks = found[1].unit.unit, self._sharing.ranks
+        if ranks is not None:
+            return KeptSlice(param, unit.number, unit.is_expert, ranks)
         return Kept(param, unit.number, optional=unit.is_expert)
 
     def _streaming(
@@ -217,6 +221,7 @@ class Opening(AmongRanks, StateDicts):
         if not found and streaming.is_open:  # which has what is frozen around these
             return None
         streaming.begin_opening(self, [name for name, _ in found] or [new[0][0]])
+        streaming.ranks = self._sharing.ranks
         streaming.divide_memory(self._settings["state_format"], (param for _, param, _ in new))
         other = [name for name, kept in found if kept is not streaming]
         if other:
@@ -277,7 +282,7 @@ class Opening(AmongRanks, StateDicts):
             shapes = [tuple(param.shape) for _, param, _ in new]
         else:
             stored = [Named(*one) for one in stored_params(runtime, {"store": store})]
-            shapes = [tuple(self._sharing.part(param).memory().shape) for _, param, _ in new]
+            shapes = [tuple(self._part(param).memory().shape) for _, param, _ in new]
         here = [place for place, shape in enumerate(shapes) if math.prod(shape) > 0]
         ours = [Named(new[place][0], shapes[place]) for place in here]
         if not stored or not here or stored == ours:
@@ -347,11 +352,11 @@ class Opening(AmongRanks, StateDicts):
     def _held(self, params: Iterable[torch.Tensor]) -> list[Param]:
         """Returns this process's parts, for which a place is chosen. Offloaded ones are among them
         as if they stayed, because what they take is in memory already."""
-        parts = [self._sharing.part(param).memory() for param in params]
+        parts = [self._part(param).memory() for param in params]
         here = [part for part in parts if part.numel() > 0] or [Nothing().memory()]
         return [
-            # The engine refuses other types later, by name.
-            Param(str(i), tuple(part.shape), DTYPES.get(part.dtype, "fp32"), part.data_ptr())
+            # The engine refuses other types later, by name. No address is followed.
+            Param(str(i), tuple(part.shape), DTYPES.get(part.dtype, "fp32"), part.data_ptr() or _SOMEWHERE)
             for i, part in enumerate(here)
         ]
 

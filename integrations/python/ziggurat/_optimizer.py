@@ -140,6 +140,7 @@ class EngineOptimizer(Reports):
         self._hooks = GradientHooks(lambda index: _arrived(this, index))
         self._hooks.content = functools.partial(_content_of, this)
         self._exchange = exchange
+        self._group, self._reduce_dtype = group, reduce_dtype
         self._sharing = Alone()
         wrapped = model if isinstance(model, DistributedDataParallel) else None
         if wrapped is not None:
@@ -159,6 +160,7 @@ class EngineOptimizer(Reports):
         _require_order(params)
         super().__init__(params, {**defaults, "maximize": maximize})
         self._divide(wrapped, group, reduce_dtype)
+        self.share_offloaded()
         # A model that was offloaded waits for each unit when it acquires it.
         if model is not None and streaming_around(self._order) is None:
             self._waits = ModuleWaits(model, set(self._order), self._wait_for, self.synchronize)
@@ -344,6 +346,8 @@ class EngineOptimizer(Reports):
         if self._path is not None:
             for opened in self._opened:
                 opened.engine.make_durable()
+        for opened in self._opened:
+            opened.give_back()  # while the other ranks still give what they have
         self._sharing.close()
         for opened in self._opened:
             opened.close()

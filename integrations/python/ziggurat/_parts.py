@@ -118,6 +118,10 @@ class Slice(Part):
     def memory(self) -> torch.Tensor:
         return flat(self.param)[self._slice]
 
+    @property
+    def end(self) -> int:
+        return int(self._slice.stop)
+
     def take(self, hooks: GradientHooks) -> Taken | None:
         taken = super().take(hooks)
         if taken is None or taken.tensor is None or hooks.is_shared(self.param):

@@ -41,7 +41,8 @@ class Held:
 
     def __init__(self, name: str, param: torch.nn.Parameter, unit: PinnedUnit) -> None:
         self.name, self.param, self.unit = name, param, unit
-        self.index = -1  #: in the engine
+        self.index = -1  #: in the engine, by which it is found, read and written
+        self.own: int | None = None  #: of what is trained or stored of it here: itself, or a slice
         # What is not in the parameter's storage now: the guard while the unit is pinned, else the
         # engine's memory at `_address`, which may be anybody's by then.
         self._other: torch.UntypedStorage | None = None
@@ -339,7 +340,7 @@ class Pins:
         try:
             if opened.pending:
                 with opened.waited.units:
-                    opened.wait_for(held.index for held in unit.held)
+                    opened.wait_for(held.own for held in unit.held if held.own is not None)
             if unit.held:
                 opened.engine.find(unit.places)
             for held, address in zip(unit.held, unit.places.addresses, strict=True):
@@ -355,6 +356,10 @@ class Pins:
         except BaseException:
             self._take_out(unit, opened.engine)
             raise
+
+    def meet_to_write(self, held: Held) -> None:
+        """Waits among several ranks for those that write the parameter too, before it and after: no rank
+        reads a part that another one has written already, or not yet."""
 
     def expect_rows(self, units: Iterable[PinnedUnit], tensors: Iterable[torch.Tensor]) -> None:
         """Reads what a forward with the arguments `tensors` reads of tables in files. Errors: DataLoss."""
@@ -400,15 +405,19 @@ class Pins:
         exported = [held for held in unit.held if _storage.was_exported(held.storage)]
         try:
             unseen = [] if unit.prints is None else unit.prints.written()
+            changed = [held for held in unit.held if held.was_written()]
+            if changed:
+                self.meet_to_write(changed[0])
             for held in unit.held:
                 if held.has_moved():
                     moved.append(held.name)
                 if held in exported:
                     _storage.begin_exports(held.storage)
-                written = held.was_written()
                 held.take_out()
-                if written:  # and the engine's memory has it
-                    opened.kept_was_written(held.index)
+                if held in changed:  # and the engine's memory has it
+                    opened.kept_was_written(held.index, held.own)
+            if changed:
+                self.meet_to_write(changed[0])
             if unit.held:
                 self._in_one_thread(opened.engine.release, unit)
             if unit.index in self.files:

@@ -256,6 +256,10 @@ class Ranks:
         meeting.join(seconds)
         return "".join(known)
 
+    def meet(self, what: str) -> None:
+        """Waits for all ranks at `what`."""
+        self.gathered([0.0])
+
     def gathered(self, values: Sequence[float]) -> torch.Tensor:
         """Returns [ranks, values] in fp64, the same on every rank."""
         own = torch.tensor(values, dtype=torch.float64)

@@ -9,7 +9,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat._native import Unimplemented
-from ziggurat._ranks import several_ranks
 
 
 def check_model(model: torch.nn.Module) -> None:
@@ -30,11 +29,6 @@ def check_model(model: torch.nn.Module) -> None:
 
 def check_sharing(model: torch.nn.Module) -> None:
     """Errors: Unimplemented for a model that is, or was since offload(), shared among several processes."""
-    if several_ranks():
-        raise Unimplemented(
-            "offload() does not know several ranks yet: train with one process, or shard the model "
-            "with FSDP2 instead"
-        )
     for name, module in model.named_modules():
         if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
             raise Unimplemented(

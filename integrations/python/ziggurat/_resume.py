@@ -190,6 +190,7 @@ class Resume:
         # random states to continue with, once the place is found
         self._then: dict[str, Any] | None = None
         self.awaited = False  #: whether the newest step's state is not known yet
+        optimizer.share_offloaded()
         # Refuses what is too large before there is a store.
         optimizer._sharing.together("Resume", self._state)
         optimizer.open(resume=resume)

@@ -26,7 +26,7 @@ from ziggurat._opened import Opened, runtime_of
 from ziggurat._param_gather import ParamGather
 from ziggurat._parts import Part, Shard, Slice
 from ziggurat._ranks import Ranks, several_ranks
-from ziggurat._streaming import values_of
+from ziggurat._streaming import kept_by_engine, values_of
 
 
 _Found = TypeVar("_Found")
@@ -165,7 +165,8 @@ class Alone:
 
 
 class Divided(Alone):
-    """The sharing in which every rank has all parameters, and a slice of each state (ZeRO-1, 2)."""
+    """The sharing in which every rank has a slice of each state, and all parameters (ZeRO-1, 2), or
+    slices of those that the engines keep (ZeRO-3)."""
 
     ranks: Ranks
     feeder: Feeder
@@ -194,7 +195,9 @@ class Divided(Alone):
     def opened(self, opened: Opened) -> None:
         super().opened(opened)
         if opened.engine.resumed:
-            self._gather.run(opened.members)
+            self._gather.run(_with_memory(opened.members))
+        if opened.keeps:
+            self.ranks.meet("the opening of the engine")  # before another rank reads slices that this one has not written yet
 
     def exchange_bytes(self, params: Sequence[torch.Tensor]) -> tuple[int, int]:
         return self.feeder.exchange.held_bytes, self.feeder.planned_bytes(params)
@@ -203,10 +206,11 @@ class Divided(Alone):
         self.feeder.check_sent()
 
     def publish(self, updated: Sequence[torch.Tensor], beside: bool) -> None:
+        gathered = _with_memory(updated)
         if beside:
-            self._gather.begin(updated)
+            self._gather.begin(gathered)
         else:
-            self._gather.run(updated)
+            self._gather.run(gathered)
 
     def wait(self, param: torch.Tensor) -> None:
         self._gather.wait(param)
@@ -228,6 +232,12 @@ class Divided(Alone):
     def close(self) -> None:
         self.feeder.detach()
         self.ranks.part()
+
+
+def _with_memory(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns those that have all values on each rank: the engines keep the others, and bring them when
+    they are used."""
+    return [param for param in params if kept_by_engine(param) is None]
 
 
 class Sharded(Alone):

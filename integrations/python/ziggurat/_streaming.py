@@ -17,7 +17,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from ziggurat._engine_content import EngineSums
     from ziggurat._native import Engine
     from ziggurat._opened import Opened
+    from ziggurat._ranks import Ranks
 
 # Tensor -> weakref.ref[Held]: a Held has its tensor, which would otherwise never be freed
 _kept: Any = WeakTensorKeyDictionary()
@@ -67,16 +69,33 @@ _CLOSED = (
 )
 
 
+@dataclass
+class Whole:
+    """A parameter of which each rank's engine keeps a slice, as ziggurat_engine_open() takes it."""
+
+    name: str
+    count: int
+    dtype: str
+    unit: int
+    param: int | None  #: this rank's slice, if it has one
+    first: int
+    trained: bool
+    optional: bool
+
+
 class Streaming(Pins):
     """The parameters of one model that offload() was called for."""
 
     def __init__(self, division: Division, homes: Homes, memory_bytes: int) -> None:
         self.placement = homes.params  #: "host" or "nvme"
+        #: the ranks of which each keeps a slice of each parameter, once an optimizer opens the engine
+        self.ranks: Ranks | None = None
         self.homes = homes
         self.division = division
         super().__init__([PinnedUnit(unit, self) for unit in division.units], memory_bytes)
         # The engine of a take() that has not ended, and could not be undone
         self._taking: Opened | None = None
+        self._numbers: dict[Held, int] = {}  # of the parameters, in the engine that is being opened
         self._copies: dict[Held, torch.Tensor] | None = None  # while state_dict() runs
         self._copies_folder: str | None = None  # for copies that memory has no room for
         self._copies_later = False  # whether each copy is made when it is written
@@ -171,7 +190,8 @@ class Streaming(Pins):
     @property
     def tier(self) -> str:
         """Returns where the engine keeps the parameters: "host", "nvme", or "device", the memory for units."""
-        return "device" if self.homes.lives_in_units(self.fits) else self.placement
+        lives_there = self.ranks is None and self.homes.lives_in_units(self.fits)
+        return "device" if lives_there else self.placement
 
     @property
     def opened(self) -> Opened | None:
@@ -290,6 +310,13 @@ class Streaming(Pins):
     def place_gradients(self, trained: Sequence[torch.Tensor], path: str | None) -> str:
         """Returns where gradients are: "host", which is PyTorch's memory, or "nvme", with the state in
         `path`. Says it if it is chosen here."""
+        if self.ranks is not None:
+            if self.homes.grads == "nvme":
+                raise Unimplemented(
+                    "offload() was told to keep gradients on NVMe (grads=nvme), which several ranks cannot do yet: "
+                    'each keeps the sum of its slices in memory; leave it out, or say "grads=host"'
+                )
+            return "host"
         if self.homes.grads is not None or path is None:
             return self.homes.grads or "host"
         size_bytes = sums_bytes(trained)
@@ -305,22 +332,65 @@ class Streaming(Pins):
         return "nvme"
 
     def frozen(self, trained: Iterable[torch.Tensor], taken: Iterable[str]) -> list[Param]:
-        """Returns the parameters that the engine is given beside those it trains, in the order in
-        which take() counts them. Their names differ from those `taken`."""
-        known, names = set(trained), set(taken)
+        """Returns the parameters, or this rank's slices, that the engine is given beside those it trains,
+        in the order in which number() counts them. Their names differ from those `taken`."""
+        names = set(taken)
         return [
             Param(
                 held.name if held.name not in names else f"{held.name} (frozen)",
-                tuple(held.param.shape),
+                tuple(held.param.shape) if self.ranks is None else (self._slice_of(held)[1],),
                 DTYPES[held.param.dtype],
                 None,
                 unit=held.unit.unit.number,
                 frozen=True,
                 optional=held.unit.unit.is_expert,
             )
-            for held in self._all()
-            if held.param not in known
+            for held in self._frozen(trained)
         ]
+
+    def _frozen(self, trained: Iterable[torch.Tensor]) -> list[Held]:
+        """Returns what is not `trained`, and of which this rank has something."""
+        known = set(trained)
+        return [held for held in self._all() if held.param not in known and self._slice_of(held)[1] > 0]
+
+    def _slice_of(self, held: Held) -> tuple[int, int]:
+        """Returns the first element that this rank has of a parameter, and how many it has."""
+        if self.ranks is None:
+            return 0, held.param.numel()
+        its = self.ranks.cut(held.param.numel()).of(self.ranks.rank)
+        return its.start, its.stop - its.start
+
+    def number(
+        self, indices: Mapping[torch.Tensor, int], trained: Sequence[torch.Tensor], count: int
+    ) -> list[Whole]:
+        """Notes each parameter's index in an engine of `count` parameters, in which those that are
+        `trained` have `indices`. Returns the whole parameters among several ranks, which follow those."""
+        frozen = self._frozen(trained)
+        own = dict(indices)
+        own |= {held.param: count - len(frozen) + i for i, held in enumerate(frozen)}
+        known = set(trained)
+        wholes: list[Whole] = []
+        self._numbers = {}
+        for held in self._all():
+            held.own = own.get(held.param)
+            if self.ranks is None:
+                assert held.own is not None
+                self._numbers[held] = held.own
+                continue
+            self._numbers[held] = count + len(wholes)
+            wholes.append(
+                Whole(
+                    name=held.name,
+                    count=held.param.numel(),
+                    dtype=DTYPES[held.param.dtype],
+                    unit=held.unit.unit.number,
+                    param=held.own,
+                    first=self._slice_of(held)[0],
+                    trained=held.param in known,
+                    optional=held.unit.unit.is_expert,
+                )
+            )
+        return wholes
 
     def take(self, opened: Opened, there: Container[int]) -> None:
         """Gives the engine the values, parameter by parameter, and frees PyTorch's memory of each. It
@@ -357,20 +427,19 @@ class Streaming(Pins):
             raise
 
     def _move(self, opened: Opened, there: Container[int]) -> None:
-        frozen_from = len(opened.parts)
         written, left = [], []
         for held in self._all():
-            index = opened.index(held.param)
-            if index is None:
-                index, frozen_from = frozen_from, frozen_from + 1
-            (left if index in there else written).append((held, index))
+            is_there = held.own is None or held.own in there  # None: other ranks have it all
+            (left if is_there else written).append((held, self._numbers[held]))
         # Values that are written to host memory can be read again, so that there is no need of both.
         # A drive may fail, and those that are there are not the model's.
         where = "host memory" if self.placement == "host" else opened.store
         total_bytes = sum(held.size_bytes for held, _ in written)
         with Progress(f"moving parameters to {where}", total_bytes) as progress:
             for held, index in written:
-                opened.engine.write_param(index, held.param.data_ptr())
+                assert held.own is not None
+                begin = self._slice_of(held)[0] * held.param.element_size()
+                opened.engine.write_param(held.own, held.param.data_ptr() + begin)
                 progress.add(held.size_bytes)
                 let_pages_go(held.param)
                 if self.placement == "host":
@@ -438,7 +507,8 @@ class Streaming(Pins):
         no_room = self.size_bytes > free_bytes()
         folder = opened.store if no_room and self.returns_to_files else None
         away = no_room and folder is None
-        frozen = any(held.index >= len(opened.parts) for held in self._all())
+        trained = set(opened.members)
+        frozen = any(held.param not in trained for held in self._all())
         if away and (opened.store is None or frozen or not opened.is_stored):
             raise ResourceExhausted(
                 f"close(): memory has no room for the model's {self.size_bytes} bytes, and "
@@ -459,6 +529,10 @@ class Streaming(Pins):
         if self.activations is not None:
             self.activations.close()
         self.tables_in_files, self.tables = {}, {}
+
+    def meet_to_write(self, held: Held) -> None:
+        if self.ranks is not None:
+            self.ranks.meet(f"the writing of parameter '{held.name}'")
 
     # -- uses of what is away
 

@@ -93,7 +93,8 @@ def script(rank, make, exchange, store, out, told):
             optimizer.zero_grad()
             told(resume.steps)
     optimizer.synchronize()
-    torch.save([getattr(p, "to_local", lambda p=p: p)().detach() for p in inner.parameters()], out)
+    values = inner.state_dict().values()  # of a model that is away they are copies
+    torch.save([getattr(p, "to_local", lambda p=p: p)().detach() for p in values], out)
     optimizer.close()
 
 

@@ -67,6 +67,7 @@ def load_foreign_checkpoint(
     error leaves everything unchanged, except that ``.distcp`` files are read last, when some state
     may have been written.
     """
+    optimizer.share_offloaded()
     plan, content = optimizer._sharing.together(
         "load_foreign_checkpoint()", lambda: _planned(optimizer, model, Path(path), rename, strict)
     )

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/lent/unit_service.h: gives other ranks this rank's slices of a unit's parameters,
+// while its trainer does something else, and asks them for theirs.
+//
+// Every rank asks for what it needs when it needs it: no order of uses is agreed upon, so one rank
+// may evaluate alone, or call an expert that no other calls. A request is a send() that the other
+// rank's reactor notices, as in state_service.h, and names a unit and a generation. A rank answers
+// the requests of one other rank in their order.
+//
+// Between two generations parameters change. All ranks have agreed to the step then, so nobody
+// needs those of the generation before: who still asks for them, because it brought something
+// ahead, is told that they are stale. Private to the engine. Reactor's thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/runtime/async.h"
+#include "collectives/communicator.h"
+#include "core/engine/lent_engine.h"
+#include "core/schedule/context.h"
+#include "core/schedule/turns.h"
+#include "core/schedule/unit_uses.h"
+#include "tiers/pinned_pool.h"
+
+namespace ziggurat {
+
+class UnitService {
+ public:
+  /// This rank's slices of a unit, in the messages in which they are sent, and what keeps them.
+  struct Slices {
+    std::vector<std::span<const std::byte>> messages;
+    std::vector<std::byte> small;
+    std::vector<Lease> leases;
+    std::vector<UnitUses::Use> uses;
+  };
+  struct Served {
+    std::function<Task<Slices>(StreamedUnit unit)> slices;
+    /// Returns whether a rank has closed its engine. Hears what it has said before.
+    std::function<Task<bool>(int rank)> closed;
+  };
+
+  /// Splits communicators of its own from `ranks`, which has all ranks.
+  UnitService(Context& context, Communicator& ranks, Served served);
+  /// Nothing is under way any more.
+  ~UnitService();
+  UnitService(const UnitService&) = delete;
+  UnitService& operator=(const UnitService&) = delete;
+
+  enum class Came : std::uint8_t {
+    kWhole,   ///< all is there
+    kStale,   ///< the generation is over
+    kClosed,  ///< the rank has closed its engine
+  };
+  /// Brings the slices that `rank` has of a unit at `generation`, each message into its part of
+  /// `messages`. Errors: those of reading them on that rank, which name it; kUnavailable if it is
+  /// gone.
+  Task<Came> bring(int rank, StreamedUnit unit, std::uint64_t generation,
+                   std::span<const std::span<std::byte>> messages);
+
+  /// Notes that parameters are about to change, and waits until nobody is being given any.
+  Task<> begin_changes();
+  /// Notes the generation that parameters have from now on, each once it is at home.
+  void begin_generation(std::uint64_t generation);
+  /// Answers from now on that this rank has closed its engine.
+  void close();
+
+ private:
+  struct Request {
+    std::uint64_t unit = 0;
+    std::uint64_t generation = 0;
+  };
+  struct Answer;
+  struct Peer {
+    explicit Peer(CancelScope& cancel) : asking(cancel), answering(cancel) {}
+    std::uint64_t asked = 0;  ///< requests to it
+    Turns asking;             ///< in which its answers are received
+    std::uint64_t heard = 0;  ///< requests of it
+    Turns answering;
+  };
+
+  void hear(int from);
+  Task<> serve(int from, std::uint64_t number);
+  Task<> answer(int from, const Request& request);
+  Task<> give(int from, const Request& request);
+  Task<> send(int from, const Slices& slices);
+  Task<> say(int from, Came came);
+  Task<> refuse(int from, const Error& error);
+  Task<> receive(int rank, std::span<const std::span<std::byte>> messages, Came& came);
+  Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
+
+  Context& context_;
+  Served served_;
+  std::unique_ptr<Communicator> requests_;
+  std::unique_ptr<Communicator> answers_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::uint64_t generation_ = 0;
+  bool open_ = false;      // a generation has begun
+  bool changing_ = false;  // parameters change until the next one begins
+  bool closing_ = false;
+  Signal begun_;            // set when one of these changes
+  std::size_t giving_ = 0;  // answers under way
+  Signal given_;            // set when one has ended
+};
+
+}  // namespace ziggurat
