@@ -25,7 +25,7 @@ from ziggurat.deepspeed._stage3_units import take_leaves, units_of
 
 def streams(config: Config, ranks: int) -> bool:
     """Returns whether parameters leave the model. On several ranks they stay whole for now: this is the
-    one place that says so."""
+    one place that says so (deepspeed_stage3_ranks_test.py tries the other answer)."""
     return config.zero_stage == 3 and ranks == 1
 
 

@@ -115,11 +115,11 @@ def GatheredParameters(
         yield
         if modifier_rank is not None and several:
             for param in listed:
+                # A copy, because the group's thread may have it longer than the block.
+                values = param.detach().clone()
+                torch.distributed.broadcast(values, modifier_rank)
                 with torch.no_grad():
-                    torch.distributed.broadcast(param.detach(), modifier_rank)
-                # Counts the write, because one below autograd is not counted, and the optimizer
-                # looks at the version.
-                torch.autograd.graph.increment_version(param)
+                    param.copy_(values)
 
 
 def register_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
