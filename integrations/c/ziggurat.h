@@ -261,6 +261,11 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///                      "new" is an error
 ///   "device_memory"    how much host memory streamed parameters take while they are acquired or
 ///                      brought ahead: bytes, or a text such as "4GiB"
+///   "max_live_parameters", "max_reuse_distance", "prefetch_bucket_size"
+///                      narrower limits of that, in elements: what is there at once, what is used
+///                      between two uses of a unit that stays, and what is brought ahead
+///   "param_persistence_threshold"
+///                      pieces of at most so many elements stay until the step
 ///   "device"           in its place: a handle of ziggurat_device_open(), for memory of a GPU, or
 ///                      memory that the caller lends
 ///   "progress"         true: an opening of over two seconds says on standard error how far it is

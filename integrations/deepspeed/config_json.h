@@ -12,8 +12,8 @@
 // note says so; null has the effect of an absent key.
 //
 // A training script (ConfigContext::script) has no flags. Some keys are handed to the script, which
-// honours them itself. The parameters of its model stay whole. "auto" stands for DeepSpeed's
-// default where DeepSpeed drops it, and is refused elsewhere.
+// honours them itself. "auto" stands for DeepSpeed's default where DeepSpeed drops it, and is
+// refused elsewhere.
 //
 // Comments (//, /* */ and #) and trailing commas are ignored, as in Hjson. The input may be
 // hostile, so its depth is limited and no key may be there twice.

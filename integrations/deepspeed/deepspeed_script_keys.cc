@@ -8,8 +8,10 @@ namespace {
 
 using enum DeepSpeedKey::Use;
 
-constexpr std::string_view kWholeParams =
-    "changes nothing: parameters stay whole on the device for now";
+constexpr std::string_view kByUnits =
+    "changes nothing: parameters are brought one unit at a time, in pieces that the engine chooses";
+constexpr std::string_view kOwnType =
+    "changes nothing: parameters are brought in their own type, which is more exact than asked";
 constexpr std::string_view kScriptBudgets =
     "changes nothing: `host_memory` decides how large buffers are";
 constexpr std::string_view kNotMeasured = "changes nothing: Ziggurat does not measure this";
@@ -102,44 +104,44 @@ constexpr DeepSpeedKey kScript[] = {
     {"checkpoint.parallel_write.pipeline_stage", kNoted, "", kSavedSo},
     {"checkpoint.checkpoint_serialization", kNoted, "", kSavedSo},
     {"checkpoint.writer", kNoted, "", kSavedSo},
-    {"allgather_size", kNoted, "", kWholeParams},
+    {"allgather_size", kNoted, "", kByUnits},
     {"tensor_parallel.autotp_size", kOnlyAs, "[0, 1]",
      "the layers of a script's model cannot be divided; leave the key out"},
     {"torch_autocast.lower_precision_safe_modules", kNoted, "",
      "changes nothing: `communication_data_type` sets the type in which gradients are exchanged"},
     {"zero_optimization.reduce_bucket_size", kAs, "reduce_bucket_size", kAsWhole},
-    {"zero_optimization.prefetch_bucket_size", kAs, "prefetch_bucket_size", kWholeParams},
-    {"zero_optimization.max_live_parameters", kAs, "max_live_parameters", kWholeParams},
-    {"zero_optimization.max_reuse_distance", kAs, "max_reuse_distance", kWholeParams},
-    {"zero_optimization.param_persistence_threshold", kAs, "param_persistence_threshold",
-     kWholeParams},
-    {"zero_optimization.model_persistence_threshold", kNoted, "", kWholeParams},
-    {"zero_optimization.zero_hpz_partition_size", kNoted, "", kWholeParams},
-    {"zero_optimization.zero_quantized_weights", kNoted, "", kWholeParams},
-    {"zero_optimization.zero_quantized_nontrainable_weights", kNoted, "", kWholeParams},
+    {"zero_optimization.model_persistence_threshold", kNumber, "9223372036854775807"},
+    {"zero_optimization.zero_hpz_partition_size", kNoted, "",
+     "changes nothing: no second copy of the parameters is kept"},
+    {"zero_optimization.zero_quantized_weights", kNoted, "", kOwnType},
+    {"zero_optimization.zero_quantized_nontrainable_weights", kNoted, "", kOwnType},
     {"zero_optimization.zero_quantized_gradients", kNoted, "", kExact},
-    {"zero_optimization.allgather_bucket_size", kNoted, "", kWholeParams},
-    {"zero_optimization.allgather_sequential", kNoted, "", kWholeParams},
-    {"zero_optimization.use_all_reduce_for_fetch_params", kNoted, "", kWholeParams},
-    {"zero_optimization.module_granularity_threshold", kNoted, "", kWholeParams},
-    {"zero_optimization.leaf_module", kNoted, "", kWholeParams},
-    {"zero_optimization.memory_efficient_linear", kNoted, "", kWholeParams},
-    {"zero_optimization.log_trace_cache_warnings", kNoted, "", kWholeParams},
+    {"zero_optimization.allgather_bucket_size", kNoted, "", kByUnits},
+    {"zero_optimization.allgather_sequential", kNoted, "", kByUnits},
+    {"zero_optimization.use_all_reduce_for_fetch_params", kNoted, "", kByUnits},
+    {"zero_optimization.module_granularity_threshold", kNoted, "",
+     "changes nothing: units are whole blocks, however many modules they have"},
+    // The script reads this section itself.
+    {"zero_optimization.leaf_module", kNoted, "", ""},
+    {"zero_optimization.log_trace_cache_warnings", kNoted, "",
+     "changes nothing: a forward may use units in another order than the one before"},
     {"zero_optimization.gather_16bit_weights_on_model_save", kNoted, "",
      "changes nothing: weights are always saved whole"},
     {"zero_optimization.gather_fp16_weights_on_model_save", kNoted, "",
      "changes nothing: weights are always saved whole"},
     {"zero_optimization.sub_group_size", kNoted, "",
      "changes nothing: the engine moves each parameter's state in chunks of its own"},
-    {"zero_optimization.offload_param.buffer_count", kNoted, "", kWholeParams},
-    {"zero_optimization.offload_param.buffer_size", kNoted, "", kWholeParams},
-    {"zero_optimization.offload_param.max_in_cpu", kNoted, "", kWholeParams},
+    {"zero_optimization.offload_param.buffer_count", kWhole, "5"},
+    {"zero_optimization.offload_param.buffer_size", kWhole, "100000000"},
+    {"zero_optimization.offload_param.max_in_cpu", kWhole, "1000000000"},
     {"zero_optimization.offload_optimizer.buffer_count", kNoted, "", kScriptBudgets},
     {"zero_optimization.offload_optimizer.ratio", kNoted, "",
      "changes nothing: all optimizer state is off the device"},
     {"zero_optimization.offload_optimizer.super_offload", kNoted, "", kAlways},
     {"activation_checkpointing.partition_activations", kNoted, "", kRecomputed},
-    {"activation_checkpointing.cpu_checkpointing", kNoted, "", kRecomputed},
+    {"activation_checkpointing.cpu_checkpointing", kNoted, "",
+     "changes nothing: of a checkpointed block its inputs are kept, where the model computes; "
+     "activations are computed again"},
     {"activation_checkpointing.contiguous_memory_optimization", kNoted, "", kRecomputed},
     {"activation_checkpointing.number_checkpoints", kNoted, "", kRecomputed},
     {"activation_checkpointing.synchronize_checkpoint_boundary", kNoted, "", kRecomputed},

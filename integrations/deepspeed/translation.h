@@ -75,7 +75,7 @@ class Translation {
   void add_optimizer_defaults(const std::string& name);
   void check_script_schedule();
   void set_script_placement();
-  void note_whole_params();
+  void note_unused_offload();
   void set_state_format();
   void check_loss_scale();
   void check_tag_validation();

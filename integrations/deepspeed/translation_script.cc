@@ -33,7 +33,7 @@ void Translation::complete_for_script() {
     add("lr", rate->second.value, rate->second.path);
   check_script_schedule();
   set_script_placement();
-  note_whole_params();
+  note_unused_offload();
   set_types();
   set_state_format();
   check_loss_scale();
@@ -78,9 +78,7 @@ void Translation::set_script_placement() {
     const bool on_nvme = device != kept_.end() && device->second.value == "nvme";
     if (path != kept_.end() && !path->second.value.is_string())
       refuse(path->second.path, "must be a string that names a directory");
-    if (path != kept_.end() && section == "offload_param")
-      note(path->second.path, "changes nothing: parameters stay whole on the device for now");
-    else if (path != kept_.end() && !on_nvme)
+    if (path != kept_.end() && !on_nvme)
       note(path->second.path, "changes nothing: no state of this kind is on NVMe");
     const auto handed = [&](const char* key, const auto& found) {
       result_.handed.push_back({prefix + key, found == kept_.end() ? json() : found->second.value,
@@ -104,20 +102,14 @@ void Translation::set_script_placement() {
   add("placement", "nvme:" + path->second.value.get<std::string>(), device->second.path);
 }
 
-/// Adds one note on everything that a config asks of parameters.
-void Translation::note_whole_params() {
+/// Notes that parameters are to be offloaded below stage 3, where DeepSpeed does not do it either.
+void Translation::note_unused_offload() {
   const ConfigSetting* stage = given("zero_stage");
   const auto device = kept_.find("offload_param");
-  const bool third = stage != nullptr && stage->value == 3;
-  const bool offloaded = device != kept_.end() && device->second.value != "none";
-  if (!third && !offloaded) return;
-  const std::string& path = third ? stage->path : device->second.path;
-  const std::string also = third && offloaded ? fmt::format(", and \"offload_param\" {}",
-                                                            device->second.value.get<std::string>())
-                                              : "";
-  note(path, fmt::format("is {}{}: parameters stay whole on the device for now; optimizer state is "
-                         "divided among the ranks",
-                         third ? "3" : device->second.value.get<std::string>(), also));
+  if (device == kept_.end() || device->second.value == "none") return;
+  if (stage != nullptr && stage->value == 3) return;
+  note(device->second.path,
+       "changes nothing, here or in DeepSpeed: parameters are offloaded in stage 3 alone");
 }
 
 /// Translates bf16 masters and moments. Both together are a format of ours; one without the other

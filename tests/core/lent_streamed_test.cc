@@ -186,6 +186,49 @@ TEST(StreamedParams, GoOnFromAStoreOfATrainerThatLentThemAll) {
   EXPECT_TRUE(its.trainer.same());
 }
 
+TEST(StreamedParams, HaveTheSameBitsWithinNarrowerLimits) {
+  struct Limits {
+    std::uint64_t live, distance, ahead, threshold;
+  };
+  for (const auto& [live, distance, ahead, threshold] :
+       {Limits{.live = 0, .distance = 0, .ahead = 0, .threshold = 0},
+        Limits{.live = 400'000, .distance = 50'000, .ahead = 20'000, .threshold = 1'000},
+        Limits{.live = 1'000, .distance = 1, .ahead = 1, .threshold = 1'000'000}}) {
+    const ScratchDirectory directory;
+    EngineConfig config = on_nvme(directory);
+    config.max_live_parameters = live;
+    config.max_reuse_distance = distance;
+    config.prefetch_elements_max = ahead;
+    config.param_persistence_threshold = threshold;
+    Streamed its(streamed_model(DType::kFloat32), config, 4 * kMiB);
+    its.open();
+    for (const LentStep& step : {LentStep{}, LentStep{.left_out = {}, .written = {1, 3}},
+                                 LentStep{.left_out = {4}, .written = {4, 7}}, LentStep{}}) {
+      its.step(step);
+      its.fetch();
+      ASSERT_TRUE(its.trainer.same()) << "max_reuse_distance " << distance;
+    }
+  }
+}
+
+TEST(StreamedParams, AreNotKeptOrBroughtAheadBeyondTheLimits) {
+  const auto misses_with = [](std::uint64_t elements) {
+    const ScratchDirectory directory;
+    EngineConfig config = on_nvme(directory);
+    config.max_reuse_distance = elements;
+    config.prefetch_elements_max = elements;
+    Streamed its(streamed_model(DType::kFloat32), config, 4 * kMiB);
+    its.open();
+    its.step();
+    its.fetch();
+    const std::uint64_t before = its.engine->metrics().value(Counter::kPrefetchMisses);
+    for (int i = 0; i < 5; ++i) its.fetch();
+    return its.engine->metrics().value(Counter::kPrefetchMisses) - before;
+  };
+  EXPECT_EQ(misses_with(kElementsMax), 0);
+  EXPECT_GT(misses_with(0), 5);
+}
+
 class StreamedZeros : public ::testing::TestWithParam<std::tuple<Tier, bool>> {};
 
 INSTANTIATE_TEST_SUITE_P(Homes, StreamedZeros,

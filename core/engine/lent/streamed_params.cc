@@ -8,11 +8,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
+#include "core/engine/state/residency_limits.h"
 #include "tiers/arena.h"
 
 namespace ziggurat {
@@ -100,10 +100,8 @@ std::unique_ptr<ParamHome> StreamedParams::make_home(Context& context,
 Task<> StreamedParams::build(Context& context) {
   std::size_t most_parts = 1;
   for (const Unit& unit : units_) most_parts = std::max(most_parts, unit.parts.size());
-  constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
-  const ResidencyLimits limits{.max_live_parameters = kNoLimit,
-                               .max_reuse_distance = kNoLimit,
-                               .prefetch_units_max = kUnitsAhead * most_parts};
+  ResidencyLimits limits = residency_limits(state_.config());
+  limits.prefetch_units_max = kUnitsAhead * most_parts;
   if (wholes_ != nullptr) {
     co_await wholes_->open(context, *home_);
     residency_ = Residency::create(context, std::move(made_), limits);

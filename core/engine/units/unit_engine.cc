@@ -5,10 +5,9 @@
 
 #include <fmt/format.h>
 
-#include <limits>
-
 #include "base/bytes.h"
 #include "base/error.h"
+#include "core/engine/state/residency_limits.h"
 
 namespace ziggurat {
 
@@ -52,21 +51,10 @@ Task<> UnitEngine::build() {
     Task<std::unique_ptr<UnitGather>> making = make_gather();
     gather = co_await std::move(making);
   }
-  residency_ = Residency::create(state_.context(), *params_, residency_limits(), std::move(gather));
+  residency_ = Residency::create(state_.context(), *params_, residency_limits(state_.config()),
+                                 std::move(gather));
   flow_ = std::make_unique<GradientFlow>(state_.context(), *residency_, *grads_,
                                          device_plan_.accumulators, state_.reduction());
-}
-
-ResidencyLimits UnitEngine::residency_limits() const {
-  // Without a limit, a unit is kept even if its next use is not known.
-  const auto limit = [](std::uint64_t elements) {
-    return elements < kElementsMax ? elements : std::numeric_limits<std::uint64_t>::max();
-  };
-  const EngineConfig& config = state_.config();
-  return {.max_live_parameters = limit(config.max_live_parameters),
-          .max_reuse_distance = limit(config.max_reuse_distance),
-          .param_persistence_threshold = config.param_persistence_threshold,
-          .prefetch_elements_max = limit(config.prefetch_elements_max)};
 }
 
 /// Sets device memory for whole units aside, the same size on every rank.

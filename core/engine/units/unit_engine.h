@@ -50,7 +50,6 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   bool in_step() const override;
   void destroy_parts() override;
 
-  ResidencyLimits residency_limits() const;
   Task<std::unique_ptr<UnitGather>> make_gather();
   Task<> clear_frozen(UnitId unit);
   Task<> send_gradient(UnitId unit, Event added);

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import ziggurat.torch
 from ziggurat._native import InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._standard_error import stderr
+from ziggurat.deepspeed import _streamed
 from ziggurat.deepspeed._config import Config
+from ziggurat.deepspeed._swap import RunDirectory
 from ziggurat.deepspeed.auto import fill_auto, plugin_config
 
 # Sections and keys of DeepSpeed's configs; no setting of ziggurat.torch's optimizers has these
@@ -71,6 +74,8 @@ def optimizer_of(
         # finds its own.
         run = Path(os.fspath(args.output_dir)).resolve().name
         where["placement"] = f"{placement}/ziggurat-{run}"
+    if not args.auto_find_batch_size:  # which begins again with the parameters of the model
+        _stream(read, args, model, placement)
     if args.process_index == 0:
         for note in read.notes:
             print(f"ziggurat: {note}", file=stderr())
@@ -79,6 +84,22 @@ def optimizer_of(
     kind: type[EngineOptimizer] = getattr(ziggurat.torch, read.optimizer_class)
     own = {k: v for k, v in read.optimizer_arguments.items() if k != "weight_decay"}
     return kind, own | where
+
+
+def _stream(read: Config, args: Any, model: torch.nn.Module, placement: str) -> None:
+    """Lets the optimizer that is made next keep the parameters, if the config asks for that."""
+    streaming = _streamed.stream(model, read, args.world_size)
+    if streaming is None or not streaming.needs_directory or placement != "host":
+        return
+    path = _streamed.nvme_path_of(read)
+    if path is not None:  # else the script has called offload() itself
+        directory = RunDirectory(path, args.process_index, "offload_param")
+        _streamed.keep_on_drive(streaming, directory.path / "params")
+        weakref.finalize(model, _remove, directory)  # which goes with its last reference
+
+
+def _remove(directory: RunDirectory) -> None:
+    directory.remove()
 
 
 def _check_schedule(scheduler: Any, args: Any) -> None:

@@ -152,11 +152,15 @@ class Opening(AmongRanks, StateDicts):
         settings["placement"] = "optimizer=host" if path is None else "optimizer=nvme"
         streaming = self._streaming(new, path)
         if streaming is not None:
-            streaming.place_tables(path)
+            streaming.place_tables(path or streaming.folder)
         if streaming is not None and streaming.gives_some:
-            grads = streaming.place_gradients([param for _, param, _ in new], path)
+            grads = streaming.place_gradients([param for _, param, _ in new], path or streaming.folder)
             settings["placement"] += f",params={streaming.tier},grads={grads}"
             settings["device_memory"] = streaming.engine_bytes
+            settings |= streaming.limits
+            if path is None and streaming.needs_directory:
+                # State that is in memory is not copied there: such a run goes on from checkpoints.
+                settings |= {"store": streaming.folder, "durable_every": 0}
         if path is not None:
             added = f"/added-{len(self._opened)}" if self._opened else ""
             settings["store"] = path + added
@@ -226,7 +230,7 @@ class Opening(AmongRanks, StateDicts):
                 f"parameters '{found[0][0]}' and '{other[0]}' are of two offloaded models: give "
                 "each model an optimizer of its own"
             )
-        if path is None and streaming.needs_directory:
+        if path is None and streaming.folder is None and streaming.needs_directory:
             raise InvalidArgument(
                 f"offload() was told to keep parameters or gradients in the directory of the "
                 f'optimizer\'s state, which placement="{self.placement}" puts into host memory: give '

@@ -114,6 +114,12 @@ class Streaming(Pins):
         #: what opens the engine: the optimizer that trains the model, if there is one
         self.optimizer: weakref.ref[Any] | None = None
         self._looked_for_optimizer = False  # or there was one
+        #: settings of the engine that limit what is brought, in elements: more than "memory" does
+        self.limits: dict[str, int] = {}
+        #: how a unit is there as long as the model runs
+        self.keeps_by = "give offload() units without '{unit}'"
+        #: where parameters are on a drive if the optimizer's state is in host memory
+        self.folder: str | None = None
         self._opening = threading.RLock()
         self._owner: weakref.ref[Any] | None = None  # the optimizer that has opened the engine
         self.backwards: Any = weakref.WeakValueDictionary()  #: of _passes, by their task's number
@@ -681,8 +687,8 @@ class Streaming(Pins):
             )
         return kind(
             f"{where} is away, because only the forward and backward of that unit's module bring "
-            "it: use it within `with ziggurat.torch.gathered([param])`, or give offload() units "
-            f"without '{held.unit.name}', so that it is there while the model runs"
+            "it: use it within `with ziggurat.torch.gathered([param])`, or "
+            f"{self.keeps_by.format(unit=held.unit.name)}, so that it is there while the model runs"
         )
 
 

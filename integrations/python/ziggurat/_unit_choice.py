@@ -32,7 +32,7 @@ def chosen_in(model: torch.nn.Module, choice: Choice) -> dict[torch.nn.Module, s
                 f"units: the model has no module '{name}': give names as model.named_modules() "
                 "has them"
             )
-        if isinstance(modules[name], _NEVER_CALLED):
+        if isinstance(modules[name], NEVER_CALLED):
             raise InvalidArgument(
                 f"units: '{name}' is a {type(modules[name]).__name__}, which is never called, so "
                 f"that nothing would bring its parameters: name its elements, such as '{name}.0'"
@@ -40,7 +40,8 @@ def chosen_in(model: torch.nn.Module, choice: Choice) -> dict[torch.nn.Module, s
     return {module: name for name, module in modules.items() if name in set(choice)}
 
 
-_NEVER_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
+#: Modules that only hold others.
+NEVER_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
 
 
 def _automatic(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
@@ -97,7 +98,7 @@ def experts_in(model: torch.nn.Module) -> set[torch.nn.Module]:
     for name, module in model.named_modules():
         if not isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
             continue
-        elements = [one for one in module.children() if not isinstance(one, _NEVER_CALLED)]
+        elements = [one for one in module.children() if not isinstance(one, NEVER_CALLED)]
         count = Counter(map(type, elements))
         for one in elements:
             told = f"{name.rpartition('.')[2]} {type(module).__name__} {type(one).__name__}"
@@ -121,7 +122,7 @@ def _repeated(module: torch.nn.Module) -> list[torch.nn.Module]:
     elements = [
         one
         for one in module
-        if not isinstance(one, _NEVER_CALLED) and any(True for _ in one.parameters())
+        if not isinstance(one, NEVER_CALLED) and any(True for _ in one.parameters())
     ]
     count = Counter(map(type, elements))
     if len(count) > 1:

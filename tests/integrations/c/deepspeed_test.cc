@@ -36,7 +36,7 @@ std::string refusal(const char* config, const char* context = kTwoRanks) {
 
 TEST(DeepSpeedInC, SettingsHandedKeysAndNotesAreOneObject) {
   const json its = read(R"({"train_batch_size": 8, "steps_per_print": 5, "host_memory": "2GiB",
-      "timers": {}, "zero_optimization": {"stage3_max_live_parameters": 1e6}})");
+      "timers": {}, "zero_optimization": {"stage3_max_live_parameters": 1e6, "sub_group_size": 1}})");
   EXPECT_EQ(its["settings"]["batch"],
             json::parse(R"({"value": 4, "path": "train_batch_size", "assumed": false})"));
   EXPECT_EQ(its["settings"]["clip"]["assumed"], true);
@@ -46,7 +46,7 @@ TEST(DeepSpeedInC, SettingsHandedKeysAndNotesAreOneObject) {
   EXPECT_EQ(its["handed"]["steps_per_print"]["value"], 5);
   EXPECT_EQ(its["handed"]["csv_monitor.job_name"]["value"], "DeepSpeedJobName");
   EXPECT_EQ(its["given"]["timers"], json::object());
-  EXPECT_THAT(its["notes"].dump(), AllOf(HasSubstr("timers"), HasSubstr("max_live_parameters")));
+  EXPECT_THAT(its["notes"].dump(), AllOf(HasSubstr("timers"), HasSubstr("sub_group_size")));
 }
 
 TEST(DeepSpeedInC, AValueIsJudgedByTheEnginesTableBeforeThereIsAnEngine) {

@@ -62,9 +62,10 @@ BESIDE = [
         {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/tmp/x"}}},
     ),
     (
-        "zero_optimization.offload_param.nvme_path",
-        {"zero_optimization": {"offload_param": {"device": "nvme"}}},
+        "zero_optimization.offload_param.",
+        {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/tmp/x"}}},
     ),
+    ("zero_optimization.cpu_offload_param", {"zero_optimization": {"stage": 3}}),
     ("torch_autocast.enabled", {"torch_autocast": {"dtype": "bfloat16"}}),
     # What is said where state is in host memory is no news of another key.
     ("", {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}),

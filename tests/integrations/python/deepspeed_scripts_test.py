@@ -2,8 +2,7 @@
 """Training scripts written for DeepSpeed run with one line changed, and train as they do there.
 
 Where DeepSpeed is installed the scripts run under it too, on the CPU, and the curves are compared:
-that with its optimizer on NVMe only by scripts/test --long, since DeepSpeed compiles its I/O for
-minutes first.
+those on NVMe only by scripts/test --long, since DeepSpeed compiles its I/O for minutes first.
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
@@ -111,13 +110,25 @@ def test_a_script_trains(script: str, runs: Runs) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="no DeepSpeed here")
-@pytest.mark.parametrize("script", ["offload_cpu", long_case("offload_nvme"), "ranks"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "offload_cpu",
+        long_case("offload_nvme"),
+        long_case("stage3_adam"),
+        "stage3_cpu",
+        long_case("stage3_nvme"),
+        "ranks",
+    ],
+)
 def test_a_script_trains_as_under_deepspeed(script: str, runs: Runs) -> None:
     found = difference(runs.of(script, DEEPSPEED), runs.of(script))
     assert is_alike(found), f"{script}: {found}"
 
 
-@pytest.mark.parametrize("script", [long_case("offload_cpu"), "ranks"])
+@pytest.mark.parametrize(
+    "script", [long_case("offload_cpu"), long_case("stage3_adam"), "encoder_fp16", "ranks"]
+)
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(
     script: str, runs: Runs, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.hf
 import ziggurat.torch
+from ziggurat._streaming import streaming_of
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -85,6 +86,38 @@ def test_a_config_for_deepspeed_is_the_same_run(bf16, tmp_path):
         plain, same, _ = trained(tmp_path / "plain", lambda a: ziggurat.hf.optimizer(a))
         assert losses == plain
         assert_same_bits(found, same)
+
+
+@pytest.mark.parametrize(("param", "state"), [("cpu", "cpu"), ("nvme", "cpu"), ("nvme", "nvme")])
+def test_stage_3_streams_parameters_in_trainer(param, state, tmp_path):
+    drive = {"nvme_path": str(tmp_path / "drive")}
+    zero = {
+        "stage": 3,
+        "stage3_max_live_parameters": 0,
+        "stage3_param_persistence_threshold": 0,
+        "offload_param": {"device": param, "max_in_cpu": 0, "buffer_count": 0, **drive},
+        "offload_optimizer": {"device": state, **drive},
+    }
+    plain = _AUTO | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    expected, values, _ = trained(tmp_path / "plain", lambda a: ziggurat.hf.optimizer(a, config=plain))
+
+    def run(resumed=None):
+        arguments = arguments_of(tmp_path / "run", max_steps=6, save_strategy="steps", save_steps=3)
+        model = gpt2()
+        config = _AUTO | {"zero_optimization": zero}
+        trainer = trainer_of(model, arguments, ziggurat.hf.optimizer(arguments, config=config))
+        trainer.train(resume_from_checkpoint=resumed)
+        streaming, _ = streaming_of(model.transformer.wte.weight)
+        assert streaming.tier == {"cpu": "host"}.get(param, param) and not streaming.fits
+        assert of_trainer(trainer).figures()["brought_bytes"] > 0
+        of_trainer(trainer).close()
+        return trainer, model
+
+    trainer, model = run()
+    assert logged(trainer, "loss") == expected
+    assert_same_bits(bits(model), values)
+    _, resumed = run(str(tmp_path / "run" / "checkpoint-3"))
+    assert_same_bits(bits(resumed), values)
 
 
 def test_a_config_without_optimizer_has_trainers(tmp_path):

@@ -435,7 +435,7 @@ def test_a_rank_takes_what_is_planned():
     _, _, alone = on_ranks(1, measured, 1)[0]
     for took, planned, own in on_ranks(2, measured, 2):
         assert planned / 2 < took < planned + 48 * MIB
-        assert own == pytest.approx(alone / 2, rel=0.01)
+        assert own == pytest.approx(alone / 2, rel=0.02)  # whole tiles
 
 
 class Texts(torch.utils.data.Dataset):

@@ -17,7 +17,18 @@ import deepspeed_operations
 import rank_end
 
 SCRIPTS = Path(__file__).parent / "deepspeed_scripts"
-RANKS = {"offload_cpu": 1, "offload_nvme": 1, "ranks": 2}
+RANKS = {
+    "offload_cpu": 1,
+    "offload_nvme": 1,
+    "stage3_adam": 1,
+    "stage3_cpu": 1,
+    "stage3_nvme": 1,
+    "encoder_fp16": 1,
+    "ranks": 2,
+}
+# Scripts that run with several settings.
+SOURCES = {"stage3_adam": "offload_cpu", "stage3_cpu": "offload_nvme", "stage3_nvme": "offload_nvme"}
+ON_NVME = ("offload_nvme", "stage3_nvme")
 DEEPSPEED, OURS = "deepspeed", "ziggurat.deepspeed"
 
 Line = dict[str, float]
@@ -25,7 +36,7 @@ Line = dict[str, float]
 
 def source_of(script: str, library: str) -> str:
     """The script's text, with one line changed where it is to run under ours."""
-    source = (SCRIPTS / f"{script}.py").read_text()
+    source = (SCRIPTS / f"{SOURCES.get(script, script)}.py").read_text()
     if library == DEEPSPEED:
         return source
     return source.replace("\nimport deepspeed\n", f"\nimport {library} as deepspeed\n")
@@ -38,7 +49,7 @@ def prepare(script: str, library: str, folder: Path) -> None:
     shutil.copy(SCRIPTS / f"ds_{script}.json", folder / "settings.json")
     (folder / "script.py").write_text(source_of(script, library))
     if library == DEEPSPEED:
-        more = ["AsyncIO"] if script == "offload_nvme" else []
+        more = ["AsyncIO"] if script in ON_NVME else []
         deepspeed_operations.build("CPUAdam", "ShareMemComm", *more)
 
 

@@ -12,8 +12,9 @@
         engine.step()
 
 Scripts written for DeepSpeed 0.19 run with this import in place of theirs. Optimizer state is in
-host memory, or on a drive where ``offload_optimizer`` says "nvme"; parameters stay whole on the
-device, whatever the stage.
+host memory, or on a drive where ``offload_optimizer`` says "nvme". In stage 3 parameters are there too,
+as ``offload_param`` says, and are brought unit by unit; on several ranks, and on an accelerator, they
+stay whole for now.
 """
 
 from ziggurat.deepspeed import accelerator, checkpointing, comm, ops, runtime, utils, zero

@@ -63,6 +63,29 @@ class Offload:
 
 
 @dataclass(frozen=True)
+class LeafModules:
+    """Which modules the config makes leaf modules."""
+
+    classes: tuple[str, ...]
+    names: tuple[str, ...]
+    name_suffixes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ParamLimits:
+    """What stage 3 may have of the parameters in memory at once, in elements."""
+
+    max_live: int
+    max_reuse_distance: int
+    prefetch_bucket_size: int | None  #: None: the config does not say
+    persistence_threshold: int  #: of one parameter
+    model_persistence_threshold: int  #: of all that persist
+    max_in_cpu: int
+    buffer_count: int
+    buffer_size: int
+
+
+@dataclass(frozen=True)
 class FileMonitor:
     """The settings of TensorBoard's files, or of CSV files."""
 
@@ -192,9 +215,11 @@ class Config:
         self.offload_optimizer = self._offload("offload_optimizer")
         self.offload_param = self._offload("offload_param")
         self.aio = {key: self.value(f"aio.{key}") for key in _AIO}
-        #: Numbers of elements. They are read and checked, but have no effect: parameters are whole
-        #: here, and gradients are divided in another way.
+        #: Numbers of elements; reduce_bucket_size has no effect, since gradients are divided in another
+        #: way.
         self.zero_sizes: dict[str, int] = {key: self._of(key) for key in _SIZES}
+        self.param_limits = self._param_limits()
+        self.leaf_modules = self._leaf_modules()
         #: Keyword arguments of ziggurat.torch's optimizers.
         self.engine_arguments: dict[str, Any] = {
             name: self._of(name) for name in OWN_KEYS if self._of(name) is not None
@@ -213,6 +238,33 @@ class Config:
             return None
         nvme_path = self.value(f"{path}.nvme_path")
         return Offload(device, nvme_path, self.value(f"{path}.pin_memory"))
+
+    def _param_limits(self) -> ParamLimits:
+        path = "zero_optimization"
+        prefetch = self._settings["prefetch_bucket_size"]
+        return ParamLimits(
+            max_live=int(self._of("max_live_parameters")),
+            max_reuse_distance=int(self._of("max_reuse_distance")),
+            prefetch_bucket_size=None if prefetch["assumed"] else int(prefetch["value"]),
+            persistence_threshold=int(self._of("param_persistence_threshold")),
+            model_persistence_threshold=int(self.value(f"{path}.model_persistence_threshold")),
+            max_in_cpu=self.value(f"{path}.offload_param.max_in_cpu"),
+            buffer_count=self.value(f"{path}.offload_param.buffer_count"),
+            buffer_size=self.value(f"{path}.offload_param.buffer_size"),
+        )
+
+    def _leaf_modules(self) -> LeafModules:
+        path = "zero_optimization.leaf_module"
+        given = (self.given.get("zero_optimization") or {}).get("leaf_module")
+        given = {} if given in (None, "auto") else given
+        known = tuple(LeafModules.__dataclass_fields__)
+        if not isinstance(given, dict) or not given.keys() <= set(known):
+            raise InvalidArgument(f'"{path}" is {given!r}: give an object with {", ".join(known)}')
+        lists = {key: [its] if isinstance(its, str) else its for key, its in given.items()}
+        for key, its in lists.items():
+            if not isinstance(its, list) or not all(isinstance(one, str) for one in its):
+                raise InvalidArgument(f'"{path}.{key}" is {its!r}: give a list of names')
+        return LeafModules(**{key: tuple(lists.get(key, ())) for key in known})
 
     def _take_reports(self) -> None:
         self.steps_per_print: float | None = self.value("steps_per_print")  #: None for never

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ziggurat._native import InvalidArgument
-from ziggurat.deepspeed import _checkpoint, _gradients, _loading, _optimizers, _owners
+from ziggurat.deepspeed import _checkpoint, _gradients, _loading, _optimizers, _owners, _streamed
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._data import DeepSpeedDataLoader, loader_of
 from ziggurat.deepspeed._loss_scale import loss_scale_of
@@ -103,7 +103,8 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         trained = list(self.module.parameters() if params is None else params)
         if given is None:
             groups = _optimizers.groups_of(trained, self.module)
-            made = _optimizers.named(self._config, groups, self._where())
+            named = self._config.optimizer_class is not None
+            made = _optimizers.named(self._config, groups, self._where()) if named else None
         else:
             client = given if isinstance(given, torch.optim.Optimizer) else given(trained)
             if _optimizers.is_ours(client):
@@ -118,13 +119,19 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         return made
 
     def _where(self) -> dict[str, Any]:
-        """Returns the optimizer's arguments beside its settings."""
+        """Returns the optimizer's arguments beside its settings. In stage 3 the parameters go to it."""
         where = dict(self._config.engine_arguments)
+        streaming = _streamed.stream(self.module, self._config, self.dp_world_size)
         offload = self._config.offload_optimizer
         named = None if offload is None or offload.device != "nvme" else offload.nvme_path
         if named is not None and where.get("placement") == f"nvme:{named}":
             self._directory = RunDirectory(named, self.global_rank)
             where["placement"] = f"nvme:{self._directory.path}/state"
+        elif streaming is not None and streaming.needs_directory and where.get("placement") == "host":
+            path = _streamed.nvme_path_of(self._config)
+            if path is not None:  # else the script has called offload() itself, and hears what is missing
+                self._directory = RunDirectory(path, self.global_rank, "offload_param")
+                _streamed.keep_on_drive(streaming, self._directory.path / "params")
         if self.dp_world_size > 1:
             where["group"] = self._group or torch.distributed.group.WORLD
             if self._config.communication_data_type is not None:

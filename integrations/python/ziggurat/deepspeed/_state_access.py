@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ziggurat._native import InvalidArgument
+from ziggurat._gathered import brought
+from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._rounding import rounded
 from ziggurat._state import MOMENTS
@@ -19,9 +20,15 @@ __all__ = [
     "safe_get_full_fp32_param",
     "safe_get_full_grad",
     "safe_get_full_optimizer_state",
+    "safe_get_local_fp32_param",
+    "safe_get_local_grad",
+    "safe_get_local_optimizer_state",
     "safe_set_full_fp32_param",
     "safe_set_full_grad",
     "safe_set_full_optimizer_state",
+    "safe_set_local_fp32_param",
+    "safe_set_local_grad",
+    "safe_set_local_optimizer_state",
     "safe_update_full_grad_vectorized",
 ]
 
@@ -36,7 +43,10 @@ def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
     if optimizer is None:
         return None
     master = _state(optimizer, param).get("master")
-    return param.detach().to("cpu", torch.float32, copy=True) if master is None else master
+    if master is not None:
+        return master
+    with brought([param]):
+        return param.detach().to("cpu", torch.float32, copy=True)
 
 
 def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
@@ -44,7 +54,7 @@ def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     optimizer = _need(param)
     master = value.detach().to("cpu", torch.float32).reshape(param.shape)
     _give(optimizer, param, {"master": master})
-    with torch.no_grad():
+    with brought([param]), torch.no_grad():
         param.copy_(rounded(master, param.dtype))
 
 
@@ -85,6 +95,62 @@ def safe_update_full_grad_vectorized(
         grad = safe_get_full_grad(param)
         if grad is not None:
             safe_set_full_grad(param, update_func(grad, param))
+
+
+def safe_get_local_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
+    """Returns this rank's part of the fp32 master, as a row: of one rank all of it."""
+    return _part_of(safe_get_full_fp32_param(param))
+
+
+def safe_get_local_optimizer_state(
+    param: torch.Tensor, optim_state_key: str
+) -> torch.Tensor | None:
+    """Returns this rank's part of a moment, as a row."""
+    return _part_of(safe_get_full_optimizer_state(param, optim_state_key))
+
+
+def safe_get_local_grad(param: torch.Tensor) -> torch.Tensor | None:
+    """Returns this rank's part of the gradient, in fp32 and with the loss's scale, as a row."""
+    return _part_of(safe_get_full_grad(param))
+
+
+def safe_set_local_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
+    """Sets this rank's part of the master. Errors: Unimplemented on several ranks."""
+    _need_one_rank("safe_set_local_fp32_param()")
+    safe_set_full_fp32_param(param, value)
+
+
+def safe_set_local_optimizer_state(
+    param: torch.Tensor, value: torch.Tensor, optim_state_key: str
+) -> None:
+    """Sets this rank's part of a moment. Errors: Unimplemented on several ranks."""
+    _need_one_rank("safe_set_local_optimizer_state()")
+    safe_set_full_optimizer_state(param, value, optim_state_key)
+
+
+def safe_set_local_grad(param: torch.Tensor, value: torch.Tensor) -> None:
+    """Sets this rank's part of the gradient. Errors: Unimplemented on several ranks."""
+    _need_one_rank("safe_set_local_grad()")
+    safe_set_full_grad(param, value)
+
+
+def _part_of(whole: torch.Tensor | None) -> torch.Tensor | None:
+    """Returns this rank's part as DeepSpeed divides a parameter: in parts of one size, the last of
+    which may be shorter here, since it has no padding."""
+    if whole is None:
+        return None
+    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    if ranks == 1:
+        return whole.flatten()
+    size = -(-whole.numel() // ranks)
+    begin = torch.distributed.get_rank() * size
+    return whole.flatten()[begin : begin + size]
+
+
+def _need_one_rank(call: str) -> None:
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        full = call.replace("local", "full")
+        raise Unimplemented(f"{call} on several ranks is not supported yet: call {full} on all ranks")
 
 
 def _of(param: torch.Tensor) -> EngineOptimizer | None:

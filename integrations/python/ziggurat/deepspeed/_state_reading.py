@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ziggurat._checkpoint_load import AT_ONCE, read_values
+from ziggurat._gathered import brought
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Checkpoint
 from ziggurat._optimizer import EngineOptimizer
@@ -237,17 +238,20 @@ class FolderReading:
 
         sharing = optimizer._sharing
         on_any = sharing.any_of(sharing.together(_CALL, changed))
-        here = [sharing.values(param) for param, its in zip(with_state, on_any, strict=True) if its]
-        self._changed = [(values, values.clone()) for values in here]
+        self._changed = []
+        for param in (param for param, its in zip(with_state, on_any, strict=True) if its):
+            with brought([param]):
+                self._changed.append((param, sharing.values(param).clone()))
 
     def _is_rounded(self, part: Part, master: int) -> bool:
         """Returns whether the engine rounds the checkpoint's master to the part."""
-        values = part.memory().detach().cpu().reshape(-1)
         drawn = draws_params(self._optimizer._settings)
-        return all(
-            rounds_to(chunk, values[first : first + chunk.numel()], drawn)
-            for first, chunk in self._values(master, part)
-        )
+        with brought([part.param]):
+            values = part.memory().detach().cpu().reshape(-1)
+            return all(
+                rounds_to(chunk, values[first : first + chunk.numel()], drawn)
+                for first, chunk in self._values(master, part)
+            )
 
     def _open(self) -> None:
         optimizer = self._optimizer
@@ -258,9 +262,9 @@ class FolderReading:
             open_all(optimizer, [param for param in self._numbers if self._arrays(param)])
         finally:
             optimizer._load, optimizer._resume = None, resume
-        with torch.no_grad():
-            for param, values in self._changed:  # the next step makes its masters from these values
-                param.copy_(values)
+        for param, values in self._changed:  # the next step makes its masters from these values
+            with brought([param]), torch.no_grad():
+                optimizer._sharing.values(param).copy_(values)
         for opened in optimizer._opened:
             for param in opened.members:
                 if opened.index(param) is None:

@@ -29,7 +29,9 @@ class RunDirectory:
     """Makes and locks a rank's directory. Errors: InvalidArgument, with the reason, if `nvme_path`
     cannot be written."""
 
-    def __init__(self, nvme_path: str | os.PathLike[str], rank: int) -> None:
+    def __init__(
+        self, nvme_path: str | os.PathLike[str], rank: int, section: str = "offload_optimizer"
+    ) -> None:
         # The user's name keeps other users' jobs apart, whose directories this job must not remove.
         prefix = f"ziggurat-{os.getuid()}-{socket.gethostname()}-"
         try:
@@ -39,7 +41,7 @@ class RunDirectory:
             self._lock = _locked(self.path)
         except OSError as error:
             raise InvalidArgument(
-                f'offload_optimizer.nvme_path="{nvme_path}": {error.strerror} ({error.filename}). '
+                f'{section}.nvme_path="{nvme_path}": {error.strerror} ({error.filename}). '
                 "Give a directory on a drive that this user can write"
             ) from error
         # The finalizer also runs when the interpreter ends.

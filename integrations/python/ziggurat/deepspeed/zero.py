@@ -1,36 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offers what scripts for ZeRO stage 3 call. It does little, because every rank has whole
-parameters.
+"""Offers what scripts for ZeRO stage 3 call.
 
-``Init`` makes a model in the type that it is trained in. ``GatheredParameters`` waits until
-parameters have the values of the newest step, and gives what one rank changes to all ranks.
+``Init`` makes a model in the type that it is trained in, and in files where its parameters are going
+to be on a drive. ``GatheredParameters`` brings parameters that are streamed, with the values of the
+newest step, and gives what one rank changes to all ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
+from ziggurat._gathered import brought, gathered
+from ziggurat._native import ResourceExhausted
+from ziggurat._streamed_init import streamed_init
+from ziggurat._streaming import streaming_of
+from ziggurat.deepspeed import _stage3_units, _streamed
 from ziggurat.deepspeed._config import Config
+from ziggurat.deepspeed._log import logger
 from ziggurat.deepspeed._model_dtype import dtype_of
 from ziggurat.deepspeed._owners import owner_of
+from ziggurat.deepspeed._tiling import TiledLinear, TiledLinearReturnBias
 
 __all__ = [
     "GatheredParameters",
     "Init",
+    "TiledLinear",
+    "TiledLinearReturnBias",
     "register_external_parameter",
     "unregister_external_parameter",
 ]
 
 
 class Init(contextlib.AbstractContextManager["Init"]):
-    """Makes the modules inside whole, and in `dtype` or the type that the configuration trains in.
+    """Makes the modules inside in `dtype` or the type that the configuration trains in. Where it
+    has parameters on a drive, each large one lies in a file without a name in ``nvme_path`` from the
+    beginning, so that memory need not have room for the model; else they are in memory until the
+    first forward moves them one by one.
 
     A `module` that exists already stays as it is until ``initialize()``. The other arguments are
-    about partitioning, and have no effect.
+    about devices and ranks, and have no effect.
     """
 
     def __init__(
@@ -44,20 +57,29 @@ class Init(contextlib.AbstractContextManager["Init"]):
         **__: Any,
     ) -> None:
         given = config if config_dict_or_path is None else config_dict_or_path
-        if dtype is None and given is not None:
+        self._folder: str | None = None
+        if given is not None and enabled and module is None:
             several = torch.distributed.is_initialized()
             ranks = torch.distributed.get_world_size() if several else 1
-            dtype = dtype_of(Config(given, world_size=ranks))
+            read = Config(given, world_size=ranks)
+            dtype = dtype_of(read) if dtype is None else dtype
+            if _streamed.streams(read, ranks):
+                self._folder = _streamed.nvme_path_of(read)
         self._dtype = dtype if enabled and module is None else None
-        self._before = torch.get_default_dtype()
+        self._inside = contextlib.ExitStack()
 
     def __enter__(self) -> Init:
-        self._before = torch.get_default_dtype()
-        torch.set_default_dtype(self._dtype or self._before)
+        with contextlib.ExitStack() as entered:
+            entered.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(self._dtype or torch.get_default_dtype())
+            if self._folder is not None:
+                os.makedirs(self._folder, exist_ok=True)
+                entered.enter_context(streamed_init(self._folder))
+            self._inside = entered.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        torch.set_default_dtype(self._before)
+        self._inside.close()
 
 
 @contextlib.contextmanager
@@ -67,30 +89,51 @@ def GatheredParameters(
     fwd_module: torch.nn.Module | None = None,
     enabled: bool = True,
 ) -> Iterator[None]:
-    """Makes the parameters inside whole, with the values of the newest step.
+    """Brings the parameters for the block, whole and with the values of the newest step.
 
-    What `modifier_rank` writes inside is on all ranks afterwards; without it, nothing may be
-    written.
+    What `modifier_rank` writes inside is kept, on all ranks; the next step makes masters of it.
+    Without it, nothing may be written. Errors: ResourceExhausted if there is no room for all of them
+    at once.
     """
     listed = [params] if isinstance(params, torch.Tensor) else list(params)
     for owner in {
         id(owner): owner for owner in map(owner_of, listed) if owner is not None
     }.values():
         owner.synchronize()
-    yield
+    if not enabled:
+        yield
+        return
     several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    if enabled and modifier_rank is not None and several:
-        for param in listed:
-            with torch.no_grad():
-                torch.distributed.broadcast(param.detach(), modifier_rank)
-            # Counts the write, because one below autograd is not counted, and the optimizer looks
-            # at the version.
-            torch.autograd.graph.increment_version(param)
+    with contextlib.ExitStack() as there:
+        try:
+            there.enter_context(brought(listed) if modifier_rank is None else gathered(listed))
+        except ResourceExhausted as error:
+            raise ResourceExhausted(
+                f"GatheredParameters(): {error}: gather fewer parameters at once, or give "
+                "zero_optimization.stage3_max_live_parameters more"
+            ) from error
+        yield
+        if modifier_rank is not None and several:
+            for param in listed:
+                # A copy, because the group's thread may have it longer than the block.
+                values = param.detach().clone()
+                torch.distributed.broadcast(values, modifier_rank)
+                with torch.no_grad():
+                    param.copy_(values)
 
 
 def register_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
-    """Does nothing: a parameter that another module uses is always there."""
+    """Tells that `module` uses a parameter of another one without calling that. The unit that the
+    parameter lies in is then there as long as the model runs. Call it before ``initialize()``; a
+    unit that is registered later stays what it is, which is said."""
+    _stage3_units.register(parameter)
+    if streaming_of(parameter) is not None:
+        logger.warning(
+            "register_external_parameter() was called after initialize(), and has no effect: call it "
+            "in the constructor of the module"
+        )
 
 
 def unregister_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
-    """Does nothing, like ``register_external_parameter()``."""
+    """Undoes ``register_external_parameter()``, before ``initialize()``."""
+    _stage3_units.unregister(parameter)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams a model's parameters in ZeRO stage 3, as the configuration's keys ask.
+
+They are where the optimizer's engine keeps them, in host memory or on a drive, and are brought unit
+by unit. This module makes offload()'s arguments and the engine's limits of the keys.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from ziggurat._memory import size_text
+from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._offload import offload
+from ziggurat._streaming import Streaming, streaming_around
+from ziggurat._units import Division, UnitPart, divide
+from ziggurat.deepspeed._config import Config, ParamLimits
+from ziggurat.deepspeed._log import say
+from ziggurat.deepspeed._stage3_units import take_leaves, units_of
+
+
+def streams(config: Config, ranks: int) -> bool:
+    """Returns whether parameters leave the model. On several ranks they stay whole for now: this is the
+    one place that says so (deepspeed_stage3_ranks_test.py tries the other answer)."""
+    return config.zero_stage == 3 and ranks == 1
+
+
+def nvme_path_of(config: Config) -> str | None:
+    """Returns the directory for parameters on a drive; None if they are in host memory. Errors:
+    InvalidArgument if there is none."""
+    its = config.offload_param
+    if its is None or its.device != "nvme":
+        return None
+    state = config.offload_optimizer
+    of_state = state.nvme_path if state is not None and state.device == "nvme" else None
+    path = its.nvme_path or of_state
+    if not path:
+        raise InvalidArgument(
+            '"zero_optimization.offload_param.nvme_path" is missing, although the device is nvme: give a '
+            "directory on NVMe"
+        )
+    return path
+
+
+def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | None:
+    """Lets the optimizer that is made next keep the parameters, if the configuration asks for that.
+    Returns None if they stay in PyTorch's memory, which is said if the stage is 3."""
+    if config.zero_stage < 3:
+        return None
+    known = streaming_around(list(module.parameters()))
+    if known is not None:
+        return known  # the script has called offload(), and its arguments hold
+    if not streams(config, ranks):
+        say(
+            f"zero_optimization.stage is 3: on {ranks} ranks parameters stay whole for now; gradients and "
+            "optimizer state are divided among the ranks"
+        )
+        return None
+    path = nvme_path_of(config)
+    state = config.offload_optimizer
+    if path is not None and state is not None and state.device == "nvme" and path != state.nvme_path:
+        say(
+            f"zero_optimization.offload_param.nvme_path is {path}, but parameters share the directory of the "
+            f"optimizer's state in {state.nvme_path}"
+        )
+    take_leaves(module, config.leaf_modules)
+    try:
+        units = units_of(module)
+        division = divide(module, units)
+        memory_bytes = _memory_of(module, division, config, on_nvme=path is not None)
+        offload(
+            module,
+            memory=memory_bytes,
+            placement="host" if path is None else "nvme",
+            units=units,
+            chunked_loss=False,  # scripts that were written for DeepSpeed may read logits
+        )
+    except (InvalidArgument, Unimplemented) as error:
+        say(f"zero_optimization.stage is 3, but parameters stay whole in memory: {error}")
+        return None
+    streaming = streaming_around(list(module.parameters()))
+    assert streaming is not None
+    streaming.limits = _limits_of(division, config.param_limits, on_nvme=path is not None)
+    streaming.returns_to_files = path is not None
+    streaming.keeps_by = "call deepspeed.zero.register_external_parameter(module, param) before initialize()"
+    return streaming
+
+
+def keep_on_drive(streaming: Streaming, folder: Path) -> None:
+    """Tells where parameters are on a drive, if the optimizer's state is in host memory."""
+    streaming.folder = os.fspath(folder)
+
+
+def _itemsize(module: torch.nn.Module) -> int:
+    return max((param.element_size() for param in module.parameters()), default=1)
+
+
+def _beside_bytes(division: Division, limits: ParamLimits) -> int:
+    """Returns what parameters take that stay between their uses because they are small."""
+    threshold = _threshold(division, limits)
+    return sum(part.home_bytes for part in _parts(division) if part.elements <= threshold)
+
+
+def _memory_of(module: torch.nn.Module, division: Division, config: Config, on_nvme: bool) -> int:
+    """Returns the memory for units: what the keys allow, and at least what works. An engine takes no more
+    of it than its parameters need."""
+    limits = config.param_limits
+    elements = limits.max_live + (_in_host_memory(limits) if on_nvme else 0)
+    asked = elements * _itemsize(module) + _beside_bytes(division, limits)
+    try:
+        division.require(asked, own_blocks=config.engine_arguments.get("state_format") == "8bit")
+    except InvalidArgument:
+        smallest, of_what = division.smallest()
+        say(
+            f"zero_optimization.stage3_max_live_parameters is {limits.max_live}, which is too little: "
+            f"parameters get {size_text(smallest)}, for {of_what}"
+        )
+        return smallest
+    return asked
+
+
+def _in_host_memory(limits: ParamLimits) -> int:
+    """Returns how many elements of parameters on a drive may be in host memory beside those in use."""
+    return limits.max_in_cpu + limits.buffer_count * limits.buffer_size
+
+
+def _parts(division: Division) -> list[UnitPart]:
+    return [part for unit in division.units for part in unit.parts()]
+
+
+def _threshold(division: Division, limits: ParamLimits) -> int:
+    """Returns how many elements the largest parameter has that stays; 0 if none does."""
+    counts = Counter(part.elements for part in _parts(division))
+    total = largest = 0
+    for size, count in sorted(counts.items()):
+        total += size * count
+        if size > limits.persistence_threshold or total > limits.model_persistence_threshold:
+            break
+        largest = size
+    return largest
+
+
+def _limits_of(division: Division, limits: ParamLimits, on_nvme: bool) -> dict[str, int]:
+    """Returns the engine's settings. A limit that could change nothing is left out, since then the engine
+    need not know when a unit is used next."""
+    sizes = [part.elements for part in _parts(division)]
+    most = 4 * sum(sizes)  # elements are used between two uses of a unit in a step
+    given = {}
+    distance = limits.max_reuse_distance + (_in_host_memory(limits) if on_nvme else 0)
+    if distance < most:
+        given["max_reuse_distance"] = distance
+    threshold = _threshold(division, limits)
+    if threshold > 0:
+        given["param_persistence_threshold"] = threshold
+    ahead = limits.prefetch_bucket_size
+    if ahead is not None and ahead < most:
+        # As in DeepSpeed, the parameter that reaches the limit comes too.
+        given["prefetch_bucket_size"] = ahead + max(sizes, default=0) if ahead > 0 else 0
+    return given
