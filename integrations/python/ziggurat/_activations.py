@@ -99,6 +99,11 @@ class Activations:
         self._inside: set[int] = set()  # the threads whose forwards run
         self._said = False
 
+    @property
+    def memory_bytes(self) -> int:
+        """Returns the memory that is or will be taken, as far as that is known."""
+        return self._memory_bytes or max(free_bytes() // 8, _SMALL_BYTES)
+
     def _open(self) -> Stash | None:
         """Returns the stash, if there is a folder for it. Errors: ResourceExhausted."""
         with self._opening:
@@ -106,8 +111,7 @@ class Activations:
             if folder is None:
                 return self._stash
             free = free_bytes()
-            if self._memory_bytes is None:
-                self._memory_bytes = max(free // 8, _SMALL_BYTES)
+            self._memory_bytes = self.memory_bytes
             if self._memory_bytes > free:
                 raise ResourceExhausted(
                     f"offload(activation_memory=): {size_text(self._memory_bytes)} are more than the "

@@ -22,7 +22,7 @@ from ziggurat._native import InvalidArgument, Param, ResourceExhausted
 from ziggurat._exchange import BUCKET_BYTES, Sent, planned_bytes
 from ziggurat._packing import TILE
 from ziggurat._placement import Homes, added_stores, bytes_in_store, chosen, fits_half, room_beside_nvme, sums_bytes
-from ziggurat._plan_page import Plan
+from ziggurat._plan_page import ACTIVATIONS, Plan
 from ziggurat._ranks import Cut
 from ziggurat._step_bound import step_bound
 from ziggurat._streaming import Streaming
@@ -57,6 +57,7 @@ class Asked:
     added: tuple[tuple[str, torch.nn.Parameter], ...] = ()
     is_open: bool = False  #: whether an engine has the units, as they are divided
     buffer_bytes: int = 0  #: of the model's buffers, which stay in PyTorch's memory
+    activation_bytes: int = 0  #: for what backward needs of a forward, beyond which it goes to files
     ranks: int = 1  #: of which each has a slice of each parameter and of its state
 
     def plan(
@@ -272,7 +273,7 @@ class Asked:
             homes = pieces + sum(part.home_bytes for part in kept if part.by_rows)
         here = {_IN_USE: min(self.memory_bytes, units)} if units else {}
         if self.ranks > 1:
-            here["gradients, on their way to the ranks and their sums"] = self._exchanged()
+            here["gradients: sums of slices, and what is sent"] = self._exchanged()
         else:
             here["gradients"] = sum(
                 part.elements * max(part.itemsize, wide)
@@ -284,6 +285,8 @@ class Asked:
         (here if homes_here else drive)["parameters"] = homes
         if self.buffer_bytes:
             here["buffers"] = self.buffer_bytes
+        if self.activation_bytes:
+            here[ACTIVATIONS] = self.activation_bytes
         if self.added:
             here["parameters that came after offload()"] = sum(param.nbytes for _, param in self.added)
         if budget is None:
@@ -401,5 +404,6 @@ def asked_of(
         free=free_bytes(),
         added=optimizer.trained_beside(),
         buffer_bytes=0 if (model := streaming.model()) is None else buffer_bytes(model),
+        activation_bytes=0 if streaming.activations is None else streaming.activations.memory_bytes,
         ranks=1 if streaming.ranks is None else streaming.ranks.size,
     )

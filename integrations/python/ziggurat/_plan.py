@@ -42,6 +42,7 @@ def plan(
     recomputes: bool = False,
     frozen_in_files: bool = True,
     ranks: int | None = None,
+    activation_memory: int | str | None = None,
 ) -> Plan:
     """Returns what a run of `model` takes and moves, and the least time of a step. Nothing is allocated,
     and no parameter is read: it may be a model on the meta device, or one that was offloaded, whose own
@@ -72,6 +73,9 @@ def plan(
     ``ranks``
         Among how many ranks the model is divided, of which the plan tells what each takes. None: those that
         torch.distributed has.
+    ``activation_memory``
+        As offload(activations="nvme") takes it: what backward needs of a forward has so much memory. What
+        goes to the drive beyond that is not in the plan, since a model's sizes do not tell it.
 
     Errors: InvalidArgument for a `memory` or `host_memory` that is too small, which says how much works;
     ResourceExhausted for what the machine or the drive has no room for.
@@ -108,6 +112,7 @@ def plan(
             clips=clips,
             recomputes=recomputes,
             buffer_bytes=buffer_bytes(model),
+            activation_bytes=0 if activation_memory is None else bytes_of("activation_memory", activation_memory),
             ranks=ranks,
             free=_free(model) if free_memory is None else bytes_of("free_memory", free_memory),
         )

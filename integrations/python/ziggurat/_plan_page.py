@@ -11,6 +11,10 @@ from ziggurat._step_bound import StepBound
 from ziggurat._traffic import StepBytes
 
 
+#: a row of what offload(activations=) has in memory; the others are not known before a forward
+ACTIVATIONS = "activations, within activation_memory"
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a run of an offloaded model takes and moves. ``str()`` is a page."""
@@ -63,7 +67,8 @@ class Plan:
         ]
 
     def _places(self) -> list[str]:
-        lines = [f"{'what lies where, without activations':<46}on"]
+        of_what = "other activations" if ACTIVATIONS in self.in_host_memory else "activations"
+        lines = [f"{f'what lies where, without {of_what}':<46}on"]
         for tier, found in (("host", self.in_host_memory), ("nvme", self.on_drive)):
             lines += [f"{what:<46}{tier:<8}{size_text(its):>12}" for what, its in found.items()]
             if found:

@@ -398,6 +398,18 @@ def test_buffers_are_in_memory_beside_what_is_brought():
     optimizer.close()
 
 
+def test_what_activations_have_in_memory_is_in_the_plan(tmp_path):
+    plan = ziggurat.torch.plan(on_meta(), tokens=1, memory="8MiB", activation_memory="32MiB")
+    assert plan.in_host_memory["activations, within activation_memory"] == 32 << 20
+    assert "without other activations" in str(plan)
+    model = ziggurat.torch.offload(
+        made(), memory="8MiB", activations=f"nvme:{tmp_path}", activation_memory="32MiB"
+    )
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    assert ziggurat.torch.plan(model, tokens=1).in_host_memory == plan.in_host_memory
+    optimizer.close()
+
+
 def test_what_memory_has_no_room_for_is_refused_with_the_next_thing_to_do(tmp_path):
     model = on_meta(blocks=24)
     all_fits = memory_for(model, 25)
