@@ -86,12 +86,13 @@ TEST(EngineSettings, HaveEveryFieldOfTheConfig) {
                reduce_bucket_elements, prefetch_elements_max, optimizer, param_groups, clip_norm,
                speculation, max_live_parameters, max_reuse_distance, param_persistence_threshold,
                slots, blob_bytes_max, durable_every_s, durable_every_steps, checkpoint, resume,
-               run_identity, numerics_fingerprint, progress, before_reshard, first_elements,
+               run_identity, numerics_fingerprint, progress, before_reshard, first_elements, wholes,
                param_steps, blob_of_ranks, before_seal] = config;
   // A rank's own: its directories, what its trainer takes, what it calls back.
   static_cast<void>(std::tie(store, checkpoint, trainer_device_bytes, trainer_held_units, progress,
                              before_reshard, first_elements, param_steps, blob_of_ranks,
                              before_seal));
+  static_cast<void>(wholes);  // compared by WholeUnits
   // One that lends its memory sets room aside for its blob, and it is alone.
   static_cast<void>(blob_bytes_max);
   // Compared by agree_on_settings() and check_identity() themselves.
