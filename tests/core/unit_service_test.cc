@@ -313,6 +313,38 @@ TEST_F(UnitServices, AnswerAllThatWasAskedBeforeTheyClose) {
   close_all();
 }
 
+// Such as when something cannot be read that it had begun to bring ahead.
+TEST_F(UnitServices, AnswerToTheEndThoughTheEngineFailsWhileItCloses) {
+  for (const Nanoseconds failed : {50us, 150us, 1000us, 3000us}) {
+    connect(3);
+    begin_all(1);
+    ranks_[1]->seed = 1000;
+    std::size_t came = 0;
+    all([&](Rank& rank, int number) -> Task<> {
+      if (number == 1) {
+        co_await pause(reactor_, 100us);
+        WorkGroup closing(reactor_);
+        closing.spawn(rank.service.close());
+        co_await pause(reactor_, failed);
+        rank.cancel.cancel(std::make_exception_ptr(Error(ErrorCode::kDataLoss, "damaged")));
+        co_await closing.wait_idle();
+        co_await rank.tasks.wait_idle();
+        co_return;
+      }
+      WorkGroup brings(reactor_);
+      const auto bring = [&](StreamedUnit unit) -> Task<> {
+        co_await rank.bring(1, unit);
+        ++came;
+      };
+      for (StreamedUnit u = 0; u < kUnits; ++u) brings.spawn(bring(u));
+      co_await brings.wait_idle();
+    });
+    EXPECT_EQ(came, 2 * kUnits);
+    ranks_.erase(ranks_.begin() + 1);
+    close_all();
+  }
+}
+
 TEST_F(UnitServices, OfAnEngineThatHasEndedAnswerNothing) {
   connect(2);
   begin_all(1);

@@ -41,11 +41,12 @@ UnitService::UnitService(CancelScope& cancel, Reactor& reactor, Communicator& ra
       served_(std::move(served)),
       requests_(ranks.split(everyone(ranks))),
       answers_(ranks.split(everyone(ranks))),
+      to_the_end_(reactor),
       begun_(cancel),
       given_(cancel),
-      served_one_(cancel) {
+      served_one_(reactor) {
   for (int rank = 0; rank < ranks.world_size(); ++rank)
-    peers_.push_back(std::make_unique<Peer>(cancel));
+    peers_.push_back(std::make_unique<Peer>(to_the_end_));
   requests_->on_send([this](int from) { hear(from); });
 }
 
@@ -58,12 +59,16 @@ Task<UnitService::Came> UnitService::bring(int rank, StreamedUnit unit, std::uin
   // From here to the send nothing may come between: answers come in the order of requests.
   const std::uint64_t number = peer(rank).asked++;
   Task<> sending = requests_->send(bytes_of(request), rank);
-  co_await std::move(sending);
-  co_await peer(rank).asking.wait(number);
   Came came = Came::kWhole;
   std::exception_ptr error;
   try {
-    co_await receive(rank, messages, came);
+    co_await std::move(sending);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  co_await peer(rank).asking.wait(number);
+  try {
+    if (!error) co_await receive(rank, messages, came);
   } catch (...) {
     error = std::current_exception();
   }
@@ -86,47 +91,42 @@ Task<> UnitService::receive(int rank, std::span<const std::span<std::byte>> mess
   }
 }
 
-/// An engine that has ended answers nothing more: its failure has reached the other ranks, or they
-/// have heard that it closes.
+/// An engine that has failed answers nothing more: the other ranks have heard why.
 void UnitService::hear(int from) {
-  if (cancel_.cancelled()) return;
+  if (cancel_.cancelled() && !closing_) return;
   ++peer(from).coming;
-  ++serving_;
-  served_.spawn(serve_heard(from, peer(from).heard++));
+  served_.spawn(serve(from, /*noticed=*/true));
 }
 
-Task<> UnitService::serve_heard(int from, std::uint64_t number) {
+/// Serves the next request of a rank. Whatever happens, those after it have their turns.
+Task<> UnitService::serve(int from, bool noticed) {
+  Peer& its = peer(from);
+  const std::uint64_t number = its.heard++;
+  ++serving_;
   Request request;
   std::exception_ptr error;
   try {
     co_await requests_->recv(bytes_of(request), from);
+    if (request.kind == Request::Kind::kClosed) {
+      its.closed = true;
+      co_await send_request(from, {.kind = Request::Kind::kHeard});
+    }
   } catch (...) {
     error = std::current_exception();
   }
-  --peer(from).coming;
-  if (!error) {
-    try {
-      co_await serve(from, number, request);
-    } catch (...) {
-      error = std::current_exception();
-    }
-  }
-  --serving_;
-  served_one_.set();
-  if (error) std::rethrow_exception(error);
-}
-
-Task<> UnitService::serve(int from, std::uint64_t number, const Request& request) {
-  Peer& its = peer(from);
-  if (request.kind == Request::Kind::kClosed) {
-    its.closed = true;
-    co_await send_request(from, {.kind = Request::Kind::kHeard});
-  }
+  if (noticed) --its.coming;
   if (request.kind == Request::Kind::kHeard) its.parted = true;
   served_one_.set();
   co_await its.answering.wait(number);
-  if (request.kind == Request::Kind::kUnit) co_await answer(from, request);
+  try {
+    if (!error && request.kind == Request::Kind::kUnit) co_await answer(from, request);
+  } catch (...) {
+    error = std::current_exception();
+  }
   its.answering.next();
+  --serving_;
+  served_one_.set();
+  if (error) std::rethrow_exception(error);
 }
 
 /// Waits until this rank has come to the generation: the one that asks is there already, and no
@@ -226,10 +226,7 @@ Task<> UnitService::part(int other) {
       continue;
     }
     // A call that waits for the rank, so that it is found out if that is gone.
-    const std::uint64_t number = its.heard++;
-    Request request;
-    co_await requests_->recv(bytes_of(request), other);
-    co_await serve(other, number, request);
+    co_await serve(other, /*noticed=*/false);
   }
 }
 

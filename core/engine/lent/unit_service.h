@@ -80,7 +80,7 @@ class UnitService {
   };
   struct Answer;
   struct Peer {
-    explicit Peer(CancelScope& cancel) : asking(cancel), answering(cancel) {}
+    explicit Peer(CancelScope& turns) : asking(turns), answering(turns) {}
     std::uint64_t asked = 0;  ///< requests to it
     Turns asking;             ///< in which its answers are received
     std::uint64_t heard = 0;  ///< requests of it
@@ -91,8 +91,7 @@ class UnitService {
   };
 
   void hear(int from);
-  Task<> serve_heard(int from, std::uint64_t number);
-  Task<> serve(int from, std::uint64_t number, const Request& request);
+  Task<> serve(int from, bool noticed);
   Task<> answer(int from, const Request& request);
   Task<> give(int from, StreamedUnit unit);
   Task<> say(int from, Came came);
@@ -107,6 +106,8 @@ class UnitService {
   Served served_;
   std::unique_ptr<Communicator> requests_;
   std::unique_ptr<Communicator> answers_;
+  // Of turns, which end when what they wait for has ended, also in an engine that has ended.
+  CancelScope to_the_end_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::uint64_t generation_ = 0;
   bool open_ = false;      // a generation has begun
