@@ -149,14 +149,16 @@ class LentEngine : public StateEngine {
   /// is the parameter's master at once, for read_state() and begin_copy() too. Until that step is
   /// durable, a crash loses what was written. After any error except kInvalidArgument the engine
   /// has ended, because a part of the parameter may be home. Of a whole parameter this rank's slice
-  /// is brought home: all ranks write the same, and none acquires the unit anew before all have.
+  /// is brought home: all ranks write the same, and from the first one's write to the last one's
+  /// none uses the unit but to write.
   virtual void store_param(ParamId param, StreamRef& stream) = 0;
 
   /// Read and write a streamed parameter where it lives, in its own type, without its unit, which
   /// is not acquired by anybody. Meant for this rank's slices (EngineConfig::wholes). What is
-  /// written is as after store_param(). Errors: kInvalidArgument for a parameter that is lent, an
-  /// acquired unit, or another type or number of elements; after any other error of a write the
-  /// engine has ended.
+  /// written is as after store_param(); a rank that has brought the unit before, and writes no
+  /// slice of it, keeps what it has until the next step. Errors: kInvalidArgument for a parameter
+  /// that is lent, an acquired unit, or another type or number of elements; after any other error
+  /// of a write the engine has ended.
   virtual void read_home(ParamId param, TypedSpan<std::byte> values) = 0;
   virtual void write_home(ParamId param, TypedSpan<const std::byte> values) = 0;
 

@@ -423,8 +423,9 @@ ZIGGURAT_API ziggurat_status ziggurat_param_written(ziggurat_engine engine, uint
 /// home, and the others from their ranks' homes, whatever the trainers of those do: a rank may
 /// acquire units that no other uses. The calls below that take a streamed parameter take a whole
 /// one by the number COUNT + W, for whole W beside COUNT parameters. A whole one is written on all
-/// ranks, with the same values, and no rank acquires its unit anew before all have written it. A
-/// rank closes its engine when no other acquires any more. Gradients and state are those of slices.
+/// ranks, with the same values, and from the first one's write to the last one's no rank uses its
+/// unit but to write. A rank closes its engine when no other acquires any more. Gradients and state
+/// are those of slices.
 ///
 /// Acquires a unit: its parameters are in memory, as of the newest step, until as many releases as
 /// acquires. May wait for memory that a release on another thread gives back, and holds up no other

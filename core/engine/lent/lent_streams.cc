@@ -165,17 +165,19 @@ void LentEngineImpl::store_param(ParamId param, StreamRef& stream) {
   const Turn turn(turn_);
   require_param_or_whole("store_param", param);
   StreamedParams& its = streamed("store_param");
-  its.require_acquired_param("store_param", param);
+  const StreamedUnit unit = its.require_acquired_param("store_param", param);
   const Event written = on_stream([&] { return stream.record(); });
-  run([](LentEngineImpl& self, StreamedParams& params, ParamId of, Event event) -> Task<> {
+  run([](LentEngineImpl& self, StreamedParams& params, StreamedUnit in, ParamId of,
+         Event event) -> Task<> {
     self.state_.check();
+    params.written(in);
     const std::optional<ParamId> stored = params.stored_in(of);
     if (!stored) co_return;  // other ranks have it all
     const UnitUses::Use writing = co_await self.state_.writing(*stored);
     Task<> storing = self.or_end(params.store(of, event));  // a part of it may be home
     co_await std::move(storing);
     self.state_.param_stored(*stored);
-  }(*this, its, param, written));
+  }(*this, its, unit, param, written));
 }
 
 /// Throws unless `param` is streamed, its unit is not acquired, and `values` fit it.

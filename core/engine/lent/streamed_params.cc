@@ -364,7 +364,7 @@ Task<> StreamedParams::store(ParamId param, Event written) {
   co_await residency_->readers_done(part.unit);  // a copy to the device may read the home
   if (wholes_ != nullptr) {
     const std::optional<std::size_t> whole = whole_of(param);
-    if (whole) co_await wholes_->store(*whole, part.params);
+    co_await wholes_->store(whole ? *whole : wholes_->whole_of(param), part.params);
     co_return;
   }
   const UnitParamHome::Written all{.at_bytes = 0, .from = part.params};
@@ -381,6 +381,7 @@ Task<> StreamedParams::read_home(ParamId param, TypedSpan<std::byte> values) {
 }
 
 Task<> StreamedParams::write_home(ParamId param, TypedSpan<const std::byte> values) {
+  written(*state_.lent_param(param).streamed);
   co_await residency_->clear();  // what was brought before has the old values
   residency_->brings_ahead();
   Context& context = state_.context();

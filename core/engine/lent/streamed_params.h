@@ -43,9 +43,9 @@ class StreamedParams {
     wholes_ = nullptr;
     residency_.reset();
   }
-  /// Waits until nothing is being brought. Other ranks are given nothing more.
+  /// Waits until nothing is being brought, and other ranks ask for nothing more.
   Task<> quiesce() {
-    if (wholes_ != nullptr) wholes_->close();
+    if (wholes_ != nullptr) co_await wholes_->close();
     if (residency_) co_await residency_->quiesce();
   }
   /// Returns how many whole parameters there are, whose numbers follow those of the table's.
@@ -78,6 +78,11 @@ class StreamedParams {
   /// Brings home what the trainer has written into an acquired parameter, when `written` has
   /// happened. Its neighbours in a shared unit go home with it.
   Task<> store(ParamId param, Event written);
+  /// Notes that all ranks write a parameter of the unit. Each has its own time for that, so nothing
+  /// is brought ahead that some have written already, and others not yet.
+  void written(StreamedUnit unit) {
+    if (wholes_ != nullptr) residency_->params_may_change(units_[unit].parts.front().unit);
+  }
   /// Read and write a parameter at home. Nobody has its unit.
   Task<> read_home(ParamId param, TypedSpan<std::byte> values);
   Task<> write_home(ParamId param, TypedSpan<const std::byte> values);

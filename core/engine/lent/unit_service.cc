@@ -35,15 +35,18 @@ struct UnitService::Answer {
   std::array<char, 1000> why{};  ///< the words of the refusal, cut to fit, ending in a zero
 };
 
-UnitService::UnitService(Context& context, Communicator& ranks, Served served)
-    : context_(context),
+UnitService::UnitService(CancelScope& cancel, Reactor& reactor, Communicator& ranks, Served served)
+    : cancel_(cancel),
+      reactor_(reactor),
       served_(std::move(served)),
       requests_(ranks.split(everyone(ranks))),
       answers_(ranks.split(everyone(ranks))),
-      begun_(context.cancel),
-      given_(context.cancel) {
+      to_the_end_(reactor),
+      begun_(cancel),
+      given_(cancel),
+      served_one_(reactor) {
   for (int rank = 0; rank < ranks.world_size(); ++rank)
-    peers_.push_back(std::make_unique<Peer>(context.cancel));
+    peers_.push_back(std::make_unique<Peer>(to_the_end_));
   requests_->on_send([this](int from) { hear(from); });
 }
 
@@ -51,17 +54,21 @@ UnitService::~UnitService() { requests_->on_send({}); }
 
 Task<UnitService::Came> UnitService::bring(int rank, StreamedUnit unit, std::uint64_t generation,
                                            std::span<const std::span<std::byte>> messages) {
-  if (co_await served_.closed(rank)) co_return Came::kClosed;
-  Request request{.unit = unit, .generation = generation};
+  if (closing_ || peer(rank).closed) co_return Came::kClosed;
+  Request request{.kind = Request::Kind::kUnit, .unit = unit, .generation = generation};
   // From here to the send nothing may come between: answers come in the order of requests.
   const std::uint64_t number = peer(rank).asked++;
   Task<> sending = requests_->send(bytes_of(request), rank);
-  co_await std::move(sending);
-  co_await peer(rank).asking.wait(number);
   Came came = Came::kWhole;
   std::exception_ptr error;
   try {
-    co_await receive(rank, messages, came);
+    co_await std::move(sending);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  co_await peer(rank).asking.wait(number);
+  try {
+    if (!error) co_await receive(rank, messages, came);
   } catch (...) {
     error = std::current_exception();
   }
@@ -71,25 +78,55 @@ Task<UnitService::Came> UnitService::bring(int rank, StreamedUnit unit, std::uin
 }
 
 Task<> UnitService::receive(int rank, std::span<const std::span<std::byte>> messages, Came& came) {
-  Answer head;
-  co_await answers_->recv(bytes_of(head), rank);
-  if (head.refusal != 0) {
-    throw Error(static_cast<ErrorCode>(head.refusal - 1),
-                fmt::format("rank {}: {}", rank, head.why.data()));
+  for (const std::span<std::byte> message : messages) {
+    Answer head;
+    co_await answers_->recv(bytes_of(head), rank);
+    if (head.refusal != 0) {
+      throw Error(static_cast<ErrorCode>(head.refusal - 1),
+                  fmt::format("rank {}: {}", rank, head.why.data()));
+    }
+    came = head.came;
+    if (came != Came::kWhole) co_return;
+    co_await answers_->recv(message, rank);
   }
-  came = head.came;
-  if (came != Came::kWhole) co_return;
-  for (const std::span<std::byte> message : messages) co_await answers_->recv(message, rank);
 }
 
-void UnitService::hear(int from) { context_.spawn_local(serve(from, peer(from).heard++)); }
+/// An engine that has failed answers nothing more: the other ranks have heard why.
+void UnitService::hear(int from) {
+  if (cancel_.cancelled() && !closing_) return;
+  ++peer(from).coming;
+  served_.spawn(serve(from, /*noticed=*/true));
+}
 
-Task<> UnitService::serve(int from, std::uint64_t number) {
+/// Serves the next request of a rank. Whatever happens, those after it have their turns.
+Task<> UnitService::serve(int from, bool noticed) {
+  Peer& its = peer(from);
+  const std::uint64_t number = its.heard++;
+  ++serving_;
   Request request;
-  co_await requests_->recv(bytes_of(request), from);
-  co_await peer(from).answering.wait(number);
-  co_await answer(from, request);
-  peer(from).answering.next();
+  std::exception_ptr error;
+  try {
+    co_await requests_->recv(bytes_of(request), from);
+    if (request.kind == Request::Kind::kClosed) {
+      its.closed = true;
+      co_await send_request(from, {.kind = Request::Kind::kHeard});
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (noticed) --its.coming;
+  if (request.kind == Request::Kind::kHeard) its.parted = true;
+  served_one_.set();
+  co_await its.answering.wait(number);
+  try {
+    if (!error && request.kind == Request::Kind::kUnit) co_await answer(from, request);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  its.answering.next();
+  --serving_;
+  served_one_.set();
+  if (error) std::rethrow_exception(error);
 }
 
 /// Waits until this rank has come to the generation: the one that asks is there already, and no
@@ -107,7 +144,7 @@ Task<> UnitService::answer(int from, const Request& request) {
     ++giving_;
     std::exception_ptr error;
     try {
-      co_await give(from, request);
+      co_await give(from, request.unit);
     } catch (...) {
       error = std::current_exception();
     }
@@ -117,25 +154,18 @@ Task<> UnitService::answer(int from, const Request& request) {
   }
 }
 
-Task<> UnitService::give(int from, const Request& request) {
+Task<> UnitService::give(int from, StreamedUnit unit) {
   std::optional<Error> refused;
-  Slices slices;
+  const Give send = [this, from](std::span<const std::byte> message) -> Task<> {
+    co_await say(from, Came::kWhole);
+    co_await answers_->send(message, from);
+  };
   try {
-    slices = co_await served_.slices(static_cast<StreamedUnit>(request.unit));
+    co_await served_.slices(unit, send);
   } catch (const Error& error) {
     refused = error;
   }
-  if (refused) {
-    co_await refuse(from, *refused);
-  } else {
-    co_await send(from, slices);
-  }
-}
-
-Task<> UnitService::send(int from, const Slices& slices) {
-  co_await say(from, Came::kWhole);
-  for (const std::span<const std::byte> message : slices.messages)
-    co_await answers_->send(message, from);
+  if (refused) co_await refuse(from, *refused);
 }
 
 Task<> UnitService::say(int from, Came came) {
@@ -148,6 +178,10 @@ Task<> UnitService::refuse(int from, const Error& error) {
   const std::string_view words = error.what();
   std::memcpy(head.why.data(), words.data(), std::min(words.size(), head.why.size() - 1));
   co_await answers_->send(bytes_of(head), from);
+}
+
+Task<> UnitService::send_request(int to, Request request) {
+  co_await requests_->send(bytes_of(request), to);
 }
 
 Task<> UnitService::begin_changes() {
@@ -165,9 +199,35 @@ void UnitService::begin_generation(std::uint64_t generation) {
   begun_.set();
 }
 
-void UnitService::close() {
+Task<> UnitService::close() {
   closing_ = true;
   begun_.set();
+  WorkGroup parting(reactor_);
+  for (int rank = 0; rank < requests_->world_size(); ++rank)
+    if (rank != requests_->rank()) parting.spawn(part(rank));
+  co_await parting.wait_idle();
+  while (serving_ > 0) {
+    served_one_.reset();
+    co_await served_one_.wait();
+  }
+  requests_->on_send({});
+}
+
+/// Tells a rank that this one closes, and serves it until it has heard it. A rank that has closed
+/// before asks nothing any more.
+Task<> UnitService::part(int other) {
+  Peer& its = peer(other);
+  if (its.closed) co_return;
+  co_await send_request(other, {.kind = Request::Kind::kClosed});
+  while (!its.parted) {
+    if (its.coming > 0) {
+      served_one_.reset();
+      co_await served_one_.wait();
+      continue;
+    }
+    // A call that waits for the rank, so that it is found out if that is gone.
+    co_await serve(other, /*noticed=*/false);
+  }
 }
 
 }  // namespace ziggurat

@@ -7,6 +7,9 @@
 // rank's reactor notices, as in state_service.h, and names a unit and a generation. A rank answers
 // the requests of one other rank in their order.
 //
+// A rank that closes its engine says so, and goes on answering until every other rank has heard it:
+// what they have asked before is answered, and they ask nothing more.
+//
 // Between two generations parameters change. All ranks have agreed to the step then, so nobody
 // needs those of the generation before: who still asks for them, because it brought something
 // ahead, is told that they are stale. Private to the engine. Reactor's thread.
@@ -22,31 +25,24 @@
 #include "base/error.h"
 #include "base/runtime/async.h"
 #include "collectives/communicator.h"
-#include "core/engine/lent/read_once.h"
 #include "core/engine/lent_engine.h"
-#include "core/schedule/context.h"
 #include "core/schedule/turns.h"
-#include "core/schedule/unit_uses.h"
 
 namespace ziggurat {
 
 class UnitService {
  public:
-  /// This rank's slices of a unit, in the messages in which they are sent, and what keeps them.
-  struct Slices {
-    std::vector<std::span<const std::byte>> messages;
-    std::vector<std::byte> small;
-    std::vector<ReadOnce::Part> parts;
-    std::vector<UnitUses::Use> uses;
-  };
+  /// Sends a message, which stays as it is until this ends.
+  using Give = std::function<Task<>(std::span<const std::byte> message)>;
   struct Served {
-    std::function<Task<Slices>(StreamedUnit unit)> slices;
-    /// Returns whether a rank has closed its engine. Hears what it has said before.
-    std::function<Task<bool>(int rank)> closed;
+    /// Gives this rank's slices of a unit, message by message.
+    std::function<Task<>(StreamedUnit unit, const Give& give)> slices;
+    /// Starts a task in the background. If it fails, the engine does.
+    std::function<void(Task<> task)> spawn;
   };
 
   /// Splits communicators of its own from `ranks`, which has all ranks.
-  UnitService(Context& context, Communicator& ranks, Served served);
+  UnitService(CancelScope& cancel, Reactor& reactor, Communicator& ranks, Served served);
   /// Nothing is under way any more.
   ~UnitService();
   UnitService(const UnitService&) = delete;
@@ -67,45 +63,61 @@ class UnitService {
   Task<> begin_changes();
   /// Notes the generation that parameters have from now on, each once it is at home.
   void begin_generation(std::uint64_t generation);
-  /// Answers from now on that this rank has closed its engine.
-  void close();
+  /// Tells all ranks that this one closes its engine, and answers what they have asked before they
+  /// heard it. Returns when they ask nothing more. Not for an engine that has failed.
+  Task<> close();
 
  private:
   struct Request {
-    std::uint64_t unit = 0;
+    enum class Kind : std::uint32_t {
+      kUnit,    ///< asks for slices
+      kClosed,  ///< the sender closes its engine, and asks nothing more
+      kHeard,   ///< answers kClosed; the sender asks nothing more
+    };
+    Kind kind = Kind::kUnit;
+    StreamedUnit unit = 0;
     std::uint64_t generation = 0;
   };
   struct Answer;
   struct Peer {
-    explicit Peer(CancelScope& cancel) : asking(cancel), answering(cancel) {}
+    explicit Peer(CancelScope& turns) : asking(turns), answering(turns) {}
     std::uint64_t asked = 0;  ///< requests to it
     Turns asking;             ///< in which its answers are received
     std::uint64_t heard = 0;  ///< requests of it
     Turns answering;
+    std::uint64_t coming = 0;  ///< of those that were noticed, how many are still received
+    bool closed = false;       ///< it has said that it closes
+    bool parted = false;       ///< it has heard that this rank closes
   };
 
   void hear(int from);
-  Task<> serve(int from, std::uint64_t number);
+  Task<> serve(int from, bool noticed);
   Task<> answer(int from, const Request& request);
-  Task<> give(int from, const Request& request);
-  Task<> send(int from, const Slices& slices);
+  Task<> give(int from, StreamedUnit unit);
   Task<> say(int from, Came came);
   Task<> refuse(int from, const Error& error);
+  Task<> send_request(int to, Request request);
   Task<> receive(int rank, std::span<const std::span<std::byte>> messages, Came& came);
+  Task<> part(int other);
   Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
 
-  Context& context_;
+  CancelScope& cancel_;
+  Reactor& reactor_;
   Served served_;
   std::unique_ptr<Communicator> requests_;
   std::unique_ptr<Communicator> answers_;
+  // Of turns, which end when what they wait for has ended, also in an engine that has ended.
+  CancelScope to_the_end_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::uint64_t generation_ = 0;
   bool open_ = false;      // a generation has begun
   bool changing_ = false;  // parameters change until the next one begins
   bool closing_ = false;
-  Signal begun_;            // set when one of these changes
-  std::size_t giving_ = 0;  // answers under way
-  Signal given_;            // set when one has ended
+  Signal begun_;             // set when one of these changes
+  std::size_t giving_ = 0;   // answers under way
+  Signal given_;             // set when one has ended
+  std::size_t serving_ = 0;  // requests under way
+  Signal served_one_;        // set when one has been received, or has ended
 };
 
 }  // namespace ziggurat

@@ -18,12 +18,20 @@ constexpr std::uint64_t kAloneBytes = 64 * kKiB;
 
 [[noreturn]] void refuse(const std::string& why) { throw Error(ErrorCode::kInvalidArgument, why); }
 
+[[noreturn]] void refuse_gap(const WholeParam& its) {
+  refuse(fmt::format(
+      "whole parameter '{}' is in unit {}, but there are fewer parameters: number units "
+      "from 0, without gaps",
+      its.name, its.unit));
+}
+
 }  // namespace
 
 WholeLayout::WholeLayout(const std::vector<WholeParam>& wholes) : wholes_(wholes) {
   for (std::size_t w = 0; w < wholes_.size(); ++w) {
     const WholeParam& its = wholes_[w];
     if (its.count == 0) refuse(fmt::format("whole parameter '{}' has no elements", its.name));
+    if (its.unit >= wholes_.size()) refuse_gap(its);
     if (its.unit >= units_.size()) units_.resize(its.unit + std::size_t{1});
     Unit& unit = units_[its.unit];
     if (!unit.wholes.empty() && unit.optional != its.optional)

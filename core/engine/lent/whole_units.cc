@@ -18,6 +18,7 @@ namespace {
 
 /// Copies of fewer bytes are made where they stand: a stream would cost more.
 constexpr std::uint64_t kStreamedBytes = 64 * kKiB;
+constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
 /// What ranks compare of a whole parameter, and a rank's slice of it.
 struct Announced {
@@ -31,6 +32,12 @@ std::uint64_t hash_of(const WholeParam& its) {
       fmt::format("{}|{}|{}|{}|{}|{}", its.name, its.count, static_cast<int>(its.dtype), its.unit,
                   its.trained, its.optional);
   return hash64(std::as_bytes(std::span(text)), 0);
+}
+
+/// Whether `all` has one of `some`.
+bool has_any(std::span<const std::size_t> all, std::span<const std::size_t> some) {
+  return std::ranges::any_of(some,
+                             [&](std::size_t w) { return std::ranges::find(all, w) != all.end(); });
 }
 
 [[noreturn]] void refuse_wholes(const std::string& why) {
@@ -55,7 +62,6 @@ WholeUnits::WholeUnits(TrainingState& state)
 /// Finds which whole each of this rank's slices belongs to, and in which units of the table they
 /// are.
 void WholeUnits::find_parts() {
-  constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
   whole_of_own_.assign(state_.lent_count(), kNone);
   parts_.resize(layout_.units().size());
   for (std::size_t w = 0; w < wholes_.size(); ++w) {
@@ -73,11 +79,24 @@ void WholeUnits::find_parts() {
           fmt::format("whole parameter '{}': parameter '{}' is no slice of it: give it the same "
                       "unit and type, and elements that the whole has",
                       its.name, own.name));
+    if (whole_of_own_[*its.own] != kNone)
+      refuse_wholes(fmt::format("parameter '{}' is a slice of whole parameter '{}' and of '{}'",
+                                own.name, wholes_[whole_of_own_[*its.own]].name, its.name));
     whole_of_own_[*its.own] = w;
     std::vector<Part>& parts = parts_[its.unit];
     auto part = std::ranges::find(parts, place.unit, &Part::unit);
     if (part == parts.end()) part = parts.insert(part, {.unit = place.unit, .wholes = {}});
     part->wholes.push_back(w);
+  }
+  require_all_in_wholes();
+}
+
+void WholeUnits::require_all_in_wholes() const {
+  for (ParamId own = 0; own < whole_of_own_.size(); ++own) {
+    if (!state_.lent_param(own).streamed || whole_of_own_[own] != kNone) continue;
+    refuse_wholes(
+        fmt::format("streamed parameter '{}' is no whole parameter's slice: say of which it is one",
+                    state_.lent_param(own).name));
   }
 }
 
@@ -131,9 +150,11 @@ Task<> WholeUnits::open(Context& context, UnitParamHome& home) {
   parts_read_.emplace(context, home, world, 2 * largest_part_bytes());
   if (world == 1) co_return;
   service_ = std::make_unique<UnitService>(
-      context, ranks,
-      UnitService::Served{.slices = [this](StreamedUnit unit) { return this->slices(unit); },
-                          .closed = [this](int other) { return state_.has_closed(other); }});
+      context.cancel, context.reactor, ranks,
+      UnitService::Served{
+          .slices = [this](StreamedUnit unit,
+                           const UnitService::Give& give) { return give_slices(unit, give); },
+          .spawn = [&context](Task<> task) { context.spawn_local(std::move(task)); }});
 }
 
 Task<> WholeUnits::begin_changes() {
@@ -145,8 +166,8 @@ void WholeUnits::begin_generation(std::uint64_t generation) {
   if (service_) service_->begin_generation(generation);
 }
 
-void WholeUnits::close() {
-  if (service_) service_->close();
+Task<> WholeUnits::close() {
+  if (service_) co_await service_->close();
 }
 
 std::string WholeUnits::name(UnitId unit) const {
@@ -163,7 +184,7 @@ TypedDeviceSpan<std::byte> WholeUnits::place(std::size_t whole,
 
 TypedDeviceSpan<std::byte> WholeUnits::place_of_own(ParamId own,
                                                     DeviceSpan<const std::byte> unit) const {
-  const std::size_t whole = whole_of_own_.at(own);
+  const std::size_t whole = whole_of(own);
   return place(whole, unit).subspan(wholes_[whole].first, state_.lent_place(own).count);
 }
 
@@ -280,28 +301,33 @@ Task<> WholeUnits::load_from(std::size_t rank, UnitId unit, std::byte* destinati
   }
 }
 
-/// Finds this rank's slices of a unit for another rank.
-Task<UnitService::Slices> WholeUnits::slices(StreamedUnit unit) {
-  UnitService::Slices its;
-  std::vector<std::span<const std::byte>> bytes(wholes_.size());
-  for (const Part& part : parts_[unit]) {
-    co_await context_->gates.gate(part.unit).wait();
-    its.uses.push_back(co_await state_.reading(part.unit));
-    const Need need{.generation = state_.generation(), .position = 0};
-    its.parts.push_back(co_await parts_read_->fetch(part.unit, need, IoPriority::kDemand));
-    for (const std::size_t w : part.wholes) bytes[w] = own_bytes(w, its.parts.back().bytes);
-  }
-  const std::vector<WholeLayout::Message> messages = layout_.messages_of(rank(), unit);
-  for (const WholeLayout::Message& message : messages) {
-    if (message.wholes.size() == 1) {
-      its.messages.push_back(bytes[message.wholes[0]]);
-      continue;
+/// Gives another rank this rank's slices of a unit. While it waits for memory of the pool it has
+/// none: others may wait for that.
+Task<> WholeUnits::give_slices(StreamedUnit unit, const UnitService::Give& give) {
+  for (const WholeLayout::Message& message : layout_.messages_of(rank(), unit)) {
+    const bool alone = message.wholes.size() == 1;
+    std::vector<std::byte> together(alone ? 0 : message.bytes);
+    for (const Part& part : parts_[unit]) {
+      if (!has_any(part.wholes, message.wholes)) continue;
+      co_await context_->gates.gate(part.unit).wait();
+      const UnitUses::Use reading = co_await state_.reading(part.unit);
+      const Need need{.generation = state_.generation(), .position = 0};
+      const ReadOnce::Part fetched =
+          co_await parts_read_->fetch(part.unit, need, IoPriority::kDemand);
+      if (alone) {
+        co_await give(own_bytes(message.wholes[0], fetched.bytes));
+        continue;
+      }
+      std::uint64_t at = 0;
+      for (const std::size_t w : message.wholes) {
+        const std::uint64_t bytes = layout_.range_of(rank(), w).bytes;
+        if (has_any(part.wholes, {{w}}))
+          std::ranges::copy(own_bytes(w, fetched.bytes), together.begin() + std::ptrdiff_t(at));
+        at += bytes;
+      }
     }
-    for (const std::size_t w : message.wholes)
-      its.small.insert(its.small.end(), bytes[w].begin(), bytes[w].end());
-    its.messages.emplace_back(its.small);
+    if (!alone) co_await give(together);
   }
-  co_return its;
 }
 
 }  // namespace ziggurat

@@ -31,7 +31,7 @@ class WholeUnits final : public BroughtUnits {
   /// As UnitService's.
   Task<> begin_changes();
   void begin_generation(std::uint64_t generation);
-  void close();
+  Task<> close();
 
   // Any thread.
   const WholeLayout& layout() const noexcept { return layout_; }
@@ -39,7 +39,9 @@ class WholeUnits final : public BroughtUnits {
   std::size_t param_count() const noexcept { return wholes_.size(); }
   /// Returns where a whole parameter is in its unit's memory.
   TypedDeviceSpan<std::byte> place(std::size_t whole, DeviceSpan<const std::byte> unit) const;
-  /// Returns where this rank's slice `own` is, a parameter of the table.
+  /// Returns which whole parameter this rank's slice `own` belongs to, a parameter of the table.
+  std::size_t whole_of(ParamId own) const { return whole_of_own_[own]; }
+  /// Returns where this rank's slice `own` is.
   TypedDeviceSpan<std::byte> place_of_own(ParamId own, DeviceSpan<const std::byte> unit) const;
 
   /// Forgets what was read of parts that the trainer writes at home.
@@ -69,8 +71,9 @@ class WholeUnits final : public BroughtUnits {
   std::size_t rank() const;
   void find_parts();
   std::uint64_t largest_part_bytes() const;
+  void require_all_in_wholes() const;
   std::span<const std::byte> own_bytes(std::size_t whole, std::span<const std::byte> part) const;
-  Task<UnitService::Slices> slices(StreamedUnit unit);
+  Task<> give_slices(StreamedUnit unit, const UnitService::Give& give);
   Task<> load_own(UnitId unit, std::byte* destination, Need need, IoPriority priority);
   Task<> load_part(const Part& part, std::byte* destination, Need need, IoPriority priority);
   Task<> load_from(std::size_t rank, UnitId unit, std::byte* destination, std::uint64_t generation,

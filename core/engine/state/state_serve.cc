@@ -68,11 +68,6 @@ Task<> TrainingState::serve_state(std::uint64_t piece, std::uint64_t state,
   }
 }
 
-Task<bool> TrainingState::has_closed(int rank) {
-  if (!service_) co_return false;
-  co_return co_await service_->has_closed(rank);
-}
-
 /// Ends the run if this rank waits for a step or a checkpoint that the closed rank has not come to,
 /// and so will never make.
 void TrainingState::rank_closed(int rank, const StateService::Begun& begun) {

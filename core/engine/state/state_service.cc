@@ -138,11 +138,6 @@ void StateService::made(std::uint64_t generation) {
   made_.set();
 }
 
-Task<bool> StateService::has_closed(int rank) {
-  co_await until_heard(peer(rank));
-  co_return peer(rank).closed;
-}
-
 int StateService::closed_rank() const {
   const auto found = std::ranges::find_if(peers_, [](const auto& its) { return its->closed; });
   return found == peers_.end() ? -1 : static_cast<int>(found - peers_.begin());

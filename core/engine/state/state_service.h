@@ -63,9 +63,6 @@ class StateService {
               std::span<float> values);
   /// Notes that this rank's engine is at `generation`, so that requests for it are answered.
   void made(std::uint64_t generation);
-  /// Waits until all is heard that `rank` has said before, and returns whether it has closed its
-  /// engine.
-  Task<bool> has_closed(int rank);
   /// Returns a rank that has closed its engine; -1 if none has.
   int closed_rank() const;
 

@@ -291,9 +291,6 @@ class TrainingState {
   Task<UnitUses::Use> writing(ParamId param) { return uses_.write(lent_places_[param].unit); }
   /// Waits while the trainer writes a parameter of the unit. It writes none while the result lives.
   Task<UnitUses::Use> reading(UnitId unit) { return uses_.read(unit); }
-  /// Waits until all is heard that `rank` has said before, and returns whether it has closed its
-  /// engine.
-  Task<bool> has_closed(int rank);
   /// The runs of a parameter's elements, chunk by chunk.
   std::vector<ChunkRun> lent_runs(ParamId param) const;
   /// Returns those of a chunk, if its unit is packed.
