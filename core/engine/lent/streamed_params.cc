@@ -242,6 +242,7 @@ Task<std::vector<Event>> StreamedParams::acquire(StreamedUnit unit, std::thread:
   std::exception_ptr error;
   try {
     state_.check();
+    residency_->look_again();  // this thread may have been the last that could release something
     co_await bring(unit, landed, why);
   } catch (...) {
     error = std::current_exception();
@@ -274,14 +275,14 @@ Task<> StreamedParams::bring(StreamedUnit unit, std::vector<Event>& landed, Acqu
       const std::uint64_t before = releases_;
       co_await residency_->clear();
       if (device_bytes(units_[unit]) > free_device_bytes()) {
-        co_await residency_->room_returned();
+        co_await release_elsewhere(unit);
         continue;
       }
       there = co_await try_bring(units_[unit], landed, Acquire::kAside);
       // There is enough, but not in a row. What was taken for some parts comes back too, and helps
       // nobody.
       while (!there && releases_ == before) {
-        co_await residency_->room_returned();
+        co_await release_elsewhere(unit);
         require_going_on();
       }
     }
@@ -293,6 +294,14 @@ Task<> StreamedParams::bring(StreamedUnit unit, std::vector<Event>& landed, Acqu
   residency_->brings_ahead();
   turns_->next();
   if (error) std::rethrow_exception(error);
+}
+
+/// Waits until another thread may have released a unit. Throws if none will: a reactor that talks to
+/// other ranks never comes to a standstill by which that would be found.
+Task<> StreamedParams::release_elsewhere(StreamedUnit unit) {
+  require_going_on();
+  if (!may_be_released()) throw no_room(unit);
+  co_await residency_->room_returned();
 }
 
 /// Pins all parts, or none and returns false.

@@ -115,6 +115,7 @@ class StreamedParams {
   void require_going_on() const;
   Task<> bring(StreamedUnit unit, std::vector<Event>& landed, Acquire why);
   Task<bool> try_bring(Unit& unit, std::vector<Event>& landed, Acquire why);
+  Task<> release_elsewhere(StreamedUnit unit);
   Error no_room(StreamedUnit unit) const;
   void require_device_room() const;
   std::uint64_t device_bytes(const Unit& unit) const;

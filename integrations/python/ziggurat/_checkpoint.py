@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, overload
 
 import torch
-import torch.distributed as dist
 
 from ziggurat._background_save import BackgroundSave, check_copied, limits, refuse_limits
 from ziggurat._dtypes import DTYPES
@@ -300,6 +299,4 @@ def _of_all_ranks(optimizer: EngineOptimizer, own: Any) -> list[Any]:
     ranks = optimizer._sharing.ranks
     if ranks is None:
         return [own]
-    every: list[Any] = [None] * ranks.size
-    dist.all_gather_object(every, own, group=ranks.group)
-    return every
+    return ranks.told(own, "save_checkpoint()")

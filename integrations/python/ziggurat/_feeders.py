@@ -8,6 +8,7 @@ import contextlib
 import functools
 import itertools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -73,6 +74,13 @@ class Feeder:
     def check_sent(self) -> None:
         """Checks at a step that gradients were exchanged. Errors: InvalidArgument if not."""
 
+    def forget_failed(self) -> None:
+        """Forgets backwards that have ended with an error, where that is harmless."""
+
+    def together(self, backwards: int) -> contextlib.AbstractContextManager[None]:
+        """Exchanges what the `backwards` inside add, once where that is possible."""
+        return contextlib.nullcontext()
+
     def planned_bytes(self, params: Sequence[torch.Tensor]) -> int:
         """Returns the most memory that a rank takes to exchange `params` and their gradients."""
         sent = [Sent(p.numel(), self._wire(p).itemsize, p.element_size()) for p in params]
@@ -104,7 +112,10 @@ class BackwardFeeder(Feeder):
         # for each bucket, the slots whose gradient has not arrived since the bucket was last sent
         self._missing: list[set[Slot]] = []
         self._sent = 0  # number of buckets sent, over all rounds
-        self._ends: set[int] = set()  # ids of backwards that call flush() at their end
+        # ids of backwards that call flush() at their end, and what had been sent when each began
+        self._ends: dict[int, int] = {}
+        self._backwards = 1  # in which each gradient comes before it is sent
+        self._came: Counter[Slot] = Counter()  # how often each has, if there are several
         self._syncing = True
         self._told_end = False
 
@@ -128,6 +139,23 @@ class BackwardFeeder(Feeder):
         if self._syncing:
             self.flush()
 
+    @contextlib.contextmanager
+    def together(self, backwards: int) -> Iterator[None]:
+        """Counts the `backwards` inside, which come to each parameter in turn, as one."""
+        self._backwards = backwards
+        self._came.clear()
+        try:
+            with self.whole_backward():
+                yield
+        finally:
+            self._backwards = 1
+
+    def forget_failed(self) -> None:
+        """Forgets backwards that have ended with an error before anything of them was sent."""
+        if self._ends and set(self._ends.values()) == {self._sent}:
+            self._ends.clear()
+            self._missing = [set(bucket.slots) for bucket in self._buckets]
+
     def content(self, slot: Slot, grad: torch.Tensor) -> Content:
         if not in_backward():
             # the script assigned this gradient, so it is the same on every rank
@@ -142,15 +170,18 @@ class BackwardFeeder(Feeder):
         if not self._told_end:
             backward = backward_number()
             if backward not in self._ends:
-                self._ends.add(backward)
+                self._ends[backward] = self._sent
                 at_end_of_backward(functools.partial(self._ended, backward))
         self._begin_round()
+        self._came[slot] += self._backwards > 1
+        if self._backwards > 1 and self._came[slot] < self._backwards:
+            return
         self._missing[self._bucket_of[slot]].discard(slot)
         while not self._missing[self._sent % len(self._buckets)]:
             self._send_next()
 
     def _ended(self, backward: int) -> None:
-        self._ends.discard(backward)
+        self._ends.pop(backward, None)
         self.flush()
 
     def _begin_round(self) -> None:
@@ -187,6 +218,7 @@ class BackwardFeeder(Feeder):
         self.exchange.send(bucket, parts, device)
 
     def check_sent(self) -> None:
+        self.forget_failed()
         if self._ends:
             raise InvalidArgument(
                 "a backward ended with an error when a part of its gradients was with the other ranks already, so "

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -75,7 +76,10 @@ def micro_batches(
         losses[index] = found.detach()
         torch.autograd.backward(found)
 
-    Turns(streaming, len(given), Attributes(model, stages_in(model))).run(one)
+    optimizer = None if streaming.optimizer is None else streaming.optimizer()
+    feeder = None if optimizer is None else optimizer._sharing.feeder
+    with contextlib.nullcontext() if feeder is None else feeder.together(len(given)):
+        Turns(streaming, len(given), Attributes(model, stages_in(model))).run(one)
     return losses
 
 

@@ -5,7 +5,7 @@ order the parameters are stored."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -123,7 +123,7 @@ class Opening(AmongRanks, StateDicts):
                 "alone, so the store would become that of one rank: wrap the model, or give "
                 "group=, before"
             )
-        self._sharing.before_open([param for _, param, _ in new])
+        self._sharing.before_open([(name, param) for name, param, _ in new], self._frozen_beside(named))
         if how != "new" and self._tier == "auto":
             self.need_store(f"open(resume={resume!r})")
         if self._tier == "auto":
@@ -136,6 +136,11 @@ class Opening(AmongRanks, StateDicts):
         self._opened_with |= dict.fromkeys(opened.members, opened)
         self._sharing.opened(opened)
         self._give_loaded(opened)
+
+    def _frozen_beside(self, trained: Container[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns what an offloaded model has beside what is `trained`, of which ranks keep slices too."""
+        streaming = streaming_around(self._order)
+        return [] if streaming is None else streaming.kept_beside(trained)
 
     def need_open(self) -> None:
         """Checks that the optimizer still has its state, because nobody asked it to start from the

@@ -26,7 +26,7 @@ from ziggurat._reports import Reports
 from ziggurat._sharing import Alone
 from ziggurat._standard_error import on_terminal
 from ziggurat._streaming import streaming_around, streaming_of
-from ziggurat._torch_private import uncompiled
+from ziggurat._torch_private import in_backward, uncompiled
 from ziggurat._waits import ModuleWaits
 
 _NO_MEANING = ("foreach", "fused", "capturable", "differentiable")
@@ -314,6 +314,12 @@ class EngineOptimizer(Reports):
             opened = self._opened_with.get(param)
             if opened is not None and (index := opened.index(param)) is not None:
                 opened.wait(index)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        feeder = self._sharing.feeder
+        if feeder is not None and not in_backward():
+            feeder.forget_failed()
+        super().zero_grad(set_to_none)
 
     def synchronize(self) -> None:
         """Returns when every parameter has the value of the newest step. Call it before you read

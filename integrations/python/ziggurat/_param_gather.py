@@ -16,7 +16,7 @@ import torch
 from ziggurat._buffers import Buffers
 from ziggurat._exchange import BUCKET_BYTES, IN_FLIGHT
 from ziggurat._parts import flat, flat_written
-from ziggurat._ranks import Ranks, Work
+from ziggurat._ranks import GATHERS, Ranks, Work
 
 
 class _Flight:
@@ -95,7 +95,7 @@ class ParamGather:
         """Begins run() in a thread; wait() then waits for one parameter."""
         self._done = {param: threading.Event() for param in params}
         self._thread = threading.Thread(
-            target=self._run_all, args=(params,), name="ziggurat-gather", daemon=True
+            target=self._run_all, args=(params,), name=GATHERS, daemon=True
         )
         self._thread.start()
 

@@ -4,6 +4,7 @@ shard."""
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import torch
@@ -69,6 +70,12 @@ def flat_written(param: torch.Tensor) -> None:
     copy: _Copy | None = None if param.is_contiguous() else _copies.get(param)
     if copy is not None:
         copy.write(param)
+
+
+def checksum_of(tensor: torch.Tensor, before: int = 0) -> int:
+    """Returns a CRC-32 of the tensor's values, which goes on from another."""
+    values = tensor.detach().reshape(-1).view(torch.uint8).cpu()
+    return zlib.crc32(values.numpy().data, before)
 
 
 class Part:

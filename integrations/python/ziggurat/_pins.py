@@ -357,9 +357,16 @@ class Pins:
             self._take_out(unit, opened.engine)
             raise
 
-    def meet_to_write(self, held: Held) -> None:
-        """Waits among several ranks for those that write the parameter too, before it and after: no rank
-        reads a part that another one has written already, or not yet."""
+    def begin_writing(self, changed: Sequence[Held]) -> None:
+        """Waits among several ranks for those that write the parameters too, and does so after it: no rank
+        reads a part that another one has written already, or not yet. Errors: InvalidArgument if they have
+        other values."""
+
+    def end_writing(self, changed: Sequence[Held]) -> None:
+        """Ends what begin_writing() began."""
+
+    def forget_written(self, opened: Opened) -> None:
+        """Lets nobody find what was written in the engine's memory, and is not to stay."""
 
     def expect_rows(self, units: Iterable[PinnedUnit], tensors: Iterable[torch.Tensor]) -> None:
         """Reads what a forward with the arguments `tensors` reads of tables in files. Errors: DataLoss."""
@@ -406,8 +413,7 @@ class Pins:
         try:
             unseen = [] if unit.prints is None else unit.prints.written()
             changed = [held for held in unit.held if held.was_written()]
-            if changed:
-                self.meet_to_write(changed[0])
+            self.begin_writing(changed)
             for held in unit.held:
                 if held.has_moved():
                     moved.append(held.name)
@@ -416,8 +422,7 @@ class Pins:
                 held.take_out()
                 if held in changed:  # and the engine's memory has it
                     opened.kept_was_written(held.index, held.own)
-            if changed:
-                self.meet_to_write(changed[0])
+            self.end_writing(changed)
             if unit.held:
                 self._in_one_thread(opened.engine.release, unit)
             if unit.index in self.files:
@@ -427,6 +432,8 @@ class Pins:
         except BaseException:
             with contextlib.suppress(InvalidArgument):  # a signal's may come behind the release
                 self._take_out(unit, opened.engine)
+            with contextlib.suppress(ZigguratError):  # what has failed is what is told
+                self.forget_written(opened)
             raise
         if moved:
             raise _other_memory(moved[0])

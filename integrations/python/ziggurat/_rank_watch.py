@@ -14,13 +14,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from ziggurat._standard_error import stderr
+
 _TELLS_AFTER = 1.0  # seconds of waiting
 _LOOKS_EVERY = 0.5  # seconds
+_SAYS_AFTER = 30.0  # seconds of waiting
+_JOINED = "(joined)"  # how many have
 
 
 class Call(NamedTuple):
@@ -34,34 +37,53 @@ class Call(NamedTuple):
 
 
 class RankWatch:
-    """What this rank's script waits for, and who looks at what all ranks wait for."""
+    """What this rank's script waits for, and who looks at what all ranks wait for. All that the ranks of a
+    group have among themselves share one."""
 
-    def __init__(
-        self, rank: int, size: int, address: tuple[str, int], end: Callable[[str], None]
-    ) -> None:
-        """`address`: where rank 0 keeps what ranks tell. `end(words)` makes the calls of all ranks fail."""
-        self._rank, self._size, self._end = rank, size, end
+    def __init__(self, rank: int, size: int, told: dist.Store) -> None:
+        """`told`: where all ranks tell what they wait for."""
+        self._rank, self._size, self._told = rank, size, told
         self._lock = threading.Lock()
         self._begun: Counter[str] = Counter()
         self._waits: dict[int, tuple[Call, float]] = {}  # by thread: since when
+        self._newest: int | None = None  # the thread that has begun a call last
+        self._users: dict[object, Callable[[str], None]] = {}
+        self._said: set[Call] = set()
         self.failed: str | None = None  #: why this rank's calls fail
         self._closed = threading.Event()
-        host, port = address
-        self._told = dist.TCPStore(
-            host, port, size, rank == 0, timeout=timedelta(minutes=5), wait_for_workers=False
-        )
         self._told.set(str(rank), "")
         threading.Thread(target=self._look, name="ziggurat-watch", daemon=True).start()
 
-    def begin(self, what: str) -> Call:
-        """Notes that this rank begins a call that all ranks make."""
+    def join(self, user: object, end: Callable[[str], None]) -> int:
+        """Adds what makes calls. `end(words)` makes those of all ranks fail. Returns a number that is the same
+        on all ranks if they join alike."""
+        with self._lock:
+            self._users[user] = end
+            self._begun[_JOINED] += 1
+            return self._begun[_JOINED]
+
+    def leave(self, user: object) -> None:
+        """Ends the watch when nobody makes calls any more."""
+        with self._lock:
+            self._users.pop(user, None)
+            if not self._users:
+                self._closed.set()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    def begin(self, what: str, beside: bool = False) -> Call:
+        """Notes that this rank begins a call that all ranks make, in the script or `beside` it."""
         with self._lock:
             self._begun[what] += 1
+            if not beside:
+                self._newest = threading.get_ident()
             return Call(what, self._begun[what])
 
     @contextlib.contextmanager
     def waiting(self, call: Call) -> Iterator[None]:
-        """Tells within that the script waits in the call."""
+        """Tells within that this thread waits in the call."""
         thread = threading.get_ident()
         with self._lock:
             before = self._waits.get(thread)
@@ -75,20 +97,28 @@ class RankWatch:
                 else:
                     self._waits[thread] = before
 
-    def close(self) -> None:
-        self._closed.set()
-
     def _own(self) -> str:
-        """Returns what this rank tells: nothing while its script does not wait."""
+        """Returns what this rank tells: nothing while its script does not wait. The script is in the thread
+        that has begun a call last: main, or one that works for it while it waits."""
         with self._lock:
-            main = self._waits.get(threading.main_thread().ident or 0)
-            if main is None or time.monotonic() - main[1] < _TELLS_AFTER:
+            waits = None if self._newest is None else self._waits.get(self._newest)
+            waited = 0.0 if waits is None else time.monotonic() - waits[1]
+            if waits is None or waited < _TELLS_AFTER:
                 return ""
-            return json.dumps([main[0], self._begun])
+            call = waits[0]
+            says = waited > _SAYS_AFTER and call not in self._said
+            self._said.update([call] if says else [])
+            text = json.dumps([call, self._begun])
+        if says:
+            print(
+                f"ziggurat: rank {self._rank} has waited {_SAYS_AFTER:.0f} s for other ranks, in {call.what}",
+                file=stderr(),
+            )
+        return text
 
     def _look(self) -> None:
         told, before = "", [""]
-        # Ends where rank 0, which keeps what is told, has ended: the engines know that by themselves.
+        # Ends where the rank that keeps what is told has ended: the engines know that by themselves.
         with contextlib.suppress(RuntimeError):
             while not self._closed.wait(_LOOKS_EVERY):
                 own = self._own()
@@ -97,10 +127,16 @@ class RankWatch:
                 told = own
                 every = self._every() if own else [""]
                 if "" not in every and every == before and (words := _parted(every)):
-                    self.failed = words
-                    self._end(words)
+                    self._fail(words)
                     return
                 before = every
+
+    def _fail(self, words: str) -> None:
+        self.failed = words
+        with self._lock:
+            users = list(self._users.values())
+        for end in users:
+            end(words)
 
     def _every(self) -> list[str]:
         keys = [str(rank) for rank in range(self._size)]

@@ -40,6 +40,7 @@ from ziggurat._standard_error import stderr
 _PATIENCE = timedelta(minutes=30)  # how long to wait for a rank, as torch.distributed does
 # What a call is for: bytes of text, and with it the number of values, both in fp64's size; then the first values.
 _TEXT, _HEAD, _FIRST = 120, 16, 16
+GATHERS = "ziggurat-gather"  #: the thread that gathers parameters beside the script
 _SENT_TO_EACH = 64 * 1024  # bytes, from which an all-gather's copies are worth to be saved
 _NAP, _NAP_MOST = 2e-5, 1e-3  # seconds between two looks at a transfer
 _ASKS_FOR = 3.0  # seconds; a rank that has ended is known at once
@@ -232,36 +233,49 @@ class Ranks:
         self._by_engine = exchange == "ziggurat"
         self.buffers = Buffers()  #: buffers for what is sent and received
         #: The engines' runtime. Through it the engines agree on every step.
-        meeting, watched_at = self._meeting()
+        known = _watches.get(tuple(self.members))
+        meeting, told = self._meeting(None if known is None or known.is_closed else known)
         self.runtime = Runtime(threads, meeting)
-        self.watch = RankWatch(self.rank, self.size, watched_at, self.runtime.abort)
+        if isinstance(told, RankWatch):
+            self.watch = told
+        else:
+            self.watch = _watches[tuple(self.members)] = RankWatch(self.rank, self.size, told)
+        number = self.watch.join(id(self), _weakly(self.runtime))
+        self._of_these = "" if number == 1 else f" of optimizer {number}"
         self._control = Exchange(self.runtime, "control")
         _explain_failures_of(self)
         self._small = self.lane("sums")
 
-    def _meeting(self) -> tuple[native.Ranks, tuple[str, int]]:
-        """Returns where the engines' ranks find each other, and where they tell what they wait for; rank 0
-        tells the others through `group`."""
+    def _meeting(self, watch: RankWatch | None) -> tuple[native.Ranks, RankWatch | dist.Store]:
+        """Returns where the engines' ranks find each other, and `watch`, or where the ranks can tell what they
+        wait for; rank 0 tells the others through `group`."""
+        told: list[dist.Store] = []
 
         def meeting() -> tuple[str, int, int, str]:
             address = os.environ.get("MASTER_ADDR", "") or socket.gethostname()
-            return address, *_free_ports(), secrets.token_hex(16)
+            if watch is None:  # on a port that it has before the others hear of it
+                told.append(dist.TCPStore(address, 0, self.size, True, _PATIENCE, wait_for_workers=False))
+            port = told[0].port if told else 0
+            return address, _free_port(), port, secrets.token_hex(16)
 
-        address, port, watched_port, secret = _from_rank_0(self, meeting)
+        address, port, told_port, secret = _from_rank_0(self, meeting)
+        if watch is None and not told:
+            told.append(dist.TCPStore(address, told_port, self.size, False, _PATIENCE))
         ranks = native.Ranks(
             self.rank, self.size, f"{address}:{port}", secret, call_timeout_s=_PATIENCE.total_seconds()
         )
-        return ranks, (address, watched_port)
+        return ranks, watch or told[0]
 
     def watched(self, work: Work, what: str) -> Work:
         """Returns `work`, a call that all ranks make, of which they hear if this one waits for it."""
-        return _Watched(self.watch, work, self.watch.begin(what))
+        beside = threading.current_thread().name == GATHERS
+        return _Watched(self.watch, work, self.watch.begin(what + self._of_these, beside))
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Makes a call within that all ranks make, and waits for them. Errors: Unavailable, which says who
         waits where, if they wait for each other."""
-        with self.watch.waiting(self.watch.begin(what)):
+        with self.watch.waiting(self.watch.begin(what + self._of_these)):
             yield
 
     def cut(self, count: int) -> Cut:
@@ -310,6 +324,10 @@ class Ranks:
         with self.waiting("close()"):
             meeting.join(seconds)
         return "".join(known)
+
+    def close(self) -> None:
+        """Called when nothing is sent any more."""
+        self.watch.leave(id(self))
 
     def meet(self, what: str) -> None:
         """Waits for all ranks at `what`."""
@@ -361,16 +379,16 @@ class Ranks:
             own = error
         if self.largest([own is not None], what) == [0.0]:
             return found
-        words = self.told(None if own is None else f"{type(own).__name__}: {own}")
+        words = self.told(None if own is None else f"{type(own).__name__}: {own}", what)
         if own is not None:
             raise own
         rank = next(rank for rank, text in enumerate(words) if text is not None)
         raise Unavailable(f"{what} was given up, because rank {rank} failed: {words[rank]}")
 
-    def told(self, what: Any) -> list[Any]:
-        """Returns what each rank has given, as plain data, in the order of the ranks."""
+    def told(self, what: Any, call: str = "an exchange of words") -> list[Any]:
+        """Returns what each rank has given, as plain data, in the order of the ranks. All are in `call`."""
         own = torch.frombuffer(bytearray(pickle.dumps(what)), dtype=torch.uint8)
-        sizes = self.gathered([len(own)])[:, 0].long().tolist()
+        sizes = self.gathered([len(own)], call)[:, 0].long().tolist()
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(own)] = own
         every = torch.empty(self.size * len(padded), dtype=torch.uint8)
@@ -397,6 +415,7 @@ class Ranks:
         return found
 
 
+_watches: weakref.WeakValueDictionary[tuple[int, ...], RankWatch] = weakref.WeakValueDictionary()
 _known: weakref.WeakSet[Ranks] = weakref.WeakSet()
 
 
@@ -442,12 +461,23 @@ def _from_rank_0(ranks: Ranks, decide: Callable[[], Any]) -> Any:
     return _found(told[0])
 
 
-def _free_ports() -> list[int]:
-    """Returns two ports."""
-    with socket.socket() as one, socket.socket() as other:
-        for listener in (one, other):
-            listener.bind(("", 0))
-        return [one.getsockname()[1], other.getsockname()[1]]
+def _weakly(runtime: Runtime) -> Callable[[str], None]:
+    """Returns what ends the calls of a runtime, if it still lives."""
+    known = weakref.ref(runtime)
+
+    def end(words: str) -> None:
+        its = known()
+        if its is not None:
+            its.abort(words)
+
+    return end
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def rank_count() -> int:

@@ -25,12 +25,13 @@ from ziggurat._gradient_content import Slot
 from ziggurat._native import InvalidArgument, Runtime
 from ziggurat._opened import Opened, runtime_of
 from ziggurat._param_gather import ParamGather
-from ziggurat._parts import Part, Shard, Slice
+from ziggurat._parts import Part, Shard, Slice, checksum_of
 from ziggurat._ranks import Ranks, several_ranks
 from ziggurat._streaming import kept_by_engine, values_of
 
 
 _Found = TypeVar("_Found")
+Named = tuple[str, torch.Tensor]  # a parameter and its name
 
 
 class Alone:
@@ -73,10 +74,10 @@ class Alone:
             if self.feeder is not None:
                 self.feeder.attach(slot)
 
-    def before_open(self, params: Iterable[torch.Tensor]) -> None:
+    def before_open(self, trained: Sequence[Named], beside: Sequence[torch.Tensor]) -> None:
         """Errors: InvalidArgument if DDP has reduced gradients that this optimizer had already
         taken."""
-        if several_ranks() and (wrapped := _ddp_of(set(params))) is not None:
+        if several_ranks() and (wrapped := _ddp_of({param for _, param in trained})) is not None:
             raise InvalidArgument(
                 f"{type(wrapped).__name__} has reduced gradients that this optimizer had already "
                 "taken: "
@@ -143,8 +144,7 @@ class Alone:
     def checksum(self, params: Iterable[torch.Tensor]) -> int:
         checksum = 0
         for param in params:
-            flat = self.values(param).reshape(-1).view(torch.uint8).cpu()
-            checksum = zlib.crc32(flat.numpy().data, checksum)
+            checksum = checksum_of(self.values(param), checksum)
         return checksum
 
     def wait(self, param: torch.Tensor) -> None:
@@ -188,15 +188,23 @@ class Divided(Alone):
     def part(self, param: torch.Tensor) -> Part:
         return Slice(param, self.ranks)
 
-    def before_open(self, params: Iterable[torch.Tensor]) -> None:
-        params = list(params)
+    def before_open(self, trained: Sequence[Named], beside: Sequence[torch.Tensor]) -> None:
+        params = [param for _, param in trained]
         kept = any(kept_by_engine(param) is not None for param in params)
         if kept and (wrapped := _ddp_of(set(params))) is not None:
             raise InvalidArgument(
                 f"{type(wrapped).__name__} was given an offloaded model, whose gradients it would hold whole: leave it "
                 "out, because offload() divides the model among all ranks"
             )
-        every = self.ranks.gathered([self.checksum(params)], "open()")[:, 0].tolist()
+        names = self.ranks.told([name for name, _ in trained], "open()")
+        for rank, others in enumerate(names):
+            if differs := sorted(set(others) ^ set(names[0])):
+                one, other = (0, rank) if differs[0] in names[0] else (rank, 0)
+                raise InvalidArgument(
+                    f"rank {one} trains parameter '{differs[0]}', which rank {other} does not: set requires_grad "
+                    "alike on all ranks"
+                )
+        every = self.ranks.gathered([self.checksum([*params, *beside])], "open()")[:, 0].tolist()
         if len(set(every)) > 1:
             other = next(rank for rank, sum_ in enumerate(every) if sum_ != every[0])
             raise InvalidArgument(
@@ -244,6 +252,7 @@ class Divided(Alone):
     def close(self) -> None:
         self.feeder.detach()
         self.ranks.part()
+        self.ranks.close()
 
 
 def _with_memory(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -270,7 +279,7 @@ class Sharded(Alone):
     def saves(self, tensor: torch.Tensor, trained: bool) -> bool:
         return is_first_copy(tensor) if is_dtensor(tensor) else self.ranks.rank == 0
 
-    def before_open(self, params: Iterable[torch.Tensor]) -> None:
+    def before_open(self, trained: Sequence[Named], beside: Sequence[torch.Tensor]) -> None:
         pass
 
     def whole_state(self, opened: Opened, param: torch.Tensor, name: str) -> torch.Tensor:

