@@ -296,8 +296,8 @@ Task<> StreamedParams::bring(StreamedUnit unit, std::vector<Event>& landed, Acqu
   if (error) std::rethrow_exception(error);
 }
 
-/// Waits until another thread may have released a unit. Throws if none will: a reactor that talks to
-/// other ranks never comes to a standstill by which that would be found.
+/// Waits until another thread may have released a unit. Throws if none will: a reactor that talks
+/// to other ranks never comes to a standstill by which that would be found.
 Task<> StreamedParams::release_elsewhere(StreamedUnit unit) {
   require_going_on();
   if (!may_be_released()) throw no_room(unit);

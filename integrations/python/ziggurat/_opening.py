@@ -57,6 +57,12 @@ _SOMEWHERE = 4096  # an address that fits each type
 _GOES_ON = ("auto", "reshard")  #: go on from a store that is there
 
 
+def _in_model(param: torch.Tensor) -> str | None:
+    """Returns the parameter's name in a model that was offloaded."""
+    found = streaming_of(param)
+    return None if found is None else found[1].name
+
+
 class Opening(AmongRanks, StateDicts):
     """The part of an engine's optimizer that opens engines."""
 
@@ -123,7 +129,8 @@ class Opening(AmongRanks, StateDicts):
                 "alone, so the store would become that of one rank: wrap the model, or give "
                 "group=, before"
             )
-        self._sharing.before_open([(name, param) for name, param, _ in new], self._frozen_beside(named))
+        trained = [(_in_model(param) or name, param) for name, param, _ in new]
+        self._sharing.before_open(trained, self._frozen_beside(named))
         if how != "new" and self._tier == "auto":
             self.need_store(f"open(resume={resume!r})")
         if self._tier == "auto":

@@ -4,6 +4,7 @@
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, or PyTorch is older than offload() takes.
 """
 
+import contextlib
 import re
 import sys
 import tempfile
@@ -155,6 +156,110 @@ def leaves_one_out(rank):
 def test_a_batch_that_fails_before_anything_is_sent_may_be_left_out():
     one, other = on_ranks(2, leaves_one_out)
     assert all(torch.equal(other[name], values) for name, values in one.items())
+
+
+def refused_on_each(rank, does, match):
+    """Each rank gets the error, and the model is as before."""
+    model, optimizer = begun("torch")
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    with pytest.raises(ziggurat.torch.InvalidArgument, match=match):
+        does(rank, model, optimizer)
+    assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
+
+
+def writes_its_own(rank, model, _):
+    torch.manual_seed(rank)
+    with ziggurat.torch.gathered(model.norm.weight), torch.no_grad():
+        torch.nn.init.normal_(model.norm.weight)
+
+
+def saves_alone(rank, model, optimizer):
+    with tempfile.TemporaryDirectory() as folder:
+        if rank == 0:
+            ziggurat.torch.save_checkpoint(folder, optimizer, model)
+        else:
+            step(model, optimizer, tokens_of(1))
+
+
+@pytest.mark.parametrize(
+    ("does", "match"),
+    [
+        (writes_its_own, "have written different values into parameter 'norm.weight'"),
+        (saves_alone, r"rank 0 is at save_checkpoint\(\).*rank 1 at the end of a backward"),
+    ],
+)
+def test_what_ranks_do_differently_is_refused_on_each(does, match):
+    on_ranks(2, refused_on_each, does, match)
+
+
+def begins_with_its_own(rank):
+    model = gpt()
+    model.narrow.weight.requires_grad_(False)
+    with torch.no_grad():
+        model.narrow.weight.add_(rank)
+    model = ziggurat.torch.offload(model, memory="1MiB")
+    optimizer = ziggurat.torch.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    with pytest.raises(ziggurat.torch.InvalidArgument, match="the parameters of rank 1 differ from those of rank 0"):
+        loss_of(model, tokens_of(0))
+    optimizer.close()
+
+
+def test_a_frozen_parameter_that_differs_is_refused():
+    on_ranks(2, begins_with_its_own)
+
+
+def freezes_its_own(rank):
+    model = gpt()
+    model.blocks[rank].requires_grad_(False)
+    model = ziggurat.torch.offload(model, memory="1MiB")
+    optimizer = ziggurat.torch.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    with pytest.raises(ziggurat.torch.InvalidArgument, match="rank 1 trains parameter 'blocks.0.*which rank 0 does not"):
+        loss_of(model, tokens_of(0))
+    optimizer.close()
+
+
+def test_ranks_that_train_other_parameters_are_refused():
+    on_ranks(2, freezes_its_own)
+
+
+def finds_no_room(rank):
+    model = ziggurat.torch.offload(gpt(), memory="640KiB")
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2)
+    step(model, optimizer, tokens_of(rank))
+    if rank == 1:
+        with pytest.raises(ziggurat.ResourceExhausted, match="has no room"):
+            with ziggurat.torch.gathered(model.parameters()):
+                pass
+    step(model, optimizer, tokens_of(rank))
+    optimizer.close()
+
+
+def test_a_unit_without_room_is_refused_and_the_others_go_on():
+    on_ranks(2, finds_no_room)
+
+
+def takes_turns(rank, interleaved):
+    model, optimizer = begun("torch")
+    given = [(tokens_of(10 * rank + at),) for at in range(2 + rank)]  # another number on each rank
+    if interleaved:
+        ziggurat.torch.micro_batches(model, [(one[:, :-1],) for (one,) in given], mean_of)
+    else:
+        for at, (one,) in enumerate(given):
+            with optimizer.no_sync() if at + 1 < len(given) else contextlib.nullcontext():
+                mean_of(model(one[:, :-1]), None).backward()
+    optimizer.step()
+    found = {name: values.clone() for name, values in model.state_dict().items()}
+    optimizer.close()
+    return found
+
+
+def mean_of(output, _):
+    return output.square().mean()
+
+
+def test_micro_batches_are_those_of_a_loop_that_sends_once():
+    for loop, turns in zip(on_ranks(2, takes_turns, False), on_ranks(2, takes_turns, True), strict=True):
+        assert all(torch.equal(turns[name], values) for name, values in loop.items())
 
 
 if __name__ == "__main__":
