@@ -4,10 +4,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bytes.h"
@@ -127,34 +131,74 @@ std::vector<WholePlace> pieces_of(const ConfigSetting& given) {
   return places;
 }
 
-DType dtype_named(const json& name) {
-  if (const std::optional<DType> dtype = parse_dtype(name.get<std::string>())) return *dtype;
-  throw wrong(fmt::format(
-      "setting \"wholes\": \"dtype\" is {}: give \"fp32\", \"bf16\" or \"fp16\"", name.dump()));
-}
+/// An entry of the list "wholes", whose fields it reads by name. Errors: kInvalidArgument, which
+/// names the entry and the field.
+class WholeEntry {
+ public:
+  WholeEntry(const json& its, std::size_t number) : its_(its), number_(number) {
+    if (!its.is_object()) throw wrong_entry("is no object");
+    constexpr std::array<std::string_view, 8> kFields{"name",  "count", "dtype",   "unit",
+                                                      "param", "first", "trained", "optional"};
+    for (const auto& [name, value] : its.items())
+      if (std::ranges::find(kFields, name) == kFields.end())
+        throw wrong_entry(fmt::format("has an unknown field \"{}\"", name));
+  }
+
+  bool has(const char* name) const { return its_.contains(name) && !its_.at(name).is_null(); }
+  std::string text(const char* name) const {
+    if (has(name) && its_.at(name).is_string()) return its_.at(name).get<std::string>();
+    throw wrong_field(name, "a text");
+  }
+  template <class Number>
+  Number number(const char* name) const {
+    if (has(name) && its_.at(name).is_number_unsigned()) {
+      const auto value = its_.at(name).get<std::uint64_t>();
+      if (value <= std::numeric_limits<Number>::max()) return static_cast<Number>(value);
+    }
+    throw wrong_field(name, "a whole number, and in range");
+  }
+  bool flag(const char* name, bool otherwise) const {
+    if (!has(name)) return otherwise;
+    if (its_.at(name).is_boolean()) return its_.at(name).get<bool>();
+    throw wrong_field(name, "true or false");
+  }
+  DType dtype() const {
+    if (const std::optional<DType> known = parse_dtype(text("dtype"))) return *known;
+    throw wrong_field("dtype", "\"fp32\", \"bf16\" or \"fp16\"");
+  }
+
+ private:
+  Error wrong_entry(const std::string& why) const {
+    return wrong(fmt::format("setting \"wholes\": entry {} {}", number_, why));
+  }
+  Error wrong_field(const char* name, const char* must_be) const {
+    return wrong_entry(fmt::format("has a wrong \"{}\": it is {}, and must be {}", name,
+                                   its_.contains(name) ? its_.at(name).dump() : "missing",
+                                   must_be));
+  }
+
+  const json& its_;
+  std::size_t number_;
+};
 
 /// Reads a list of whole parameters, of which each rank has slices.
 std::vector<WholeParam> wholes_of(const ConfigSetting& given) {
   if (!given.value.is_array())
     throw wrong(fmt::format("{}: the value must be a list", described(given)));
   std::vector<WholeParam> wholes;
-  try {
-    for (const json& its : given.value) {
-      WholeParam whole{.name = its.at("name").get<std::string>(),
-                       .count = its.at("count").get<std::uint64_t>(),
-                       .dtype = dtype_named(its.at("dtype")),
-                       .unit = its.at("unit").get<std::uint32_t>(),
-                       .trained = its.value("trained", true),
-                       .optional = its.value("optional", false)};
-      if (its.contains("param") && !its.at("param").is_null()) {
-        whole.own = its.at("param").get<ParamId>();
-        whole.first = its.at("first").get<std::uint64_t>();
-      }
-      wholes.push_back(std::move(whole));
+  for (const json& its : given.value) {
+    const WholeEntry entry(its, wholes.size());
+    WholeParam whole{.name = entry.text("name"),
+                     .count = entry.number<std::uint64_t>("count"),
+                     .dtype = entry.dtype(),
+                     .unit = entry.number<std::uint32_t>("unit"),
+                     .trained = entry.flag("trained", true),
+                     .optional = entry.flag("optional", false)};
+    if (entry.has("param")) {
+      whole.own = entry.number<ParamId>("param");
+      whole.first = entry.number<std::uint64_t>("first");
     }
-  } catch (const json::exception& error) {
-    throw wrong(fmt::format("setting \"wholes\": entry {} is not what ziggurat.h describes: {}",
-                            wholes.size(), error.what()));
+    wholes.push_back(std::move(whole));
   }
   return wholes;
 }

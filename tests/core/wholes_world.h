@@ -47,7 +47,7 @@ inline const std::vector<Whole> kWholes{
     {.name = "expert", .count = 20'000, .dtype = DType::kFloat32, .unit = 4, .optional = true},
     {.name = "expert.bias", .count = 50, .dtype = DType::kBFloat16, .unit = 4, .optional = true}};
 inline constexpr StreamedUnit kWholeUnits = 5;
-/// Of the device: for all units, and for the largest and one more.
+/// Memory of the device: for all units, and for the largest and one more.
 inline constexpr std::uint64_t kRoomy = 4 * kMiB;
 inline constexpr std::uint64_t kTight = kMiB;
 

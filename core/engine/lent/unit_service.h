@@ -106,7 +106,7 @@ class UnitService {
   Served served_;
   std::unique_ptr<Communicator> requests_;
   std::unique_ptr<Communicator> answers_;
-  // Of turns, which end when what they wait for has ended, also in an engine that has ended.
+  // The turns end when what they wait for has ended, also in an engine that has ended.
   CancelScope to_the_end_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::uint64_t generation_ = 0;
