@@ -57,7 +57,7 @@ theirs. :func:`save_checkpoint` writes a checkpoint, in the background if you li
 are used; :func:`gathered` brings them for other uses, and in :func:`streamed_init` a model is built
 that memory has no room for. :func:`micro_batches` brings each unit once for all micro-batches of a
 step. :func:`plan` says before what a run takes and moves, and ``optimizer.why_slow()`` what limits it.
-That is a first version: one rank, on the CPU. :func:`chunked_cross_entropy` is the loss of a large
+On several ranks each keeps slices of them. It computes on the CPU. :func:`chunked_cross_entropy` is the loss of a large
 vocabulary without its logits.
 
 On the CPU gradients are read and parameters written where PyTorch has them: nothing is copied. On
