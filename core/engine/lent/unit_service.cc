@@ -7,26 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
 #include <optional>
 #include <string_view>
 #include <utility>
 
+#include "core/engine/state/rank_messages.h"
+
 namespace ziggurat {
-namespace {
-
-std::vector<int> everyone(const Communicator& ranks) {
-  std::vector<int> all(static_cast<std::size_t>(ranks.world_size()));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
-template <class Message>
-std::span<std::byte> bytes_of(Message& message) {
-  return std::as_writable_bytes(std::span(&message, 1));
-}
-
-}  // namespace
 
 /// The head of an answer. Messages follow if all is there.
 struct UnitService::Answer {
@@ -58,7 +45,7 @@ Task<UnitService::Came> UnitService::bring(int rank, StreamedUnit unit, std::uin
   Request request{.kind = Request::Kind::kUnit, .unit = unit, .generation = generation};
   // From here to the send nothing may come between: answers come in the order of requests.
   const std::uint64_t number = peer(rank).asked++;
-  Task<> sending = requests_->send(bytes_of(request), rank);
+  Task<> sending = requests_->send(bytes_of_message(request), rank);
   Came came = Came::kWhole;
   std::exception_ptr error;
   try {
@@ -80,7 +67,7 @@ Task<UnitService::Came> UnitService::bring(int rank, StreamedUnit unit, std::uin
 Task<> UnitService::receive(int rank, std::span<const std::span<std::byte>> messages, Came& came) {
   for (const std::span<std::byte> message : messages) {
     Answer head;
-    co_await answers_->recv(bytes_of(head), rank);
+    co_await answers_->recv(bytes_of_message(head), rank);
     if (head.refusal != 0) {
       throw Error(static_cast<ErrorCode>(head.refusal - 1),
                   fmt::format("rank {}: {}", rank, head.why.data()));
@@ -106,7 +93,7 @@ Task<> UnitService::serve(int from, bool noticed) {
   Request request;
   std::exception_ptr error;
   try {
-    co_await requests_->recv(bytes_of(request), from);
+    co_await requests_->recv(bytes_of_message(request), from);
     if (request.kind == Request::Kind::kClosed) {
       its.closed = true;
       co_await send_request(from, {.kind = Request::Kind::kHeard});
@@ -170,18 +157,18 @@ Task<> UnitService::give(int from, StreamedUnit unit) {
 
 Task<> UnitService::say(int from, Came came) {
   Answer head{.came = came};
-  co_await answers_->send(bytes_of(head), from);
+  co_await answers_->send(bytes_of_message(head), from);
 }
 
 Task<> UnitService::refuse(int from, const Error& error) {
   Answer head{.refusal = 1 + static_cast<std::uint64_t>(error.code())};
   const std::string_view words = error.what();
   std::memcpy(head.why.data(), words.data(), std::min(words.size(), head.why.size() - 1));
-  co_await answers_->send(bytes_of(head), from);
+  co_await answers_->send(bytes_of_message(head), from);
 }
 
 Task<> UnitService::send_request(int to, Request request) {
-  co_await requests_->send(bytes_of(request), to);
+  co_await requests_->send(bytes_of_message(request), to);
 }
 
 Task<> UnitService::begin_changes() {

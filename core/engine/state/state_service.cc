@@ -7,23 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
 #include <optional>
 #include <utility>
 
+#include "core/engine/state/rank_messages.h"
+
 namespace ziggurat {
 namespace {
-
-std::vector<int> everyone(const Communicator& ranks) {
-  std::vector<int> all(static_cast<std::size_t>(ranks.world_size()));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
-template <class Message>
-std::span<std::byte> bytes_of(Message& message) {
-  return std::as_writable_bytes(std::span(&message, 1));
-}
 
 /// Packs pieces one after another, each as the length of its name, its count and its name.
 std::vector<std::byte> packed(const std::vector<RankPiece>& pieces) {
@@ -119,10 +109,10 @@ Task<> StateService::read(int rank, std::uint64_t piece, std::uint64_t state,
                             rank));
   }
   Request request{.piece = piece, .state = state, .generation = generation};
-  co_await requests_->send(bytes_of(request), rank);
+  co_await requests_->send(bytes_of_message(request), rank);
   for (std::span<float> left = values; !left.empty();) {
     Answer head;
-    co_await answers_->recv(bytes_of(head), rank);
+    co_await answers_->recv(bytes_of_message(head), rank);
     if (head.refusal != 0) {
       throw Error(static_cast<ErrorCode>(head.refusal - 1),
                   fmt::format("rank {}: {}", rank, head.why.data()));
@@ -155,7 +145,7 @@ Task<> StateService::serve(int from) {
   Request request;
   std::exception_ptr lost;
   try {
-    co_await requests_->recv(bytes_of(request), from);
+    co_await requests_->recv(bytes_of_message(request), from);
   } catch (...) {
     lost = std::current_exception();
   }
@@ -195,7 +185,7 @@ Task<> StateService::give(int from, const Request& request) {
                 "this rank is closing its engine, so its pieces cannot be read any more");
   const Give send = [this, from](std::span<const float> values) -> Task<> {
     Answer head{.count = values.size()};
-    co_await answers_->send(bytes_of(head), from);
+    co_await answers_->send(bytes_of_message(head), from);
     co_await answers_->send(std::as_bytes(values), from);
   };
   co_await served_.read(request.piece, request.state, send);
@@ -205,7 +195,7 @@ Task<> StateService::refuse(int from, const Error& error) {
   Answer head{.refusal = 1 + static_cast<std::uint64_t>(error.code())};
   const std::string_view words = error.what();
   std::memcpy(head.why.data(), words.data(), std::min(words.size(), head.why.size() - 1));
-  co_await answers_->send(bytes_of(head), from);
+  co_await answers_->send(bytes_of_message(head), from);
 }
 
 Task<> StateService::until_heard(Peer& peer) {
@@ -218,7 +208,7 @@ Task<> StateService::tell_closed(int rank, Begun begun) {
   co_await until_heard(peer(rank));
   if (peer(rank).closed) co_return;
   Request notice{.kind = Request::Kind::kClosed, .begun = begun};
-  co_await requests_->send(bytes_of(notice), rank);
+  co_await requests_->send(bytes_of_message(notice), rank);
 }
 
 Task<> StateService::close(Begun begun) {
