@@ -63,7 +63,7 @@ class Init(contextlib.AbstractContextManager["Init"]):
             ranks = torch.distributed.get_world_size() if several else 1
             read = Config(given, world_size=ranks)
             dtype = dtype_of(read) if dtype is None else dtype
-            if _streamed.streams(read, ranks):
+            if _streamed.streams(read):
                 self._folder = _streamed.nvme_path_of(read)
         self._dtype = dtype if enabled and module is None else None
         self._inside = contextlib.ExitStack()
