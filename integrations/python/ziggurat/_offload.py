@@ -17,6 +17,7 @@ from ziggurat._opened import is_lent
 from ziggurat._passes import enter_at_call
 from ziggurat._pins import PinnedUnit
 from ziggurat._placement import Homes
+from ziggurat._ranks import rank_count
 from ziggurat._refusals import check_model
 from ziggurat._streaming import Streaming, streaming_of
 from ziggurat._table_rows import grad_in_file
@@ -95,6 +96,7 @@ def offload(
     division = divide(model, units, tiles=tiles)
     _check_params(division)
     division.leave_in_files({param for param in model.parameters() if param.requires_grad})
+    division.set_ranks(rank_count())  # whole units take other memory than parts that one engine has
     division.require(memory_bytes)
     found = find_head(model, chunked_loss)
     streaming = Streaming(division, homes, memory_bytes)

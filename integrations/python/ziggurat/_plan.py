@@ -5,7 +5,6 @@ allocated."""
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 
 from ziggurat._asked import Asked, asked_of, buffer_bytes
 from ziggurat._frozen_files import FileMappings
@@ -14,7 +13,7 @@ from ziggurat._native import InvalidArgument
 from ziggurat._refusals import check_model
 from ziggurat._placement import Homes, parsed
 from ziggurat._plan_page import Plan
-from ziggurat._ranks import several_ranks
+from ziggurat._ranks import rank_count
 from ziggurat._streaming import Streaming, streaming_of
 from ziggurat._tile_choice import Tiles
 from ziggurat._unit_choice import Choice
@@ -94,7 +93,7 @@ def plan(
         division = divide(model, units, tiles=tiles, also_meta=True)
         trained = {param for param in model.parameters() if param.requires_grad}
         division.leave_in_files(trained, also_meta=frozen_in_files)
-        ranks = ranks or (dist.get_world_size() if several_ranks() else 1)
+        ranks = ranks or rank_count()
         division.set_ranks(ranks)
         asked = Asked(
             division=division,

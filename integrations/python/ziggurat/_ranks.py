@@ -450,5 +450,10 @@ def _free_ports() -> list[int]:
         return [one.getsockname()[1], other.getsockname()[1]]
 
 
+def rank_count() -> int:
+    """Returns how many ranks torch.distributed has; 1 without it."""
+    return dist.get_world_size() if several_ranks() else 1
+
+
 def several_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

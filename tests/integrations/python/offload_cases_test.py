@@ -687,15 +687,6 @@ def one_rank():
     torch.distributed.destroy_process_group()
 
 
-@pytest.fixture
-def two_ranks():
-    """A job of two processes, of which only this one is there."""
-    store = torch.testing._internal.distributed.fake_pg.FakeStore()
-    torch.distributed.init_process_group("fake", store=store, rank=0, world_size=2)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_models_that_something_else_has_are_refused_by_name(one_rank):
     models = {
@@ -709,20 +700,6 @@ def test_models_that_something_else_has_are_refused_by_name(one_rank):
     for message, model in models.items():
         with pytest.raises(ziggurat.Unimplemented, match=message):
             offload(model, memory="1GiB")
-
-
-def test_several_ranks_are_refused_at_offload(two_ranks):
-    with pytest.raises(ziggurat.Unimplemented, match="does not know several ranks yet: train with one process"):
-        offload(gpt(), memory="1GiB")
-
-
-def test_several_ranks_that_come_after_offload_are_refused_at_the_first_forward(request):
-    model = offload(gpt(), memory="1GiB")
-    optimizer = ziggurat.torch.AdamW(model.parameters())
-    request.getfixturevalue("two_ranks")
-    with pytest.raises(ziggurat.Unimplemented, match="does not know several ranks yet: train with one process"):
-        loss_of(model, tokens_of(0))
-    del optimizer
 
 
 @pytest.mark.parametrize("trained", [False, True])

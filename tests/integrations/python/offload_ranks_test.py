@@ -36,7 +36,9 @@ STEPS = 3
 
 
 def least(model):
-    return divide(model, "auto").smallest()[0]
+    division = divide(model, "auto")
+    division.set_ranks(dist.get_world_size())
+    return division.smallest()[0]
 
 
 def adamw(model, folder=None, **given):
