@@ -66,7 +66,8 @@ def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | N
     try:
         units = units_of(module)
         division = divide(module, units)
-        memory_bytes = _memory_of(module, division, config, ranks, on_nvme=path is not None)
+        division.set_ranks(ranks)
+        memory_bytes = _memory_of(module, division, config, on_nvme=path is not None)
         offload(
             module,
             memory=memory_bytes,
@@ -100,31 +101,22 @@ def _beside_bytes(division: Division, limits: ParamLimits) -> int:
     return sum(piece.size_bytes for piece in _pieces(division) if piece.elements <= threshold)
 
 
-def _memory_of(
-    module: torch.nn.Module, division: Division, config: Config, ranks: int, on_nvme: bool
-) -> int:
+def _memory_of(module: torch.nn.Module, division: Division, config: Config, on_nvme: bool) -> int:
     """Returns the memory for units: what the keys allow, and at least what works. An engine takes no more
-    of it than its parameters need. Leaves `division` that of `ranks`."""
+    of it than its parameters need."""
     limits = config.param_limits
-    least = []
-    # A rank has whole units in one piece each, a process alone has them in several. offload() looks at the
-    # second, and the engine, once it knows its ranks, at the first.
-    for count in (1, ranks):
-        division.set_ranks(count)
-        elements = limits.max_live + (_in_host_memory(limits) if on_nvme else 0)
-        asked = elements * _itemsize(module) + _beside_bytes(division, limits)
-        try:
-            division.require(asked, own_blocks=config.engine_arguments.get("state_format") == "8bit")
-        except InvalidArgument:
-            least.append(division.smallest())
-    if not least:
-        return asked
-    smallest, of_what = max(least)
-    say(
-        f"zero_optimization.stage3_max_live_parameters is {limits.max_live}, which is too little: "
-        f"parameters get {size_text(smallest)}, for {of_what}"
-    )
-    return smallest
+    elements = limits.max_live + (_in_host_memory(limits) if on_nvme else 0)
+    asked = elements * _itemsize(module) + _beside_bytes(division, limits)
+    try:
+        division.require(asked, own_blocks=config.engine_arguments.get("state_format") == "8bit")
+    except InvalidArgument:
+        smallest, of_what = division.smallest()
+        say(
+            f"zero_optimization.stage3_max_live_parameters is {limits.max_live}, which is too little: "
+            f"parameters get {size_text(smallest)}, for {of_what}"
+        )
+        return smallest
+    return asked
 
 
 def _in_host_memory(limits: ParamLimits) -> int:
