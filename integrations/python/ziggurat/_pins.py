@@ -386,26 +386,39 @@ class Pins:
             self.turns.served.call(call, unit.unit.number)
 
     def _acquire(self, unit: PinnedUnit, engine: Engine) -> None:
+        if self._can_never_fit(unit):
+            raise self._no_room(unit)
         try:
             self._in_one_thread(engine.acquire, unit)
         except ResourceExhausted as error:
             if not str(error).startswith("acquire("):  # a drive that is full, say
                 raise
-            in_use = ", ".join(f"'{one.name}'" for one in self.units if one.pins)
-            if self._until_step:
-                advice = "more memory, since a backward with create_graph keeps all units that it uses until the step"
-            else:
-                advice = "more memory, or smaller units"
-            raise ResourceExhausted(
-                f"unit '{unit.name}' takes {unit.unit.size_bytes} bytes, and beside the units in use "
-                f"({in_use or 'none'}) memory={self.memory_bytes} has no room for them: give offload() {advice}"
-            ) from error
+            raise self._no_room(unit) from error
         except ZigguratError:
             raise
         except BaseException:  # a signal's, most likely when the unit was acquired
             with contextlib.suppress(InvalidArgument):
                 self._in_one_thread(engine.release, unit)
             raise
+
+    def _can_never_fit(self, unit: PinnedUnit) -> bool:
+        """Returns whether a unit of whole parameters is larger than what those in use leave. An engine that
+        serves other ranks does not find this out itself: it waits for as long as they may still call it."""
+        if unit.unit.ranks == 1:
+            return False
+        there = [one for one in self.units if one.pins]
+        return sum(sum(one.unit.pieces()) for one in (*there, unit)) > self.memory_bytes
+
+    def _no_room(self, unit: PinnedUnit) -> ResourceExhausted:
+        in_use = ", ".join(f"'{one.name}'" for one in self.units if one.pins)
+        if self._until_step:
+            advice = "more memory, since a backward with create_graph keeps all units that it uses until the step"
+        else:
+            advice = "more memory, or smaller units"
+        return ResourceExhausted(
+            f"unit '{unit.name}' takes {unit.unit.size_bytes} bytes, and beside the units in use "
+            f"({in_use or 'none'}) memory={self.memory_bytes} has no room for them: give offload() {advice}"
+        )
 
     def _let_go(self, unit: PinnedUnit, opened: Opened) -> None:
         moved = []

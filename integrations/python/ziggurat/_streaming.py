@@ -288,9 +288,17 @@ class Streaming(Pins):
         it has no use for more than they need, and where they come and go for little more."""
         share_bytes = min(self.memory_bytes, self.division.share_of_engine(self.memory_bytes))
         all_bytes = self.division.all_bytes
-        if self.tier == "device":
+        if self.tier == "device" or self._stay_for_a_step():
             return min(share_bytes, all_bytes)
         return min(share_bytes, max(self.division.smallest()[0], 2 * all_bytes))
+
+    def _stay_for_a_step(self) -> bool:
+        """Returns whether all units that ranks have put together stay until a step changes all of them, so
+        that there are never holes between them."""
+        if self.ranks is None or not self.fits or "max_reuse_distance" in self.limits:
+            return False
+        units = self.division.units
+        return all(unit.trains(param) for unit in units for _, param in unit.params)
 
     def begin_opening(self, optimizer: Any, names: Sequence[str]) -> None:
         """Tells that `optimizer` is going to open an engine for the parameters `names`. Closes the

@@ -349,7 +349,9 @@ def test_a_damaged_byte_is_refused_on_all_ranks_and_what_they_have_stays(tmp_pat
 def test_saving_and_loading_take_memory_for_a_few_chunks(ranks, tmp_path):
     """Of a state of 1152 MiB on NVMe, in sixteen parameters."""
     rows, columns, count = 768, 8192, 16
-    config = CONFIG | BF16 | on_drive(tmp_path / "drive") | {"host_memory": "64MiB", "threads": 1}
+    # Among ranks each one's slices of the parameters are in it too.
+    slices = rows * columns * count * 2 // ranks if ranks > 1 else 0
+    config = CONFIG | BF16 | on_drive(tmp_path / "drive") | {"host_memory": (64 << 20) + slices, "threads": 1}
 
     def peak():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

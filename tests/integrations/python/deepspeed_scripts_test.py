@@ -2,7 +2,7 @@
 """Training scripts written for DeepSpeed run with one line changed, and train as they do there.
 
 Where DeepSpeed is installed the scripts run under it too, on the CPU, and the curves are compared:
-those on NVMe only by scripts/test --long, since DeepSpeed compiles its I/O for minutes first.
+most only by scripts/test --long, and those on NVMe since DeepSpeed compiles its I/O for minutes first.
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
@@ -101,7 +101,11 @@ def entropy_of_bytes() -> float:
     return -sum(share * math.log(share) for share in shares)
 
 
-@pytest.mark.parametrize("script", RANKS)
+# Of a kind that another one trains in the suite.
+LONG = ("stage3_adam", "stage3_nvme", "stage3_ranks_nvme")
+
+
+@pytest.mark.parametrize("script", [long_case(one) if one in LONG else one for one in RANKS])
 def test_a_script_trains(script: str, runs: Runs) -> None:
     losses = [line["loss"] for line in steps_of(runs.of(script))]
     assert len(losses) >= 40
@@ -116,9 +120,11 @@ def test_a_script_trains(script: str, runs: Runs) -> None:
         "offload_cpu",
         long_case("offload_nvme"),
         long_case("stage3_adam"),
-        "stage3_cpu",
+        long_case("stage3_cpu"),
         long_case("stage3_nvme"),
         "ranks",
+        "stage3_ranks",
+        long_case("stage3_ranks_nvme"),
     ],
 )
 def test_a_script_trains_as_under_deepspeed(script: str, runs: Runs) -> None:
@@ -127,7 +133,15 @@ def test_a_script_trains_as_under_deepspeed(script: str, runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", [long_case("offload_cpu"), long_case("stage3_adam"), "encoder_fp16", "ranks"]
+    "script",
+    [
+        long_case("offload_cpu"),
+        long_case("stage3_adam"),
+        "encoder_fp16",
+        "ranks",
+        long_case("stage3_ranks"),
+        long_case("stage3_ranks_nvme"),
+    ],
 )
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(
     script: str, runs: Runs, tmp_path: Path

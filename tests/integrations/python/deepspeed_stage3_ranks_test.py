@@ -1,86 +1,212 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO stage 3 on two ranks: parameters stay whole for now, and what streams() will let them do once it
-is asked for has the bits of whole ones.
+"""ZeRO stage 3 on two ranks: each keeps a slice of every parameter, with the bits of whole ones.
 
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
+import datetime
 import sys
 
 try:
     import pytest
     import torch
     import torch.distributed as dist
-    from deepspeed_stage3 import WIDTH, bits, config, made, same
+    from deepspeed_stage3 import UNIT, WIDTH, bits, config, figures, made, same
+    from long_cases import long_case
     from rank_runs import on_ranks
 except ImportError as missing:
     import missing_peer
 
     missing_peer.skip(missing)
 
+import ziggurat
 import ziggurat.deepspeed as deepspeed
 from ziggurat._streaming import is_away
-from ziggurat.deepspeed import _streamed
+from ziggurat.deepspeed import _meeting
 from ziggurat.deepspeed.utils import (
     safe_get_full_fp32_param,
+    safe_get_full_grad,
     safe_get_full_optimizer_state,
     safe_get_local_fp32_param,
+    safe_get_local_grad,
+    safe_get_local_optimizer_state,
     safe_set_full_fp32_param,
+    safe_set_full_grad,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
 )
+from ziggurat.deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+
+def input_of(step, rank):
+    torch.manual_seed(100 + 10 * step + rank)
+    return torch.randn(8, WIDTH, dtype=torch.bfloat16)
+
+
+def backward(engine, step, rank):
+    loss = engine(input_of(step, rank)).float().square().mean()
+    engine.backward(loss)
+    return loss.item()
 
 
 def train(engine, rank, first, last):
     losses = []
     for step in range(first, last):
-        torch.manual_seed(100 + 10 * step + rank)
-        loss = engine(torch.randn(8, WIDTH, dtype=torch.bfloat16)).float().square().mean()
-        engine.backward(loss)
+        losses.append(backward(engine, step, rank))
         engine.step()
-        losses.append(loss.item())
     return losses
 
 
-def run(rank, folder, param, state, stage, streams):
-    """What training, the calls and a checkpoint find, and whether parameters were away."""
-    if streams:
-        _streamed.streams = lambda config, ranks: config.zero_stage == 3
-    settings = config(folder, param, state, stage=stage, more={"gradient_accumulation_steps": 2})
-    engine = made(settings)
-    found = train(engine, rank, 0, 4)
+def settings_of(folder, param, state, stage):
+    return config(folder, param, state, stage=stage, more={"gradient_accumulation_steps": 2})
+
+
+def states_of(engine, weight):
+    """What all ranks find of a parameter's state, before a step and after, and what they set."""
+    found = [safe_get_full_grad(weight), safe_get_local_grad(weight)]
+    safe_set_full_grad(weight, found[0] * 2)
+    found.append(safe_get_full_grad(weight))
+    engine.step()
+    found += [safe_get_full_fp32_param(weight), safe_get_local_fp32_param(weight)]
+    found += [f(weight, "exp_avg") for f in (safe_get_full_optimizer_state, safe_get_local_optimizer_state)]
+    safe_set_full_fp32_param(weight, torch.full((WIDTH, WIDTH), 0.125))
+    safe_set_full_optimizer_state(weight, torch.zeros(WIDTH, WIDTH), "exp_avg")
+    with pytest.raises(ziggurat.Unimplemented, match="safe_set_full_fp32_param"):
+        safe_set_local_fp32_param(weight, found[4])
+    return found
+
+
+def alone(engine, folder):
+    """What rank 0 finds while the other one does something else."""
+    engine.eval()
+    with torch.no_grad():
+        evaluated = [engine(input_of(50 + i, 0)) for i in range(3)]
+    engine.train()
     weight = engine.module.blocks[1].linear.weight
-    away = is_away(weight)
-    with deepspeed.zero.GatheredParameters(weight, modifier_rank=0), torch.no_grad():
+    engine.save_16bit_model(folder)
+    saved = torch.load(f"{folder}/pytorch_model.bin", weights_only=True)
+    assert same(saved, dict(engine.module_state_dict()))
+    with deepspeed.zero.GatheredParameters(weight):
+        assert torch.equal(weight, saved["blocks.1.linear.weight"])
+    return [*evaluated, *saved.values(), safe_get_full_fp32_param(weight)]
+
+
+def run(rank, folder, param, state, stage):
+    """What training, the calls and checkpoints find, and whether parameters were away."""
+    _meeting._PATIENCE = datetime.timedelta(seconds=0.5)  # rank 0 saves alone
+    engine = made(settings_of(folder, param, state, stage))
+    weight = engine.module.blocks[1].linear.weight
+    with deepspeed.zero.GatheredParameters(weight, modifier_rank=0), torch.no_grad():  # before the engine
         if rank == 0:
             weight.fill_(0.25)
-    found += train(engine, rank, 4, 6)
-    found.append(safe_get_full_fp32_param(weight).sum().item())
-    found.append(safe_get_full_optimizer_state(weight, "exp_avg").sum().item())
-    found.append(safe_get_local_fp32_param(weight).numel())
-    safe_set_full_fp32_param(weight, torch.full((WIDTH, WIDTH), 0.125))
-    found += train(engine, rank, 6, 8)
+    found = train(engine, rank, 0, 4)
+    away = is_away(weight)
+    with deepspeed.zero.GatheredParameters(weight, modifier_rank=1), torch.no_grad():
+        if rank == 1:
+            weight.mul_(0.5)
+    found += train(engine, rank, 4, 7)
+    found += [backward(engine, 7, rank), *states_of(engine, weight)]
+    found += train(engine, rank, 8, 10)
+    found += alone(engine, folder) if rank == 0 else []
     if rank == 0:
-        engine.save_checkpoint(f"{folder}/out")
+        engine.save_checkpoint(f"{folder}/of_0")
     dist.barrier()
-    expected = train(engine, rank, 8, 10)
-    again = made(settings)
-    again.load_checkpoint(f"{folder}/out")
-    assert train(again, rank, 8, 10) == expected
-    assert same(bits(again), bits(engine))
+    found += train(engine, rank, 10, 12)
+    engine.save_checkpoint(f"{folder}/of_all")
+    found += train(engine, rank, 12, 14)
     values = bits(engine)
+    engine.load_checkpoint(f"{folder}/of_0")  # back
+    assert train(engine, rank, 10, 12) == found[-4:-2]
+    engine.load_checkpoint(f"{folder}/of_all", load_module_only=True)
+    module = bits(engine)
     dist.barrier()  # another rank may still read what this one has
-    again.destroy()
     engine.destroy()
-    return found, values, away
+    return found, values, module, away
 
 
-@pytest.mark.parametrize(("param", "state"), [("cpu", "nvme"), ("nvme", "cpu")])
+def go_on(rank, folder, param, state):
+    """What a run finds that goes on from what all ranks have saved."""
+    engine = made(settings_of(folder, param, state, 3))
+    engine.load_checkpoint(f"{folder}/of_all")
+    masters = {name: safe_get_full_fp32_param(p) for name, p in engine.module.named_parameters()}
+    values = bits(engine)
+    losses = train(engine, rank, 12, 14)
+    engine.destroy()
+    return masters, values, losses
+
+
+def equal(one, other):
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.parametrize(("param", "state"), [("cpu", "nvme"), long_case("nvme", "cpu")])
 def test_two_ranks_have_the_bits_of_whole_parameters(tmp_path, param, state):
-    whole = on_ranks(2, run, str(tmp_path / "whole"), param, state, 3, False)
-    streamed = on_ranks(2, run, str(tmp_path / "streamed"), param, state, 3, True)
-    for (found, values, away), (own_found, own_values, own_away) in zip(whole, streamed, strict=True):
+    whole = on_ranks(2, run, str(tmp_path / "whole"), param, state, 2)
+    folder = str(tmp_path / "streamed")
+    streamed = on_ranks(2, run, folder, param, state, 3)
+    for (found, values, module, away), (own_found, own_values, own_module, own_away) in zip(
+        whole, streamed, strict=True
+    ):
         assert (away, own_away) == (False, True)
-        assert own_found == found
-        assert same(own_values, values)
+        assert all(equal(*pair) for pair in zip(found, own_found, strict=True))
+        assert same(own_values, values) and same(own_module, module)
+    saved = get_fp32_state_dict_from_zero_checkpoint(f"{folder}/of_all")
+    for ranks in (1, 2, 3):
+        for rank, (masters, values, losses) in enumerate(on_ranks(ranks, go_on, folder, param, state)):
+            assert same(values, streamed[0][2]) and same(masters, saved)
+            assert ranks != 2 or losses == streamed[rank][0][-2:]
+
+
+def waits_of(rank, folder):
+    """How often a step waits for a unit, by what a config says."""
+
+    def of(param="cpu", ahead=0, offload_param=None, **keys):
+        keys |= {"stage3_prefetch_bucket_size": ahead}  # which would hide what is brought again
+        return figures(config(folder, param, offload_param=offload_param, **keys))["prefetch_misses"]
+
+    room, none = {"stage3_max_live_parameters": 20 * UNIT}, {"stage3_max_reuse_distance": 0}
+    stays = none | {"stage3_param_persistence_threshold": UNIT}
+    little, again, drive = of(), of(**none), of("nvme")
+    return {
+        "stage3_max_live_parameters": (little, of(stage3_max_live_parameters=6 * UNIT)),
+        "stage3_max_reuse_distance": (of(**room, **none), of(**room, stage3_max_reuse_distance=100 * UNIT)),
+        "stage3_prefetch_bucket_size": (little, of(ahead=UNIT)),
+        "stage3_param_persistence_threshold": (again, of(**stays)),
+        "stage3_model_persistence_threshold": (of(**stays, stage3_model_persistence_threshold=UNIT), of(**stays)),
+        "max_in_cpu": (drive, of("nvme", offload_param={"max_in_cpu": 6 * UNIT})),
+        "buffer_size": (drive, of("nvme", offload_param={"buffer_count": 6, "buffer_size": UNIT})),
+        "leaf_module": (of(**none, leaf_module={"classes": "Linear"}), again),
+    }
+
+
+def test_each_key_changes_what_ranks_bring(tmp_path):
+    for found in on_ranks(2, waits_of, str(tmp_path)):
+        for key, (more, fewer) in found.items():
+            assert more > fewer, (key, more, fewer)
+
+
+def refused(rank, folder):
+    engine = made(config(folder))
+    train(engine, rank, 0, 1)
+    everything = list(engine.module.parameters())
+    for modifier in (None, 0):
+        with (
+            pytest.raises(ziggurat.ResourceExhausted, match="stage3_max_live_parameters"),
+            deepspeed.zero.GatheredParameters(everything, modifier_rank=modifier),
+        ):
+            pass
+    train(engine, rank, 1, 2)
+    engine.save_checkpoint(f"{folder}/out")
+    with pytest.raises(ziggurat.InvalidArgument, match="rank 0 is at .*, but rank 1 at"):
+        if rank == 0:  # which writes what the other one has a part of
+            engine.load_checkpoint(f"{folder}/out", load_module_only=True)
+        else:
+            train(engine, rank, 2, 3)
+    engine.destroy()
+
+
+def test_what_cannot_be_is_refused_on_both(tmp_path):
+    on_ranks(2, refused, str(tmp_path))
 
 
 if __name__ == "__main__":

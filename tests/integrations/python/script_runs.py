@@ -25,10 +25,18 @@ RANKS = {
     "stage3_nvme": 1,
     "encoder_fp16": 1,
     "ranks": 2,
+    "stage3_ranks": 2,
+    "stage3_ranks_nvme": 2,
 }
 # Scripts that run with several settings.
-SOURCES = {"stage3_adam": "offload_cpu", "stage3_cpu": "offload_nvme", "stage3_nvme": "offload_nvme"}
-ON_NVME = ("offload_nvme", "stage3_nvme")
+SOURCES = {
+    "stage3_adam": "offload_cpu",
+    "stage3_cpu": "offload_nvme",
+    "stage3_nvme": "offload_nvme",
+    "stage3_ranks": "ranks",
+    "stage3_ranks_nvme": "ranks",
+}
+ON_NVME = ("offload_nvme", "stage3_nvme", "stage3_ranks_nvme")
 DEEPSPEED, OURS = "deepspeed", "ziggurat.deepspeed"
 
 Line = dict[str, float]

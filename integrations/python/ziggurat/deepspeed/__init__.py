@@ -13,8 +13,8 @@
 
 Scripts written for DeepSpeed 0.19 run with this import in place of theirs. Optimizer state is in
 host memory, or on a drive where ``offload_optimizer`` says "nvme". In stage 3 parameters are there too,
-as ``offload_param`` says, and are brought unit by unit; on several ranks, and on an accelerator, they
-stay whole for now.
+as ``offload_param`` says, on several ranks a slice of each on each rank, and are brought unit by unit;
+on an accelerator they stay whole for now.
 """
 
 from ziggurat.deepspeed import accelerator, checkpointing, comm, ops, runtime, utils, zero

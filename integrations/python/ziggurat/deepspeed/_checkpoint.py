@@ -212,7 +212,7 @@ def _groups_of(optimizer: Any) -> Any:
 
 
 def save_16bit(engine: Any, path: Path, exclude_frozen_parameters: bool) -> None:
-    """Saves the module from rank 0, because every rank has whole parameters."""
+    """Saves the module from rank 0, which reads what other ranks have of it; they need not wait."""
     if engine.global_rank == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         state = engine.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)

@@ -376,7 +376,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         ``latest``.
 
         All ranks call this and load the same save; to load the module alone, any rank may call it
-        by itself. Load only checkpoints that you trust: a ``client_state`` may run code as it is
+        by itself, unless ranks have divided its parameters (stage 3). Load only checkpoints that you trust: a ``client_state`` may run code as it is
         read. Errors, on all ranks: DataLoss, which names the file, if a file is damaged;
         InvalidArgument if something is missing or does not fit. After these errors the optimizer
         keeps its old state, and so does the module unless it refused a value. After a later error,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ziggurat._native import InvalidArgument, Unavailable
 from ziggurat._sharing import Alone
+from ziggurat._streaming import streaming_around
 from ziggurat.deepspeed import _files, _optimizers
 from ziggurat.deepspeed._checkpoint import MODULE
 from ziggurat.deepspeed._log import say
@@ -54,7 +55,9 @@ def load(
     load_module_only: bool,
     custom_load_fn: Callable[..., Any] | None,
 ) -> tuple[str | None, dict[str, Any] | None]:
-    alone = load_module_only or engine.optimizer is None
+    # Of a model that is divided among ranks, each writes its part.
+    divided = engine.dp_world_size > 1 and streaming_around(list(engine.module.parameters())) is not None
+    alone = engine.optimizer is None or (load_module_only and not divided)
     sharing = Alone() if alone else engine.optimizer._sharing
     with_scheduler = load_lr_scheduler_states and engine.lr_scheduler is not None
 
@@ -78,7 +81,7 @@ def load(
         else:
             custom_load_fn(src=found.state["module"], dst=engine.module)
 
-    if alone or not load_optimizer_states:
+    if alone or load_module_only or not load_optimizer_states:
         sharing.together(_CALL, load_module)
     else:
         _load_with_state(engine.optimizer, found, load_module)

@@ -69,7 +69,7 @@ class Settings:
         return self.zero_optimization_stage() >= 2
 
     def zero_optimization_partition_weights(self) -> bool:
-        """Returns what the stage says; on several ranks each has whole parameters all the same."""
+        """Returns what the stage says; parameters on an accelerator are whole all the same."""
         return self.zero_optimization_stage() >= 3
 
     def zero_offload_optimizer(self) -> Any:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes masters, moments and gradients of one parameter between steps."""
+"""Reads and writes masters, moments and gradients of one parameter between steps.
+
+What writes, and what reads gradients, is called by all ranks; a rank may read masters and moments alone.
+"""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class FolderReading:
     def _prove(self) -> None:
         """Reads and checks every byte before the state that it replaces is let go."""
         for param in self._numbers:
-            part = self._optimizer._sharing.part(param)
+            part = self._optimizer._part(param)  # which may be away
             for index in self._arrays(param).values():
                 for _ in self._values(index, part):
                     pass

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -17,16 +18,15 @@ from ziggurat._memory import size_text
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._offload import offload
 from ziggurat._streaming import Streaming, streaming_around
-from ziggurat._units import Division, UnitPart, divide
+from ziggurat._units import Division, divide
 from ziggurat.deepspeed._config import Config, ParamLimits
 from ziggurat.deepspeed._log import say
 from ziggurat.deepspeed._stage3_units import take_leaves, units_of
 
 
-def streams(config: Config, ranks: int) -> bool:
-    """Returns whether parameters leave the model. On several ranks they stay whole for now: this is the
-    one place that says so (deepspeed_stage3_ranks_test.py tries the other answer)."""
-    return config.zero_stage == 3 and ranks == 1
+def streams(config: Config) -> bool:
+    """Returns whether parameters leave the model."""
+    return config.zero_stage == 3
 
 
 def nvme_path_of(config: Config) -> str | None:
@@ -47,19 +47,14 @@ def nvme_path_of(config: Config) -> str | None:
 
 
 def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | None:
-    """Lets the optimizer that is made next keep the parameters, if the configuration asks for that.
-    Returns None if they stay in PyTorch's memory, which is said if the stage is 3."""
-    if config.zero_stage < 3:
+    """Lets the optimizer that is made next keep the parameters, or this one's slices of them among several
+    `ranks`, if the configuration asks for that. Returns None if they stay in PyTorch's memory, which is
+    said if the stage is 3."""
+    if not streams(config):
         return None
     known = streaming_around(list(module.parameters()))
     if known is not None:
         return known  # the script has called offload(), and its arguments hold
-    if not streams(config, ranks):
-        say(
-            f"zero_optimization.stage is 3: on {ranks} ranks parameters stay whole for now; gradients and "
-            "optimizer state are divided among the ranks"
-        )
-        return None
     path = nvme_path_of(config)
     state = config.offload_optimizer
     if path is not None and state is not None and state.device == "nvme" and path != state.nvme_path:
@@ -71,6 +66,7 @@ def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | N
     try:
         units = units_of(module)
         division = divide(module, units)
+        division.set_ranks(ranks)
         memory_bytes = _memory_of(module, division, config, on_nvme=path is not None)
         offload(
             module,
@@ -102,7 +98,7 @@ def _itemsize(module: torch.nn.Module) -> int:
 def _beside_bytes(division: Division, limits: ParamLimits) -> int:
     """Returns what parameters take that stay between their uses because they are small."""
     threshold = _threshold(division, limits)
-    return sum(part.home_bytes for part in _parts(division) if part.elements <= threshold)
+    return sum(piece.size_bytes for piece in _pieces(division) if piece.elements <= threshold)
 
 
 def _memory_of(module: torch.nn.Module, division: Division, config: Config, on_nvme: bool) -> int:
@@ -128,13 +124,26 @@ def _in_host_memory(limits: ParamLimits) -> int:
     return limits.max_in_cpu + limits.buffer_count * limits.buffer_size
 
 
-def _parts(division: Division) -> list[UnitPart]:
-    return [part for unit in division.units for part in unit.parts()]
+class _Piece(NamedTuple):
+    """What the engine brings and keeps by itself."""
+
+    elements: int
+    size_bytes: int
+
+
+def _pieces(division: Division) -> list[_Piece]:
+    """Returns a large parameter of a unit alone and the small ones together, or among several ranks, which
+    send a unit as a whole, the units."""
+    if all(unit.ranks == 1 for unit in division.units):
+        parts = [part for unit in division.units for part in unit.parts()]
+        return [_Piece(part.elements, part.home_bytes) for part in parts]
+    counts = {unit: sum(param.numel() for _, param in unit.params) for unit in division.units}
+    return [_Piece(count, sum(unit.pieces())) for unit, count in counts.items() if unit.pieces()]
 
 
 def _threshold(division: Division, limits: ParamLimits) -> int:
-    """Returns how many elements the largest parameter has that stays; 0 if none does."""
-    counts = Counter(part.elements for part in _parts(division))
+    """Returns how many elements the largest piece has that stays; 0 if none does."""
+    counts = Counter(piece.elements for piece in _pieces(division))
     total = largest = 0
     for size, count in sorted(counts.items()):
         total += size * count
@@ -147,7 +156,7 @@ def _threshold(division: Division, limits: ParamLimits) -> int:
 def _limits_of(division: Division, limits: ParamLimits, on_nvme: bool) -> dict[str, int]:
     """Returns the engine's settings. A limit that could change nothing is left out, since then the engine
     need not know when a unit is used next."""
-    sizes = [part.elements for part in _parts(division)]
+    sizes = [piece.elements for piece in _pieces(division)]
     most = 4 * sum(sizes)  # elements are used between two uses of a unit in a step
     given = {}
     distance = limits.max_reuse_distance + (_in_host_memory(limits) if on_nvme else 0)
@@ -158,6 +167,6 @@ def _limits_of(division: Division, limits: ParamLimits, on_nvme: bool) -> dict[s
         given["param_persistence_threshold"] = threshold
     ahead = limits.prefetch_bucket_size
     if ahead is not None and ahead < most:
-        # As in DeepSpeed, the parameter that reaches the limit comes too.
+        # As in DeepSpeed, what reaches the limit comes too.
         given["prefetch_bucket_size"] = ahead + max(sizes, default=0) if ahead > 0 else 0
     return given

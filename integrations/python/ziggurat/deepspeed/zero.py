@@ -63,7 +63,7 @@ class Init(contextlib.AbstractContextManager["Init"]):
             ranks = torch.distributed.get_world_size() if several else 1
             read = Config(given, world_size=ranks)
             dtype = dtype_of(read) if dtype is None else dtype
-            if _streamed.streams(read, ranks):
+            if _streamed.streams(read):
                 self._folder = _streamed.nvme_path_of(read)
         self._dtype = dtype if enabled and module is None else None
         self._inside = contextlib.ExitStack()
@@ -91,8 +91,8 @@ def GatheredParameters(
 ) -> Iterator[None]:
     """Brings the parameters for the block, whole and with the values of the newest step.
 
-    What `modifier_rank` writes inside is kept, on all ranks; the next step makes masters of it.
-    Without it, nothing may be written. Errors: ResourceExhausted if there is no room for all of them
+    What `modifier_rank` writes inside is kept, on all ranks, which all call this; the next step makes
+    masters of it. Without it, nothing may be written, and a rank may call this alone. Errors: ResourceExhausted if there is no room for all of them
     at once.
     """
     listed = [params] if isinstance(params, torch.Tensor) else list(params)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO stage 2 among two ranks, the optimizer's state in their memory, four micro-batches a step.
+"""ZeRO stage 2 or 3 among two ranks, the optimizer's state in their memory, four micro-batches a step.
 
 python -m torch.distributed.run --standalone --nproc-per-node 2 -- ranks.py
     --deepspeed_config ds_ranks.json --data TEXT [--log FILE] [--checkpoints DIR [--resume]]
