@@ -386,8 +386,6 @@ class Pins:
             self.turns.served.call(call, unit.unit.number)
 
     def _acquire(self, unit: PinnedUnit, engine: Engine) -> None:
-        if self._can_never_fit(unit):
-            raise self._no_room(unit)
         try:
             self._in_one_thread(engine.acquire, unit)
         except ResourceExhausted as error:
@@ -400,14 +398,6 @@ class Pins:
             with contextlib.suppress(InvalidArgument):
                 self._in_one_thread(engine.release, unit)
             raise
-
-    def _can_never_fit(self, unit: PinnedUnit) -> bool:
-        """Returns whether a unit of whole parameters is larger than what those in use leave. An engine that
-        serves other ranks does not find this out itself: it waits for as long as they may still call it."""
-        if unit.unit.ranks == 1:
-            return False
-        there = [one for one in self.units if one.pins]
-        return sum(sum(one.unit.pieces()) for one in (*there, unit)) > self.memory_bytes
 
     def _no_room(self, unit: PinnedUnit) -> ResourceExhausted:
         in_use = ", ".join(f"'{one.name}'" for one in self.units if one.pins)
