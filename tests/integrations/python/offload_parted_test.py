@@ -122,8 +122,11 @@ WAYS = {
 ENDS_WELL = (ends_early, steps_twice)
 
 
-@pytest.mark.parametrize("exchange", ["torch", "ziggurat"])
-@pytest.mark.parametrize("does", WAYS, ids=lambda does: does.__name__)
+@pytest.mark.parametrize(
+    ("does", "exchange"),
+    [*((does, "torch") for does in WAYS), (goes_on, "ziggurat"), (writes_alone, "ziggurat")],
+    ids=lambda one: getattr(one, "__name__", one),
+)
 def test_ranks_that_part_end_and_say_where(does, exchange):
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/out"

@@ -79,11 +79,9 @@ def family(rank, world, name, dtype, home, folder):
 
 
 IN_THE_SUITE = {
-    (2, "tied", "bf16", "host"),
     (2, "mixture of experts", "fp32", "host"),
     (2, "encoder-decoder", "bf16", "nvme"),
     (3, "llama", "fp32", "nvme"),
-    (3, "gpt", "bf16", "host"),
 }
 CASES = [
     pytest.param(*case, marks=[] if case in IN_THE_SUITE else long)
