@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 
 from ziggurat._file_memory import empty_in_file, let_pages_go
 from ziggurat._frozen_files import FileRange
+from ziggurat._native import InvalidArgument
 from ziggurat._subclass import TILED, subclass
 from ziggurat._torch_private import in_functional_transform, uncompiled
 
@@ -66,6 +67,15 @@ class Tiled:
         """Returns the directory in which the gradient is made, as large as the weight. None: in memory."""
         opened = self._streaming.opened
         return None if opened is None or self._place is None else opened.store
+
+    def require_rows(self, weight: torch.Tensor) -> None:
+        """Errors: InvalidArgument if the weight has other rows than it was cut into."""
+        rows = self._rows[-1].stop
+        if len(weight) != rows:
+            raise InvalidArgument(
+                f"parameter '{self._name}' has {len(weight)} rows, but offload() has cut it into tiles when it had "
+                f"{rows}: grow a vocabulary before offload()"
+            )
 
     def each(self, is_brought: bool = True, backward: bool = False) -> Iterator[slice]:
         """Yields the rows of each tile, which are there until the next is asked for, if `is_brought`. A backward
@@ -123,6 +133,7 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(
             input if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None
         )
+        tiled.require_rows(weight)
         ctx.like = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
         output = input.new_empty(*input.shape[:-1], len(weight))
         used = input.dtype if casts else None

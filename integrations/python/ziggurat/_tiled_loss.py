@@ -48,6 +48,7 @@ class _TiledCrossEntropy(torch.autograd.Function):
         how: How,
         tiled: Tiled,
     ) -> torch.Tensor:
+        tiled.require_rows(weight)
         largest, sums, of_labels = (torch.zeros(len(counted), dtype=how.wide) for _ in range(3))
         largest.fill_(-torch.inf)
         for rows in tiled.each():
@@ -57,8 +58,10 @@ class _TiledCrossEntropy(torch.autograd.Function):
                 inside, at = tile.labels(targets[part])
                 of_labels[part][inside] = logits[inside, at]
                 top = torch.maximum(largest[part], logits.amax(1))
-                sums[part] *= (largest[part] - top).exp_()
-                sums[part] += logits.sub_(top.unsqueeze(1)).exp_().sum(1)
+                # Where all logits so far are -inf, as of words that a bias bans, the sum stays 0.
+                zero = top.masked_fill(top == -torch.inf, 0)
+                sums[part] *= (largest[part] - zero).exp_()
+                sums[part] += logits.sub_(zero.unsqueeze(1)).exp_().sum(1)
                 largest[part] = top
                 del logits  # or it would be there beside the next
         total = sums.log_().add_(largest)

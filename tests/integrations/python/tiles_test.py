@@ -415,6 +415,25 @@ def test_a_loss_without_logits(tmp_path, dtype, changes, bias):
     optimizer.close()
 
 
+def test_words_that_a_bias_bans_in_a_whole_tile():
+    plain, model = made(bias=True), made(bias=True)
+    x, labels = torch.randn(6, WIDTH), torch.full((6,), ROWS - 1)
+    for one in (plain, model):
+        with torch.no_grad():
+            one.lm_head.bias[: ROWS // 2] = -torch.inf
+    in_tiles(model)
+    loss = ziggurat.torch.chunked_cross_entropy(x, model.lm_head.weight, labels, bias=model.lm_head.bias)
+    expected = torch.nn.functional.cross_entropy(plain.lm_head(x), labels)
+    assert apart(loss, expected) < 1e-6
+
+
+def test_a_vocabulary_that_grows_after_offload_is_refused():
+    model = in_tiles(made(bias=False))
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(2 * ROWS, WIDTH))
+    with pytest.raises(ziggurat.torch.InvalidArgument, match="grow a vocabulary before offload"):
+        model.lm_head(torch.randn(6, WIDTH))
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_causal_model_computes_its_loss_in_tiles(tmp_path, monkeypatch, capfd, frozen):
     language_models = pytest.importorskip("language_models")
