@@ -40,6 +40,10 @@ def let_go(optimizer: EngineOptimizer, call: str) -> None:
     ranks call this."""
     stores = [opened.store for opened in optimizer._opened if opened.store is not None]
 
+    def give_back() -> None:
+        for opened in optimizer._opened:
+            opened.give_back()
+
     def close() -> None:
         for opened in optimizer._opened:
             opened.close()
@@ -50,6 +54,8 @@ def let_go(optimizer: EngineOptimizer, call: str) -> None:
             for file in Path(store).glob("rank*.ziggurat"):
                 file.unlink(missing_ok=True)
 
-    # All ranks close their stores first, because these may be in one directory.
+    # Ranks read slices of each other's engines. And all close their stores first, because these may be in one
+    # directory.
+    optimizer._sharing.together(call, give_back)
     optimizer._sharing.together(call, close)
     optimizer._sharing.together(call, remove)
