@@ -89,6 +89,7 @@ ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
         "first_elements",
         "force",
         "pieces",
+        "wholes",
         "initial_accumulator",
         "hpz",
         "json",
