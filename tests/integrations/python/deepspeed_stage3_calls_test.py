@@ -4,6 +4,7 @@
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
+import copy
 import sys
 
 try:
@@ -21,6 +22,7 @@ import ziggurat.deepspeed as deepspeed
 import ziggurat.torch
 from ziggurat._file_memory import is_in_file
 from ziggurat._streaming import is_away, streaming_of
+from ziggurat.deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from ziggurat.deepspeed.utils import (
     get_z3_leaf_modules,
     safe_get_full_fp32_param,
@@ -123,6 +125,44 @@ def test_what_is_gathered_and_not_written_keeps_its_master(tmp_path):
         pass
     train(gathered, 2, 4)
     assert same(bits(plain), bits(gathered))
+
+
+def maybe_zero_3(param):
+    """As scripts that fine-tune models of Hugging Face have it."""
+    if hasattr(param, "ds_id"):
+        assert param.ds_status == ZeroParamStatus.NOT_AVAILABLE
+        with deepspeed.zero.GatheredParameters([param]):
+            assert param.ds_status == ZeroParamStatus.AVAILABLE
+            return param.data.detach().cpu().clone()
+    return param.detach().cpu().clone()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_scripts_gather_what_has_an_id(tmp_path, stage):
+    engine = made(config(tmp_path, "cpu" if stage == 3 else None, stage=stage))
+    params = dict(engine.module.named_parameters())
+    for step in range(2):  # before the first forward, and when the parameters are away
+        assert same({name: maybe_zero_3(param) for name, param in params.items()}, bits(engine))
+        train(engine, step, step + 1)
+    if stage == 3:
+        assert len({param.ds_id for param in params.values()}) == len(params)
+        assert all(param.ds_shape == param.shape for param in params.values())
+        assert all(param.ds_numel == param.ds_shape.numel() for param in params.values())
+        weight = params["last.weight"]
+        with deepspeed.zero.GatheredParameters([weight]):
+            with deepspeed.zero.GatheredParameters([weight]):
+                pass
+            assert weight.ds_status == ZeroParamStatus.AVAILABLE
+        assert torch.equal(copy.deepcopy(engine.module).last.weight, maybe_zero_3(weight))
+        assert engine.zero_gather_16bit_weights_on_model_save()
+        assert same(engine._zero3_consolidated_16bit_state_dict(), bits(engine))
+    else:
+        with pytest.raises(ziggurat.InvalidArgument, match="module_state_dict"):
+            engine._zero3_consolidated_16bit_state_dict()
+    before = bits(engine)
+    engine.destroy()
+    assert not any(hasattr(param, "ds_id") for param in params.values())
+    assert same({name: maybe_zero_3(param) for name, param in params.items()}, before)
 
 
 def test_more_than_there_is_room_for_is_refused_by_the_key(tmp_path):

@@ -21,6 +21,7 @@ from ziggurat._streaming import Streaming, streaming_around
 from ziggurat._units import Division, divide
 from ziggurat.deepspeed._config import Config, ParamLimits
 from ziggurat.deepspeed._log import say
+from ziggurat.deepspeed._stage3_params import mark
 from ziggurat.deepspeed._stage3_units import take_leaves, units_of
 
 
@@ -54,6 +55,7 @@ def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | N
         return None
     known = streaming_around(list(module.parameters()))
     if known is not None:
+        mark(module.parameters())
         return known  # the script has called offload(), and its arguments hold
     path = nvme_path_of(config)
     state = config.offload_optimizer
@@ -80,6 +82,7 @@ def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | N
         return None
     streaming = streaming_around(list(module.parameters()))
     assert streaming is not None
+    mark(module.parameters())
     streaming.limits = _limits_of(division, config.param_limits, on_nvme=path is not None)
     streaming.returns_to_files = path is not None
     streaming.keeps_by = "call deepspeed.zero.register_external_parameter(module, param) before initialize()"

@@ -24,6 +24,7 @@ from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._log import logger
 from ziggurat.deepspeed._model_dtype import dtype_of
 from ziggurat.deepspeed._owners import owner_of
+from ziggurat.deepspeed._stage3_params import ZeroParamStatus, available
 from ziggurat.deepspeed._tiling import TiledLinear, TiledLinearReturnBias
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Init",
     "TiledLinear",
     "TiledLinearReturnBias",
+    "ZeroParamStatus",
     "register_external_parameter",
     "unregister_external_parameter",
 ]
@@ -112,7 +114,8 @@ def GatheredParameters(
                 f"GatheredParameters(): {error}: gather fewer parameters at once, or give "
                 "zero_optimization.stage3_max_live_parameters more"
             ) from error
-        yield
+        with available(listed):
+            yield
         if modifier_rank is not None and several:
             for param in listed:
                 # A copy, because the group's thread may have it longer than the block.
