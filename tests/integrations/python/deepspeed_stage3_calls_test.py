@@ -6,6 +6,7 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 
 import copy
 import sys
+from unittest import mock
 
 try:
     import pytest
@@ -22,6 +23,7 @@ import ziggurat.deepspeed as deepspeed
 import ziggurat.torch
 from ziggurat._file_memory import is_in_file
 from ziggurat._streaming import is_away, streaming_of
+from ziggurat.deepspeed import _streamed
 from ziggurat.deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from ziggurat.deepspeed.utils import (
     get_z3_leaf_modules,
@@ -253,6 +255,19 @@ def test_what_a_script_offloads_itself_stays_so(tmp_path):
     engine, *_ = deepspeed.initialize(model=model, config=config(tmp_path))
     train(engine, 0, 1)
     assert streaming_of(model.last.weight)[0].memory_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("param", ["cpu", "nvme"])
+def test_stage_3_without_an_optimizer_says_that_parameters_stay_whole(tmp_path, param):
+    settings = config(tmp_path, param)
+    del settings["optimizer"]
+    with mock.patch.object(_streamed, "say") as said:
+        engine = made(settings)
+    (line,) = (call.args[0] for call in said.call_args_list)
+    assert "has no optimizer" in line and ("have \"offload_param\" on nvme" in line) == (param == "cpu")
+    with torch.no_grad():
+        engine(torch.randn(8, WIDTH, dtype=torch.bfloat16))
+    assert not is_away(engine.module.last.weight)
 
 
 def test_a_script_with_an_optimizer_of_ziggurat_decides_itself(tmp_path):

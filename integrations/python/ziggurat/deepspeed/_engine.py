@@ -121,7 +121,9 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
             else:
                 made = _optimizers.in_place_of(client, self.module, self._where())
             self.client_optimizer = client
-        if made is not None:
+        if made is None:
+            _streamed.say_of_no_optimizer(self._config)
+        else:
             made._scale = self._scale
             _owners.take(made)
         return made

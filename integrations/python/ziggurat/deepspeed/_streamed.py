@@ -89,6 +89,21 @@ def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | N
     return streaming
 
 
+def say_of_no_optimizer(config: Config) -> None:
+    """Says that the stage has no effect without an optimizer, whose engine would keep the parameters."""
+    if not streams(config):
+        return
+    its = config.offload_param
+    on_nvme = its is not None and its.device == "nvme"
+    in_files = "make the model within deepspeed.zero.Init, which puts what is large into files"
+    on_drive = 'have "offload_param" on nvme, and ' + in_files
+    say(
+        "zero_optimization.stage is 3, but parameters stay whole where they were made, because the engine "
+        "has no optimizer, which would bring them: give initialize() one, or name one in the configuration; "
+        f"if the model is only evaluated and memory has no room for it, {in_files if on_nvme else on_drive}"
+    )
+
+
 def keep_on_drive(streaming: Streaming, folder: Path) -> None:
     """Tells where parameters are on a drive, if the optimizer's state is in host memory."""
     streaming.folder = os.fspath(folder)
