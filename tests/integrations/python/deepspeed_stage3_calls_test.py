@@ -23,7 +23,7 @@ import ziggurat.deepspeed as deepspeed
 import ziggurat.torch
 from ziggurat._file_memory import is_in_file
 from ziggurat._streaming import is_away, streaming_of
-from ziggurat.deepspeed import _streamed
+from ziggurat.deepspeed import _state_access, _streamed
 from ziggurat.deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from ziggurat.deepspeed.utils import (
     get_z3_leaf_modules,
@@ -203,6 +203,20 @@ def test_masters_moments_and_gradients_of_streamed_parameters(tmp_path, param):
     assert (safe_get_full_fp32_param(ours) == 0.125).all()
     assert train(engine, 2, 4) == train(whole, 2, 4)
     assert same(bits(engine), bits(whole))
+
+
+def test_what_is_set_is_kept_in_memory_until_the_first_step_alone(tmp_path):
+    engine = made(config(tmp_path))
+    weight = engine.module.blocks[0].linear.weight
+    for step in range(2):
+        safe_set_full_fp32_param(weight, torch.full((WIDTH, WIDTH), 0.125))
+        safe_set_full_optimizer_state(weight, torch.ones(WIDTH, WIDTH), "exp_avg")
+        assert (weight in _state_access._set_before) == (step == 0)
+        assert (safe_get_full_fp32_param(weight) == 0.125).all()
+        assert (safe_get_full_optimizer_state(weight, "exp_avg") == 1).all()
+        train(engine, step, step + 1)
+        assert weight not in _state_access._set_before
+        assert (safe_get_full_fp32_param(weight) != 0.125).any()
 
 
 def test_a_parameter_of_no_step_has_its_own_values_for_master(tmp_path):

@@ -23,6 +23,7 @@ from ziggurat.deepspeed import (
     _optimizers,
     _owners,
     _stage3_params,
+    _state_access,
     _streamed,
 )
 from ziggurat.deepspeed._config import Config
@@ -277,6 +278,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
             factor = _gradients.factor_of(norm, self.gradient_clipping(), divisor)
             _gradients.multiply(params, factor)
             self.optimizer.step()
+            _state_access.forget_set(param for param in params if param.grad is not None)
             if self.client_optimizer is not None:
                 # PyTorch's schedulers warn if the optimizer that they know makes no step.
                 self.client_optimizer._opt_called = True  # type: ignore[attr-defined]
