@@ -167,6 +167,40 @@ def test_scripts_gather_what_has_an_id(tmp_path, stage):
     assert same({name: maybe_zero_3(param) for name, param in params.items()}, before)
 
 
+def test_gathered_parameters_pass_over_none_and_say_what_else_was_given(tmp_path):
+    engine = made(config(tmp_path))
+    train(engine, 0, 1)
+    weight = engine.module.last.weight
+    with deepspeed.zero.GatheredParameters([weight, None]):  # as of a layer without a bias
+        assert weight.shape == weight.detach().clone().shape
+    with deepspeed.zero.GatheredParameters(None):
+        pass
+    for wrong in ([weight, "last.bias"], engine.module.last):
+        with (
+            pytest.raises(ziggurat.InvalidArgument, match="(?s)params has .*of type (str|Linear)"),
+            deepspeed.zero.GatheredParameters(wrong),
+        ):
+            pass
+
+
+def test_a_model_that_an_engine_has_is_refused_until_destroy(tmp_path):
+    engine = made(config(tmp_path))
+    train(engine, 0, 1)
+    with pytest.raises(ziggurat.InvalidArgument, match=r"an engine has this model already.*destroy\(\)"):
+        deepspeed.initialize(model=engine.module, config=config(tmp_path))
+    train(engine, 1, 2)
+    engine.destroy()
+    train(deepspeed.initialize(model=engine.module, config=config(tmp_path))[0], 2, 3)
+
+
+def test_what_is_away_names_the_calls_of_deepspeed(tmp_path):
+    engine = made(config(tmp_path))
+    train(engine, 0, 1)
+    for param in (engine.module.last.weight, engine.module.blocks[0].linear.weight):
+        with pytest.raises(ziggurat.InvalidArgument, match=r"with deepspeed.zero.GatheredParameters\(\[param\]\)"):
+            param.detach().sum()
+
+
 def test_more_than_there_is_room_for_is_refused_by_the_key(tmp_path):
     engine = made(config(tmp_path))
     train(engine, 0, 1)

@@ -82,6 +82,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         self._scale = loss_scale_of(config)
         self._directory: RunDirectory | None = None
         self._collate_fn = collate_fn
+        _streamed.require_no_engine(model)
         self.module = model
         self._prepare_module()
         self.client_optimizer: torch.optim.Optimizer | None = None

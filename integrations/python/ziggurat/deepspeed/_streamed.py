@@ -17,7 +17,7 @@ import torch
 from ziggurat._memory import size_text
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._offload import offload
-from ziggurat._streaming import Streaming, streaming_around
+from ziggurat._streaming import Streaming, is_away, streaming_around
 from ziggurat._units import Division, divide
 from ziggurat.deepspeed._config import Config, ParamLimits
 from ziggurat.deepspeed._log import say
@@ -85,8 +85,19 @@ def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | N
     mark(module.parameters())
     streaming.limits = _limits_of(division, config.param_limits, on_nvme=path is not None)
     streaming.returns_to_files = path is not None
+    streaming.brings_by = "deepspeed.zero.GatheredParameters([param])"
     streaming.keeps_by = "call deepspeed.zero.register_external_parameter(module, param) before initialize()"
     return streaming
+
+
+def require_no_engine(module: torch.nn.Module) -> None:
+    """Refuses a model that another engine keeps the parameters of. Errors: InvalidArgument."""
+    for name, param in module.named_parameters():
+        if is_away(param):
+            raise InvalidArgument(
+                f"initialize(): an engine has this model already, and keeps its parameter '{name}': call "
+                "destroy() of that engine before another one trains the model"
+            )
 
 
 def say_of_no_optimizer(config: Config) -> None:
