@@ -85,6 +85,7 @@ def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | N
     mark(module.parameters())
     streaming.limits = _limits_of(division, config.param_limits, on_nvme=path is not None)
     streaming.returns_to_files = path is not None
+    streaming.room_by, streaming.or_else = "give zero_optimization.stage3_max_live_parameters more", ""
     streaming.brings_by = "deepspeed.zero.GatheredParameters([param])"
     streaming.keeps_by = "call deepspeed.zero.register_external_parameter(module, param) before initialize()"
     return streaming

@@ -111,10 +111,8 @@ def GatheredParameters(
         try:
             there.enter_context(brought(listed) if modifier_rank is None else gathered(listed))
         except ResourceExhausted as error:
-            raise ResourceExhausted(
-                f"GatheredParameters(): {error}: gather fewer parameters at once, or give "
-                "zero_optimization.stage3_max_live_parameters more"
-            ) from error
+            said = f"GatheredParameters(): {error}, or gather fewer parameters at once"
+            raise ResourceExhausted(said) from error
         with available(listed):
             yield
         if modifier_rank is not None and several:
