@@ -281,6 +281,9 @@ class Asked:
                 # A sum in the gradient's own type is made where the first summand lies.
                 if part not in tables or wide > part.itemsize
             )
+        clipped = self._read_to_clip() if grads_on_drive else 0
+        if clipped:
+            here["largest gradient, while clipping reads it"] = clipped
         drive: dict[str, int] = {}
         (here if homes_here else drive)["parameters"] = homes
         if self.buffer_bytes:
@@ -302,6 +305,15 @@ class Asked:
         if sums + in_files:
             drive["gradients"] = sums + in_files
         return here, drive
+
+    def _read_to_clip(self) -> int:
+        """Returns what the norm of the largest gradient in a file takes, which is read whole. A 16-bit
+        one is widened beside itself, and a sum is in fp32 already."""
+        if not self.clips:
+            return 0
+        large = [part for part in self._parts(True) if part.members == 1 and part.elements >= TILE]
+        again = 0 if self.accumulation > 1 else 2
+        return max((part.elements * (4 + again * (part.itemsize < 4)) for part in large), default=0)
 
     def _exchanged(self) -> int:
         """Returns what gradients take among several ranks: what is sent and summed, and what backward makes

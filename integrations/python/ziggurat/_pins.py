@@ -191,6 +191,8 @@ class Pins:
         self.tables_in_files: dict[int, FileRange] = {}
         #: those of them that there is no room for
         self.tables: dict[int, FileRange] = {}
+        self.room_by = "give offload() more memory"  #: how units get more room
+        self.or_else = ", or smaller units"  #: what helps beside that
         self._opened: Opened | None = None
         self._lost: str | None = None  # if nothing here has the values: why, and what to do
         self._until_step: list[PinnedUnit] = []
@@ -402,12 +404,12 @@ class Pins:
     def _no_room(self, unit: PinnedUnit) -> ResourceExhausted:
         in_use = ", ".join(f"'{one.name}'" for one in self.units if one.pins)
         if self._until_step:
-            advice = "more memory, since a backward with create_graph keeps all units that it uses until the step"
+            why = ", since a backward with create_graph keeps all units that it uses until the step"
         else:
-            advice = "more memory, or smaller units"
+            why = self.or_else
         return ResourceExhausted(
             f"unit '{unit.name}' takes {unit.unit.size_bytes} bytes, and beside the units in use "
-            f"({in_use or 'none'}) memory={self.memory_bytes} has no room for them: give offload() {advice}"
+            f"({in_use or 'none'}) memory={self.memory_bytes} has no room for them: {self.room_by}{why}"
         )
 
     def _let_go(self, unit: PinnedUnit, opened: Opened) -> None:

@@ -143,6 +143,13 @@ class StateDicts(torch.optim.Optimizer):
         # Adagrad has its sums before the first step.
         return opened.steps_of(param) > 0 or self._kind == "adagrad"
 
+    def has_state_of(self, param: torch.Tensor) -> bool:
+        """Returns whether state_of() returns something, without reading it."""
+        if param not in self._opened_with:
+            return bool(self._to_load.get(param))
+        # Adagrad's sums begin at a given value.
+        return self._kind == "adagrad" or self._opened_with[param].steps_of(param) > 0
+
     def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns what ``torch.optim`` has in ``optimizer.state[param]``, in fp32: "step", the
         moments under their names there, and "master" if the parameter is not fp32. Empty before its
@@ -153,11 +160,10 @@ class StateDicts(torch.optim.Optimizer):
         call anything. For FSDP2's parameters the tensors are DTensors like the parameter."""
         if param not in self._opened_with:
             return dict(self._to_load.get(param, {}))
-        opened = self._opened_with[param]
-        steps = opened.steps_of(param)
-        if steps == 0 and self._kind != "adagrad":  # Adagrad's sums begin at a given value
+        if not self.has_state_of(param):
             return {}
-        state = {"step": torch.tensor(float(steps))}
+        opened = self._opened_with[param]
+        state = {"step": torch.tensor(float(opened.steps_of(param)))}
         for name in MOMENTS[self._kind]:
             state[name] = self._sharing.whole_state(opened, param, name)
         if param.dtype != torch.float32:

@@ -119,6 +119,8 @@ class Streaming(Pins):
         self.limits: dict[str, int] = {}
         #: how a unit is there as long as the model runs
         self.keeps_by = "give offload() units without '{unit}'"
+        #: how a script brings a parameter itself
+        self.brings_by = "ziggurat.torch.gathered([param])"
         #: where parameters are on a drive if the optimizer's state is in host memory
         self.folder: str | None = None
         self._opening = threading.RLock()
@@ -726,11 +728,11 @@ class Streaming(Pins):
         if held.unit.name == ROOT:
             return kind(
                 f"{where} is used outside of the model's forward and backward, which bring it: call the "
-                "model, or use it within `with ziggurat.torch.gathered([param])`"
+                f"model, or use it within `with {self.brings_by}`"
             )
         return kind(
             f"{where} is away, because only the forward and backward of that unit's module bring "
-            "it: use it within `with ziggurat.torch.gathered([param])`, or "
+            f"it: use it within `with {self.brings_by}`, or "
             f"{self.keeps_by.format(unit=held.unit.name)}, so that it is there while the model runs"
         )
 

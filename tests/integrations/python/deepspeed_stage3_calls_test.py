@@ -4,7 +4,9 @@
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
+import copy
 import sys
+from unittest import mock
 
 try:
     import pytest
@@ -21,6 +23,8 @@ import ziggurat.deepspeed as deepspeed
 import ziggurat.torch
 from ziggurat._file_memory import is_in_file
 from ziggurat._streaming import is_away, streaming_of
+from ziggurat.deepspeed import _state_access, _streamed
+from ziggurat.deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from ziggurat.deepspeed.utils import (
     get_z3_leaf_modules,
     safe_get_full_fp32_param,
@@ -125,15 +129,88 @@ def test_what_is_gathered_and_not_written_keeps_its_master(tmp_path):
     assert same(bits(plain), bits(gathered))
 
 
+def maybe_zero_3(param):
+    """As scripts that fine-tune models of Hugging Face have it."""
+    if hasattr(param, "ds_id"):
+        assert param.ds_status == ZeroParamStatus.NOT_AVAILABLE
+        with deepspeed.zero.GatheredParameters([param]):
+            assert param.ds_status == ZeroParamStatus.AVAILABLE
+            return param.data.detach().cpu().clone()
+    return param.detach().cpu().clone()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_scripts_gather_what_has_an_id(tmp_path, stage):
+    engine = made(config(tmp_path, "cpu" if stage == 3 else None, stage=stage))
+    params = dict(engine.module.named_parameters())
+    for step in range(2):  # before the first forward, and when the parameters are away
+        assert same({name: maybe_zero_3(param) for name, param in params.items()}, bits(engine))
+        train(engine, step, step + 1)
+    if stage == 3:
+        assert len({param.ds_id for param in params.values()}) == len(params)
+        assert all(param.ds_shape == param.shape for param in params.values())
+        assert all(param.ds_numel == param.ds_shape.numel() for param in params.values())
+        weight = params["last.weight"]
+        with deepspeed.zero.GatheredParameters([weight]):
+            with deepspeed.zero.GatheredParameters([weight]):
+                pass
+            assert weight.ds_status == ZeroParamStatus.AVAILABLE
+        assert torch.equal(copy.deepcopy(engine.module).last.weight, maybe_zero_3(weight))
+        assert engine.zero_gather_16bit_weights_on_model_save()
+        assert same(engine._zero3_consolidated_16bit_state_dict(), bits(engine))
+    else:
+        with pytest.raises(ziggurat.InvalidArgument, match="module_state_dict"):
+            engine._zero3_consolidated_16bit_state_dict()
+    before = bits(engine)
+    engine.destroy()
+    assert not any(hasattr(param, "ds_id") for param in params.values())
+    assert same({name: maybe_zero_3(param) for name, param in params.items()}, before)
+
+
+def test_gathered_parameters_pass_over_none_and_say_what_else_was_given(tmp_path):
+    engine = made(config(tmp_path))
+    train(engine, 0, 1)
+    weight = engine.module.last.weight
+    with deepspeed.zero.GatheredParameters([weight, None]):  # as of a layer without a bias
+        assert weight.shape == weight.detach().clone().shape
+    with deepspeed.zero.GatheredParameters(None):
+        pass
+    for wrong in ([weight, "last.bias"], engine.module.last):
+        with (
+            pytest.raises(ziggurat.InvalidArgument, match="(?s)params has .*of type (str|Linear)"),
+            deepspeed.zero.GatheredParameters(wrong),
+        ):
+            pass
+
+
+def test_a_model_that_an_engine_has_is_refused_until_destroy(tmp_path):
+    engine = made(config(tmp_path))
+    train(engine, 0, 1)
+    with pytest.raises(ziggurat.InvalidArgument, match=r"an engine has this model already.*destroy\(\)"):
+        deepspeed.initialize(model=engine.module, config=config(tmp_path))
+    train(engine, 1, 2)
+    engine.destroy()
+    train(deepspeed.initialize(model=engine.module, config=config(tmp_path))[0], 2, 3)
+
+
+def test_what_is_away_names_the_calls_of_deepspeed(tmp_path):
+    engine = made(config(tmp_path))
+    train(engine, 0, 1)
+    for param in (engine.module.last.weight, engine.module.blocks[0].linear.weight):
+        with pytest.raises(ziggurat.InvalidArgument, match=r"with deepspeed.zero.GatheredParameters\(\[param\]\)"):
+            param.detach().sum()
+
+
 def test_more_than_there_is_room_for_is_refused_by_the_key(tmp_path):
     engine = made(config(tmp_path))
     train(engine, 0, 1)
     everything = list(engine.module.parameters())
     with (
-        pytest.raises(ziggurat.ResourceExhausted, match="stage3_max_live_parameters"),
+        pytest.raises(ziggurat.ResourceExhausted, match="stage3_max_live_parameters more, or gather fewer") as error,
         deepspeed.zero.GatheredParameters(everything),
     ):
         pass
+    assert "offload()" not in str(error.value)
     train(engine, 1, 2)
 
 
@@ -161,6 +238,20 @@ def test_masters_moments_and_gradients_of_streamed_parameters(tmp_path, param):
     assert (safe_get_full_fp32_param(ours) == 0.125).all()
     assert train(engine, 2, 4) == train(whole, 2, 4)
     assert same(bits(engine), bits(whole))
+
+
+def test_what_is_set_is_kept_in_memory_until_the_first_step_alone(tmp_path):
+    engine = made(config(tmp_path))
+    weight = engine.module.blocks[0].linear.weight
+    for step in range(2):
+        safe_set_full_fp32_param(weight, torch.full((WIDTH, WIDTH), 0.125))
+        safe_set_full_optimizer_state(weight, torch.ones(WIDTH, WIDTH), "exp_avg")
+        assert (weight in _state_access._set_before) == (step == 0)
+        assert (safe_get_full_fp32_param(weight) == 0.125).all()
+        assert (safe_get_full_optimizer_state(weight, "exp_avg") == 1).all()
+        train(engine, step, step + 1)
+        assert weight not in _state_access._set_before
+        assert (safe_get_full_fp32_param(weight) != 0.125).any()
 
 
 def test_a_parameter_of_no_step_has_its_own_values_for_master(tmp_path):
@@ -213,6 +304,19 @@ def test_what_a_script_offloads_itself_stays_so(tmp_path):
     engine, *_ = deepspeed.initialize(model=model, config=config(tmp_path))
     train(engine, 0, 1)
     assert streaming_of(model.last.weight)[0].memory_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("param", ["cpu", "nvme"])
+def test_stage_3_without_an_optimizer_says_that_parameters_stay_whole(tmp_path, param):
+    settings = config(tmp_path, param)
+    del settings["optimizer"]
+    with mock.patch.object(_streamed, "say") as said:
+        engine = made(settings)
+    (line,) = (call.args[0] for call in said.call_args_list)
+    assert "has no optimizer" in line and ("have \"offload_param\" on nvme" in line) == (param == "cpu")
+    with torch.no_grad():
+        engine(torch.randn(8, WIDTH, dtype=torch.bfloat16))
+    assert not is_away(engine.module.last.weight)
 
 
 def test_a_script_with_an_optimizer_of_ziggurat_decides_itself(tmp_path):

@@ -86,6 +86,9 @@ def alone(engine, folder):
     engine.save_16bit_model(folder)
     saved = torch.load(f"{folder}/pytorch_model.bin", weights_only=True)
     assert same(saved, dict(engine.module_state_dict()))
+    if engine.zero_optimization_partition_weights():
+        assert same(saved, engine._zero3_consolidated_16bit_state_dict())
+        assert weight.ds_numel == WIDTH * WIDTH
     with deepspeed.zero.GatheredParameters(weight):
         assert torch.equal(weight, saved["blocks.1.linear.weight"])
     return [*evaluated, *saved.values(), safe_get_full_fp32_param(weight)]

@@ -443,6 +443,22 @@ def test_what_memory_has_no_room_for_is_refused_with_the_next_thing_to_do(tmp_pa
     refused("grads=nvme", "7MiB", memory=memory_for(model, None), placement="nvme", **drive)
 
 
+@pytest.mark.parametrize(
+    "dtype, accumulation, element_bytes", [(torch.float32, 1, 4), (BF16, 1, 6), (BF16, 2, 4)]
+)
+def test_clipping_takes_the_largest_gradient_of_those_on_the_drive(dtype, accumulation, element_bytes):
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 4096, bias=False)).to(dtype)
+
+    def read(**changed):
+        given = {"placement": IN_FILES, "optimizer_placement": "nvme", "clips": True} | changed
+        plan = ziggurat.torch.plan(model, tokens=1, memory="64MiB", accumulation=accumulation, **given)
+        return plan.in_host_memory.get("largest gradient, while clipping reads it", 0)
+
+    assert read() == 512 * 4096 * element_bytes
+    assert read(clips=False) == read(placement="params=nvme,grads=host") == 0
+
+
 def test_host_memory_has_room_for_a_frozen_parameter_larger_than_the_state():
     """As of adapters whose base is in the engine: nobody has to give host_memory."""
 

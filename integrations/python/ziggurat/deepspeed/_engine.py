@@ -16,7 +16,16 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ziggurat._native import InvalidArgument
-from ziggurat.deepspeed import _checkpoint, _gradients, _loading, _optimizers, _owners, _streamed
+from ziggurat.deepspeed import (
+    _checkpoint,
+    _gradients,
+    _loading,
+    _optimizers,
+    _owners,
+    _stage3_params,
+    _state_access,
+    _streamed,
+)
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._data import DeepSpeedDataLoader, loader_of
 from ziggurat.deepspeed._loss_scale import loss_scale_of
@@ -73,6 +82,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         self._scale = loss_scale_of(config)
         self._directory: RunDirectory | None = None
         self._collate_fn = collate_fn
+        _streamed.require_no_engine(model)
         self.module = model
         self._prepare_module()
         self.client_optimizer: torch.optim.Optimizer | None = None
@@ -113,7 +123,9 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
             else:
                 made = _optimizers.in_place_of(client, self.module, self._where())
             self.client_optimizer = client
-        if made is not None:
+        if made is None:
+            _streamed.say_of_no_optimizer(self._config)
+        else:
             made._scale = self._scale
             _owners.take(made)
         return made
@@ -267,6 +279,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
             factor = _gradients.factor_of(norm, self.gradient_clipping(), divisor)
             _gradients.multiply(params, factor)
             self.optimizer.step()
+            _state_access.forget_set(param for param in params if param.grad is not None)
             if self.client_optimizer is not None:
                 # PyTorch's schedulers warn if the optimizer that they know makes no step.
                 self.client_optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -404,6 +417,30 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         _checkpoint.save_16bit(self, Path(save_dir) / save_filename, exclude_frozen_parameters)
         return True
 
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        """Returns True, because weights are always saved whole, whatever the configuration says."""
+        return True
+
+    def _zero3_consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, Any] | None:
+        """Returns the module's ``state_dict()`` on the CPU on rank 0, and None on the others, which
+        need not call it. Scripts and Accelerate call this by its private name. Errors: InvalidArgument
+        below stage 3."""
+        if not self.zero_optimization_partition_weights():
+            raise InvalidArgument(
+                "_zero3_consolidated_16bit_state_dict(): zero_optimization.stage is "
+                f"{self.zero_optimization_stage()}, and this call is for stage 3: call "
+                "module_state_dict()"
+            )
+        if self.global_rank != 0:
+            return None
+        state = self.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)
+        return {
+            name: value.cpu() if isinstance(value, torch.Tensor) else value
+            for name, value in state.items()
+        }
+
     def save_fp16_model(
         self, save_dir: str | Path, save_filename: str = "pytorch_model.bin"
     ) -> bool:
@@ -415,6 +452,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         afterwards."""
         if self.optimizer is not None and hasattr(self.optimizer, "close"):
             self.optimizer.close()
+            _stage3_params.unmark(self.module.parameters())
         if self._directory is not None:
             self._directory.remove()
         self.monitor.close()

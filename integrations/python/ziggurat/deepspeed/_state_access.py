@@ -6,7 +6,7 @@ What writes, and what reads gradients, is called by all ranks; a rank may read m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -137,6 +137,13 @@ def safe_set_local_grad(param: torch.Tensor, value: torch.Tensor) -> None:
     safe_set_full_grad(param, value)
 
 
+def forget_set(params: Iterable[torch.Tensor]) -> None:
+    """Drops what was set for `params` before their first step, which has made their state: the copies
+    are as large as that."""
+    for param in params if _set_before else ():
+        _set_before.pop(param, None)
+
+
 def _part_of(whole: torch.Tensor | None) -> torch.Tensor | None:
     """Returns this rank's part as DeepSpeed divides a parameter: in parts of one size, the last of
     which may be shorter here, since it has no padding."""
@@ -202,4 +209,5 @@ def _give(optimizer: EngineOptimizer, param: torch.Tensor, changed: dict[str, An
     optimizer.open()
     for opened in optimizer._opened:
         optimizer._give(opened, {param: entry}, fresh=True)
-    _set_before[param] = entry
+    if not optimizer.has_state_of(param):
+        _set_before[param] = entry

@@ -17,10 +17,11 @@ import torch
 from ziggurat._memory import size_text
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._offload import offload
-from ziggurat._streaming import Streaming, streaming_around
+from ziggurat._streaming import Streaming, is_away, streaming_around
 from ziggurat._units import Division, divide
 from ziggurat.deepspeed._config import Config, ParamLimits
 from ziggurat.deepspeed._log import say
+from ziggurat.deepspeed._stage3_params import mark
 from ziggurat.deepspeed._stage3_units import take_leaves, units_of
 
 
@@ -54,6 +55,7 @@ def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | N
         return None
     known = streaming_around(list(module.parameters()))
     if known is not None:
+        mark(module.parameters())
         return known  # the script has called offload(), and its arguments hold
     path = nvme_path_of(config)
     state = config.offload_optimizer
@@ -80,10 +82,38 @@ def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | N
         return None
     streaming = streaming_around(list(module.parameters()))
     assert streaming is not None
+    mark(module.parameters())
     streaming.limits = _limits_of(division, config.param_limits, on_nvme=path is not None)
     streaming.returns_to_files = path is not None
+    streaming.room_by, streaming.or_else = "give zero_optimization.stage3_max_live_parameters more", ""
+    streaming.brings_by = "deepspeed.zero.GatheredParameters([param])"
     streaming.keeps_by = "call deepspeed.zero.register_external_parameter(module, param) before initialize()"
     return streaming
+
+
+def require_no_engine(module: torch.nn.Module) -> None:
+    """Refuses a model that another engine keeps the parameters of. Errors: InvalidArgument."""
+    for name, param in module.named_parameters():
+        if is_away(param):
+            raise InvalidArgument(
+                f"initialize(): an engine has this model already, and keeps its parameter '{name}': call "
+                "destroy() of that engine before another one trains the model"
+            )
+
+
+def say_of_no_optimizer(config: Config) -> None:
+    """Says that the stage has no effect without an optimizer, whose engine would keep the parameters."""
+    if not streams(config):
+        return
+    its = config.offload_param
+    on_nvme = its is not None and its.device == "nvme"
+    in_files = "make the model within deepspeed.zero.Init, which puts what is large into files"
+    on_drive = 'have "offload_param" on nvme, and ' + in_files
+    say(
+        "zero_optimization.stage is 3, but parameters stay whole where they were made, because the engine "
+        "has no optimizer, which would bring them: give initialize() one, or name one in the configuration; "
+        f"if the model is only evaluated and memory has no room for it, {in_files if on_nvme else on_drive}"
+    )
 
 
 def keep_on_drive(streaming: Streaming, folder: Path) -> None:

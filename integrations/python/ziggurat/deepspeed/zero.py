@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ziggurat._gathered import brought, gathered
-from ziggurat._native import ResourceExhausted
+from ziggurat._native import InvalidArgument, ResourceExhausted
 from ziggurat._streamed_init import streamed_init
 from ziggurat._streaming import streaming_of
 from ziggurat.deepspeed import _stage3_units, _streamed
@@ -24,6 +24,7 @@ from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._log import logger
 from ziggurat.deepspeed._model_dtype import dtype_of
 from ziggurat.deepspeed._owners import owner_of
+from ziggurat.deepspeed._stage3_params import ZeroParamStatus, available
 from ziggurat.deepspeed._tiling import TiledLinear, TiledLinearReturnBias
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Init",
     "TiledLinear",
     "TiledLinearReturnBias",
+    "ZeroParamStatus",
     "register_external_parameter",
     "unregister_external_parameter",
 ]
@@ -84,7 +86,7 @@ class Init(contextlib.AbstractContextManager["Init"]):
 
 @contextlib.contextmanager
 def GatheredParameters(
-    params: Iterable[torch.Tensor] | torch.Tensor,
+    params: Iterable[torch.Tensor | None] | torch.Tensor | None,
     modifier_rank: int | None = None,
     fwd_module: torch.nn.Module | None = None,
     enabled: bool = True,
@@ -92,10 +94,11 @@ def GatheredParameters(
     """Brings the parameters for the block, whole and with the values of the newest step.
 
     What `modifier_rank` writes inside is kept, on all ranks, which all call this; the next step makes
-    masters of it. Without it, nothing may be written, and a rank may call this alone. Errors: ResourceExhausted if there is no room for all of them
-    at once.
+    masters of it. Without it, nothing may be written, and a rank may call this alone. Errors:
+    InvalidArgument if `params` has something else than parameters and None; ResourceExhausted if there
+    is no room for all of them at once.
     """
-    listed = [params] if isinstance(params, torch.Tensor) else list(params)
+    listed = _listed(params)
     for owner in {
         id(owner): owner for owner in map(owner_of, listed) if owner is not None
     }.values():
@@ -108,11 +111,10 @@ def GatheredParameters(
         try:
             there.enter_context(brought(listed) if modifier_rank is None else gathered(listed))
         except ResourceExhausted as error:
-            raise ResourceExhausted(
-                f"GatheredParameters(): {error}: gather fewer parameters at once, or give "
-                "zero_optimization.stage3_max_live_parameters more"
-            ) from error
-        yield
+            said = f"GatheredParameters(): {error}, or gather fewer parameters at once"
+            raise ResourceExhausted(said) from error
+        with available(listed):
+            yield
         if modifier_rank is not None and several:
             for param in listed:
                 # A copy, because the group's thread may have it longer than the block.
@@ -120,6 +122,20 @@ def GatheredParameters(
                 torch.distributed.broadcast(values, modifier_rank)
                 with torch.no_grad():
                     param.copy_(values)
+
+
+def _listed(params: Iterable[torch.Tensor | None] | torch.Tensor | None) -> list[torch.Tensor]:
+    """Returns the parameters of `params`. As in DeepSpeed None is passed over, such as a layer's bias
+    that it does not have. Errors: InvalidArgument, which says what else was given."""
+    given = list(params) if isinstance(params, Iterable) and not torch.is_tensor(params) else [params]
+    listed = [param for param in given if isinstance(param, torch.Tensor)]
+    others = [one for one in given if one is not None and not isinstance(one, torch.Tensor)]
+    if others:
+        raise InvalidArgument(
+            f"GatheredParameters(): params has {others[0]!r:.80} of type {type(others[0]).__name__}: give "
+            "parameters, as of module.parameters()"
+        )
+    return listed
 
 
 def register_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
