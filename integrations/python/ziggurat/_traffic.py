@@ -110,7 +110,7 @@ def step_bytes(
     if not settings.params_on_drive:
         return step
     tiles = _read_tiles(division, settings, in_own_files=False)
-    # Of slices each rank reads its own, once for all ranks that use a unit about the same time.
+    # Each rank reads its own slices, once for all ranks that use a unit about the same time.
     own, whole = _home(dict.fromkeys(uses)), _whole(dict.fromkeys(uses))
     return replace(
         step,

@@ -101,7 +101,7 @@ def entropy_of_bytes() -> float:
     return -sum(share * math.log(share) for share in shares)
 
 
-# Of a kind that another one trains in the suite.
+# Another script of each kind is in the suite.
 LONG = ("stage3_adam", "stage3_nvme", "stage3_ranks_nvme")
 
 

@@ -55,7 +55,7 @@ def load(
     load_module_only: bool,
     custom_load_fn: Callable[..., Any] | None,
 ) -> tuple[str | None, dict[str, Any] | None]:
-    # Of a model that is divided among ranks, each writes its part.
+    # Each rank writes its part of a model that is divided.
     divided = engine.dp_world_size > 1 and streaming_around(list(engine.module.parameters())) is not None
     alone = engine.optimizer is None or (load_module_only and not divided)
     sharing = Alone() if alone else engine.optimizer._sharing
