@@ -21,10 +21,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -137,22 +135,15 @@ def main() -> None:
         answer_turns(lambda: prepare(given))
         return
     libraries.require()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="activations-", dir=given.folder))
     keys = ("shape", "tokens", "steps", "threads", "activation_memory")
     shared = [f"--{key.replace('_', '-')}={getattr(given, key)}" for key in keys]
-    rows: list[Row] = []
-    try:
+    with processes.folder_of_rows(given.folder, "activations") as (folder, rows):
         for name in [one for one in ROWS if not given.row or one in given.row]:
             (folder / name).mkdir()
             command = [sys.executable, "-W", "ignore", os.fspath(HERE / "activations.py"), *shared]
             rows.append(Row(name, [[*command, f"--folder={folder / name}", f"--row={name}", "--worker"]], folder))
         figures = alternate(rows, given.rounds, lambda: None)
         report(figures, processes.drive_rate(folder, "1g", 4, "--rw=randrw", "--rwmixread=50"))
-    finally:
-        for row in rows:
-            row.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+
+@contextlib.contextmanager
+def folder_of_rows(parent: Path, name: str) -> Iterator[tuple[Path, list[Any]]]:
+    """Yields a new folder in `parent`, and a list for the rows (bench/peers/turns.py) that run in it. Ends them, and removes
+    the folder."""
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+    rows: list[Any] = []
+    try:
+        yield folder, rows
+    finally:
+        for row in rows:
+            row.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def said_by(command: Sequence[str], name: str, enter: Callable[[], None] | None = None) -> Iterator[dict[str, Any]]:

@@ -21,11 +21,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "peers"))
 
 import libraries  # noqa: E402
+import processes  # noqa: E402
 from turns import Row, alternate, answer_turns, interval, slowest  # noqa: E402
 
 ROWS = ["whole", "offload", "fsdp2", "deepspeed"]
@@ -207,11 +206,8 @@ def main() -> None:
         answer_turns(lambda: prepare(given))
         return
     libraries.require()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=given.folder))
     shared = [f"--{key}={getattr(given, key)}" for key in ("ranks", "shape", "tokens", "steps", "exchange", "folder")]
-    rows: list[Row] = []
-    try:
+    with processes.folder_of_rows(given.folder, "ranks") as (folder, rows):
         for name in [one for one in ROWS if not given.row or one in given.row]:
             command = [sys.executable, "-W", "ignore", str(HERE / "ranks.py"), *shared, f"--row={name}", "--worker"]
             port = str(free_port())
@@ -219,10 +215,6 @@ def main() -> None:
             ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **job} for rank in range(given.ranks)]
             rows.append(Row(name, [command] * given.ranks, folder, ranks))
         report(alternate(rows, given.rounds, lambda: None))
-    finally:
-        for row in rows:
-            row.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

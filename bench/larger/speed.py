@@ -27,10 +27,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -306,13 +304,10 @@ def main() -> None:
         answer_turns(lambda: prepare(given))
         return
     libraries.require()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="speed-", dir=given.folder))
     shared = [f"--{key.replace('_', '-')}={getattr(given, key)}" for key in ("shape", "tokens", "steps", "threads", "host_memory")]
     shared += ["--checkpointing"] * given.checkpointing
-    rows: list[Row] = []
     rates: list[float] = []
-    try:
+    with processes.folder_of_rows(given.folder, "speed") as (folder, rows):
         for name in [one for one in ROWS if not given.row or one in given.row]:
             (folder / name).mkdir()
             command = [sys.executable, "-W", "ignore", str(HERE / "speed.py"), *shared, f"--folder={folder / name}", f"--row={name}", "--worker"]
@@ -320,10 +315,6 @@ def main() -> None:
         on_drive = any(row.name in ON_DRIVE for row in rows)
         reads = share_of_reads(given) if on_drive else 0.0
         report(alternate(rows, given.rounds, lambda: rates.append(mixed_rate(folder, reads)) if on_drive else None), rates)
-    finally:
-        for row in rows:
-            row.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

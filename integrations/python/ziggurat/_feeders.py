@@ -173,9 +173,10 @@ class BackwardFeeder(Feeder):
                 self._ends[backward] = self._sent
                 at_end_of_backward(functools.partial(self._ended, backward))
         self._begin_round()
-        self._came[slot] += self._backwards > 1
-        if self._backwards > 1 and self._came[slot] < self._backwards:
-            return
+        if self._backwards > 1:
+            self._came[slot] += 1
+            if self._came[slot] < self._backwards:
+                return
         self._missing[self._bucket_of[slot]].discard(slot)
         while not self._missing[self._sent % len(self._buckets)]:
             self._send_next()

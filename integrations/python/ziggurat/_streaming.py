@@ -600,7 +600,7 @@ class Streaming(Pins):
         for held in self._all():
             if held.own is not None and not held.unit.pins:
                 # What is brought from now on is as the ranks have it: the engine has let all go that it had.
-                first, count = self._slice_of(held)
+                _, count = self._slice_of(held)
                 own = torch.empty(count, dtype=held.param.dtype, device="cpu")
                 opened.engine.read_param(held.own, own.data_ptr())
                 opened.engine.write_param(held.own, own.data_ptr())

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ziggurat._gathered import brought
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._optimizer import EngineOptimizer
+from ziggurat._ranks import rank_count, several_ranks
 from ziggurat._rounding import rounded
 from ziggurat._state import MOMENTS
 from ziggurat.deepspeed._owners import owner_of
@@ -149,7 +150,7 @@ def _part_of(whole: torch.Tensor | None) -> torch.Tensor | None:
     which may be shorter here, since it has no padding."""
     if whole is None:
         return None
-    ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    ranks = rank_count()
     if ranks == 1:
         return whole.flatten()
     size = -(-whole.numel() // ranks)
@@ -158,7 +159,7 @@ def _part_of(whole: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _need_one_rank(call: str) -> None:
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+    if several_ranks():
         full = call.replace("local", "full")
         raise Unimplemented(f"{call} on several ranks is not supported yet: call {full} on all ranks")
 

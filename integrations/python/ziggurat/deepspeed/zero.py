@@ -17,6 +17,7 @@ import torch
 
 from ziggurat._gathered import brought, gathered
 from ziggurat._native import InvalidArgument, ResourceExhausted
+from ziggurat._ranks import rank_count
 from ziggurat._streamed_init import streamed_init
 from ziggurat._streaming import streaming_of
 from ziggurat.deepspeed import _stage3_units, _streamed
@@ -61,9 +62,7 @@ class Init(contextlib.AbstractContextManager["Init"]):
         given = config if config_dict_or_path is None else config_dict_or_path
         self._folder: str | None = None
         if given is not None and enabled and module is None:
-            several = torch.distributed.is_initialized()
-            ranks = torch.distributed.get_world_size() if several else 1
-            read = Config(given, world_size=ranks)
+            read = Config(given, world_size=rank_count())
             dtype = dtype_of(read) if dtype is None else dtype
             if _streamed.streams(read):
                 self._folder = _streamed.nvme_path_of(read)
