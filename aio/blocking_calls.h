@@ -21,7 +21,7 @@ class BlockingCalls {
   /// have returned.
   Task<> run(Reactor& reactor, const std::function<void()>& calls) const {
     if (pool_ != nullptr) {
-      co_await pool_->run(reactor, "name files", calls);
+      co_await pool_->run(reactor, {.name = "name files", .bytes = 0, .decides = true}, calls);
     } else {
       calls();
     }

@@ -41,7 +41,7 @@ IoActivity::Seat IoActivity::begin(IoKind kind, Nanoseconds now, Trace* trace) {
   }
   lanes[lane].taken = true;
   seat.lane = static_cast<int>(lane);
-  seat.begin = monotonic_now();
+  seat.begin = now;
   return seat;
 }
 
@@ -57,7 +57,7 @@ void IoActivity::end(const Seat& seat, Nanoseconds now, Metrics* metrics, Trace*
   if (seat.lane < 0 || trace == nullptr) return;
   Lane& lane = lanes_[index(seat.kind)][static_cast<std::size_t>(seat.lane)];
   lane.taken = false;
-  trace->span(lane.track, kSpans[index(seat.kind)], seat.begin, monotonic_now());
+  trace->span(lane.track, kSpans[index(seat.kind)], seat.begin, now);
 }
 
 }  // namespace ziggurat

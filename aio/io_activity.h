@@ -31,7 +31,7 @@ class IoActivity {
   struct Seat {
     IoKind kind = IoKind::kRead;
     int lane = -1;
-    Nanoseconds begin{0};  ///< monotonic time, for the trace
+    Nanoseconds begin{0};  ///< of the reactor's clock
   };
 
   /// Begins a transfer; `now` is the reactor's clock. A sync is drawn, but it is no transfer and

@@ -81,14 +81,36 @@ PagedBytes::Page PagedBytes::compress(std::span<const std::byte> bytes) {
   return {.word = 0, .mixed = std::move(mixed)};
 }
 
+const PagedBytes::Page& PagedBytes::page(std::uint64_t index) const noexcept {
+  static const Page zeros;
+  const std::shared_ptr<Block>& block = blocks_[index / kBlockPages];
+  return block ? (*block)[index % kBlockPages] : zeros;
+}
+
+void PagedBytes::set_page(std::uint64_t index, Page page) {
+  std::shared_ptr<Block>& block = blocks_[index / kBlockPages];
+  if (!block) {
+    if (is_zeros(page)) return;
+    block = std::make_shared<Block>();
+  } else if (block.use_count() > 1) {
+    block = std::make_shared<Block>(*block);
+  }
+  (*block)[index % kBlockPages] = std::move(page);
+}
+
 void PagedBytes::resize(std::uint64_t size_bytes) {
-  pages_.resize(round_up(size_bytes, kPageBytes) / kPageBytes);
+  const std::uint64_t pages = round_up(size_bytes, kPageBytes) / kPageBytes;
+  const std::uint64_t before = round_up(size_bytes_, kPageBytes) / kPageBytes;
+  // Pages of the last block that are cut off, which must read as zeros if the file grows again.
+  const std::uint64_t last = std::min(before, round_up(pages, kBlockPages));
+  for (std::uint64_t index = pages; index < last; ++index) set_page(index, {});
+  blocks_.resize(round_up(pages, kBlockPages) / kBlockPages);
   const std::uint64_t tail = size_bytes % kPageBytes;
   if (size_bytes < size_bytes_ && tail != 0) {
-    Bytes last;
-    expand(pages_.back(), last);
-    std::fill(last.begin() + static_cast<std::ptrdiff_t>(tail), last.end(), std::byte{0});
-    pages_.back() = compress(last);
+    Bytes bytes;
+    expand(page(pages - 1), bytes);
+    std::fill(bytes.begin() + static_cast<std::ptrdiff_t>(tail), bytes.end(), std::byte{0});
+    set_page(pages - 1, compress(bytes));
   }
   size_bytes_ = size_bytes;
 }
@@ -98,15 +120,15 @@ void PagedBytes::write(std::uint64_t offset_bytes, std::span<const std::byte> by
                  "{} bytes at {} of {}", bytes.size(), offset_bytes, size_bytes_);
   for_each_piece(
       kPageBytes, offset_bytes, bytes.size(),
-      [&](std::uint64_t page, std::uint64_t at, std::uint64_t done, std::uint64_t count) {
+      [&](std::uint64_t index, std::uint64_t at, std::uint64_t done, std::uint64_t count) {
         if (count == kPageBytes) {
-          pages_[page] = compress(bytes.subspan(done, count));
+          set_page(index, compress(bytes.subspan(done, count)));
           return;
         }
         Bytes whole;
-        expand(pages_[page], whole);
+        expand(page(index), whole);
         std::memcpy(whole.data() + at, bytes.data() + done, count);
-        pages_[page] = compress(whole);
+        set_page(index, compress(whole));
       });
 }
 
@@ -126,8 +148,8 @@ void PagedBytes::read(std::uint64_t offset_bytes, std::span<std::byte> bytes) co
                  "{} bytes at {} of {}", bytes.size(), offset_bytes, size_bytes_);
   for_each_piece(
       kPageBytes, offset_bytes, bytes.size(),
-      [&](std::uint64_t page, std::uint64_t at, std::uint64_t done, std::uint64_t count) {
-        read_page(pages_[page], at, bytes.subspan(done, count));
+      [&](std::uint64_t index, std::uint64_t at, std::uint64_t done, std::uint64_t count) {
+        read_page(page(index), at, bytes.subspan(done, count));
       });
 }
 
@@ -137,26 +159,39 @@ std::vector<std::byte> PagedBytes::all() const {
   return bytes;
 }
 
+bool PagedBytes::same(const Page& a, const Page& b) {
+  if (a.mixed == b.mixed) return a.mixed != nullptr || a.word == b.word;
+  // Equal bytes are always stored in the same form, so different forms mean different bytes.
+  if (!a.mixed || !b.mixed || (a.mixed->bytes == nullptr) != (b.mixed->bytes == nullptr))
+    return false;
+  if (a.mixed->bytes) return *a.mixed->bytes == *b.mixed->bytes;
+  return std::ranges::equal(a.mixed->runs, b.mixed->runs, [](const Run& one, const Run& two) {
+    return one.word == two.word && one.end_bytes == two.end_bytes;
+  });
+}
+
 bool PagedBytes::operator==(const PagedBytes& other) const {
-  const auto same = [](const Page& a, const Page& b) {
-    if (a.mixed == b.mixed) return a.mixed != nullptr || a.word == b.word;
-    // Equal bytes are always stored in the same form, so different forms mean different bytes.
-    if (!a.mixed || !b.mixed || (a.mixed->bytes == nullptr) != (b.mixed->bytes == nullptr))
-      return false;
-    if (a.mixed->bytes) return *a.mixed->bytes == *b.mixed->bytes;
-    return std::ranges::equal(a.mixed->runs, b.mixed->runs, [](const Run& one, const Run& two) {
-      return one.word == two.word && one.end_bytes == two.end_bytes;
-    });
-  };
-  return size_bytes_ == other.size_bytes_ && std::ranges::equal(pages_, other.pages_, same);
+  if (size_bytes_ != other.size_bytes_) return false;
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    if (blocks_[i] == other.blocks_[i]) continue;
+    for (std::uint64_t at = 0; at < kBlockPages; ++at) {
+      const std::uint64_t index = i * kBlockPages + at;
+      if (!same(page(index), other.page(index))) return false;
+    }
+  }
+  return true;
 }
 
 std::uint64_t PagedBytes::memory_bytes() const {
-  std::uint64_t bytes = pages_.size() * sizeof(Page);
-  for (const Page& page : pages_) {
-    if (!page.mixed) continue;
-    bytes += sizeof(Mixed) + page.mixed->runs.size() * sizeof(Run);
-    if (page.mixed->bytes) bytes += kPageBytes;
+  std::uint64_t bytes = blocks_.size() * sizeof(blocks_[0]);
+  for (const auto& block : blocks_) {
+    if (!block) continue;
+    bytes += sizeof(Block);
+    for (const Page& page : *block) {
+      if (!page.mixed) continue;
+      bytes += sizeof(Mixed) + page.mixed->runs.size() * sizeof(Run);
+      if (page.mixed->bytes) bytes += kPageBytes;
+    }
   }
   return bytes;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // aio/paged_bytes.h: the bytes of a simulated file. Copies share pages until one of them writes, so
 // that thousands of seeds can begin with the same disk. A page that repeats one word of eight bytes
-// is stored as that word, so that a file may be larger than the machine's memory. For one thread
-// only, including all copies.
+// is stored as that word, and where nothing was written no page is stored, so that a file may be
+// larger than the machine's memory. For one thread only, including all copies.
 #pragma once
 
 #include <array>
@@ -44,12 +44,20 @@ class PagedBytes {
     std::shared_ptr<const Mixed> mixed;  // `mixed` is set; it is shared with copies
   };
 
+  static constexpr std::uint64_t kBlockPages = 256;
+  using Block = std::array<Page, kBlockPages>;
+
   static void expand(const Page& page, std::span<std::byte> bytes);
   static Page compress(std::span<const std::byte> bytes);
+  static bool is_zeros(const Page& page) noexcept { return page.word == 0 && !page.mixed; }
+  static bool same(const Page& a, const Page& b);
   static void read_page(const Page& page, std::uint64_t at, std::span<std::byte> bytes);
+  const Page& page(std::uint64_t index) const noexcept;
+  void set_page(std::uint64_t index, Page page);
 
   std::uint64_t size_bytes_ = 0;
-  std::vector<Page> pages_;
+  /// Null for pages of zeros. Shared with copies until one of them writes.
+  std::vector<std::shared_ptr<Block>> blocks_;
 };
 
 }  // namespace ziggurat

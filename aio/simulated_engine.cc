@@ -457,9 +457,17 @@ void SimulatedEngine::start(IoOp& op) {
     reactor_.clock().after(Nanoseconds(0), [this, started, result] { finish(*started, result); });
     return;
   }
-  if (op.kind == IoKind::kWrite) start_write(*started);
+  started->moves_bytes =
+      op.kind != IoKind::kSync && (options_.absent == nullptr || !options_.absent->lacks(op.data));
+  if (op.kind == IoKind::kWrite && started->moves_bytes) start_write(*started);
   if (op.kind == IoKind::kSync) start_sync(*started);
   disk_.count_event();
+  if (op.kind != IoKind::kSync) {
+    const std::span<const std::byte> memory(op.data, op.size_bytes);
+    started->access = op.kind == IoKind::kRead
+                          ? AccessLedger::write(options_.ledger, memory, "a drive's read")
+                          : AccessLedger::read(options_.ledger, memory, "a drive's write");
+  }
   reactor_.clock().after(
       duration(op), [this, started] { finish(*started, disk_.off_ ? -EIO : perform(*started)); });
 }
@@ -503,7 +511,7 @@ void SimulatedEngine::start_sync(Started& started) {
 std::int32_t SimulatedEngine::perform(const Started& started) {
   std::int32_t result = 0;
   switch (started.op->kind) {
-    case IoKind::kRead: result = perform_read(*started.op); break;
+    case IoKind::kRead: result = perform_read(*started.op, started.moves_bytes); break;
     case IoKind::kWrite: result = perform_write(started); break;
     case IoKind::kSync: result = perform_sync(started); break;
   }
@@ -511,12 +519,12 @@ std::int32_t SimulatedEngine::perform(const Started& started) {
   return result;
 }
 
-std::int32_t SimulatedEngine::perform_read(const IoOp& op) {
+std::int32_t SimulatedEngine::perform_read(const IoOp& op, bool moves_bytes) {
   const auto& node = inode(op.file);
   if (op.offset_bytes >= node.current.size()) return 0;
   if (!SimulatedDisk::is_readable(node, op.offset_bytes, op.size_bytes)) return -EIO;
   const auto size = std::min<std::uint64_t>(op.size_bytes, node.current.size() - op.offset_bytes);
-  node.current.read(op.offset_bytes, {op.data, size});
+  if (moves_bytes) node.current.read(op.offset_bytes, {op.data, size});
   return static_cast<std::int32_t>(size);
 }
 
@@ -528,6 +536,7 @@ void SimulatedEngine::write_through(const Started& started) {
 }
 
 std::int32_t SimulatedEngine::perform_write(const Started& started) {
+  if (!started.moves_bytes) return static_cast<std::int32_t>(started.op->size_bytes);
   if (disk_.keeps_ == SimulatedDisk::Keeps::kAll) {
     write_through(started);
   } else if (started.fate != WriteFate::kLost) {
@@ -558,8 +567,9 @@ std::int32_t SimulatedEngine::perform_sync(const Started& started) {
   return fails ? -EIO : 0;
 }
 
-void SimulatedEngine::finish(const Started& started, std::int32_t result) {
+void SimulatedEngine::finish(Started& started, std::int32_t result) {
   --in_flight_;
+  started.access.end();
   started.op->complete(*started.op, result);
   start_waiting();
 }

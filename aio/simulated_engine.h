@@ -21,6 +21,8 @@
 
 #include "aio/io_engine.h"
 #include "aio/paged_bytes.h"
+#include "base/absent_memory.h"
+#include "base/access_ledger.h"
 
 namespace ziggurat {
 
@@ -41,6 +43,8 @@ class SimulatedDisk {
   void cut_power_after(std::uint64_t events) { power_cut_at_ = events_ + events; }
   bool power_is_off() const noexcept { return off_; }
   std::uint64_t events() const noexcept { return events_; }
+  /// Returns the sizes of all files together.
+  std::uint64_t used_bytes() const;
 
   /// Restarts the machine after a power cut. Each write that was not synced (completed or in
   /// flight) is there whole, torn into sectors of 512 bytes, or not at all, and they are applied in
@@ -118,7 +122,6 @@ class SimulatedDisk {
   int inode_of(const std::string& path) const;
   void forget_programs();
   void forget_unnamed();
-  std::uint64_t used_bytes() const;
 
   std::uint64_t capacity_bytes_;
   Keeps keeps_;
@@ -154,6 +157,11 @@ struct SimulatedEngineOptions {
   DriveBusyUntil drive = {};  ///< engines that share this share a drive; null makes a drive of the
                               ///< engine's own
   DirectAlignment alignment;
+  /// Addresses without memory: a transfer there takes its time, and no byte is moved or kept. It
+  /// outlives the engine; null if there are none.
+  const AbsentMemory* absent = nullptr;
+  /// Notes who reads and writes memory; it outlives the engine. Null if nobody looks.
+  AccessLedger* ledger = nullptr;
   /// Returns whether the n-th fdatasync (from 0) of this engine only claims success. For tests that
   /// check other tests.
   std::function<bool(std::uint64_t index)> sync_is_a_lie;
@@ -200,12 +208,14 @@ class SimulatedEngine final : public IoEngine {
   };
   struct Started {
     IoOp* op;
+    bool moves_bytes = true;
     WriteFate fate = WriteFate::kWritten;  ///< kWrite
     int inode = -1;                        ///< for kWrite: the file that it goes to
     std::uint64_t write_id = 0;
     /// For kSync: the writes that had completed when it was submitted, sorted.
     std::vector<std::uint64_t> synced;
     enum class Sync : std::uint8_t { kHonest, kLie, kFailure } sync = Sync::kHonest;
+    AccessLedger::Access access{};  ///< to the memory from which or into which it moves bytes
   };
 
   void check_power(const char* what, const std::string& path) const;
@@ -215,9 +225,9 @@ class SimulatedEngine final : public IoEngine {
   void start_write(Started& started);
   void start_sync(Started& started);
   void start_waiting();
-  void finish(const Started& started, std::int32_t result);
+  void finish(Started& started, std::int32_t result);
   std::int32_t perform(const Started& started);
-  std::int32_t perform_read(const IoOp& op);
+  std::int32_t perform_read(const IoOp& op, bool moves_bytes);
   std::int32_t perform_write(const Started& started);
   void write_through(const Started& started);
   std::int32_t perform_sync(const Started& started);

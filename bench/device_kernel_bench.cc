@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/runtime/worker_pool.h"
 #include "core/compute/compute.h"
 #include "tiers/cuda_device.h"
 #include "tiers/host_device.h"

@@ -39,12 +39,20 @@ endfunction()
 ziggurat_find(xxhash xxhash.h xxhash)
 ziggurat_find(hwloc hwloc.h hwloc)
 ziggurat_find(numa numa.h numa)
-ziggurat_find(dnnl oneapi/dnnl/dnnl.hpp dnnl)  # its CMake package demands OpenCL
 ziggurat_find(hwy hwy/highway.h hwy)
 ziggurat_find(crypto openssl/hmac.h crypto)
 ziggurat_find(uring liburing.h uring)
 ziggurat_find(aio libaio.h aio)
 ziggurat_find(seccomp seccomp.h seccomp)  # tests only
+# oneDNN is opened at run time (integrations/gpt/onednn.cc); its library is found for the wheel, which brings it. Its CMake package
+# demands OpenCL.
+find_path(dnnl_INCLUDE_DIR oneapi/dnnl/dnnl.hpp)
+find_library(dnnl_LIBRARY NAMES libdnnl.so)
+if(dnnl_INCLUDE_DIR AND dnnl_LIBRARY)
+  add_library(ziggurat_3p_dnnl INTERFACE IMPORTED GLOBAL)
+  add_library(ziggurat::3p::dnnl ALIAS ziggurat_3p_dnnl)
+  target_include_directories(ziggurat_3p_dnnl INTERFACE ${dnnl_INCLUDE_DIR})
+endif()
 # Debian's hwloc archive wants libudev, which has no archive: without its development files the shared hwloc serves.
 if(ZIGGURAT_STATIC AND hwloc_LIBRARY MATCHES "\\.a$")
   find_library(udev_LIBRARY NAMES udev)

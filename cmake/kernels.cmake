@@ -1,7 +1,10 @@
 # CUDA kernels: one set of flags for all, because their bits are specified.
 if(ZIGGURAT_HAVE_CUDA)
-  # Machine code for sm_80, and PTX that the driver compiles for whatever is newer; scripts/check-gpu-architectures compiles for all.
-  set(CMAKE_CUDA_ARCHITECTURES 80)
+  # Machine code for sm_80, and PTX that the driver compiles for whatever is newer; scripts/check-gpu-architectures compiles for
+  # all, and the wheel has code for all (pyproject.toml).
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80)
+  endif()
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   set(CMAKE_CUDA_EXTENSIONS OFF)

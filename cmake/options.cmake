@@ -23,6 +23,8 @@ target_compile_options(ziggurat_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual>
   # Specified arithmetic is never fused (style: numerics).
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
+  # GCC collects its garbage from 512 MiB on: a sixth of the time to compile, for some 300 MB a process.
+  $<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=524288>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${ZIGGURAT_WERROR}>>:-Werror>)
 
 # Every program and test lands in one place: build/<preset>/bin/ziggurat.
@@ -103,7 +105,7 @@ function(ziggurat_unite target)
     if(source MATCHES "\\.cu?c?$" AND EXISTS ${source})
       file(STRINGS ${source} by_itself REGEX "foreach_target" LIMIT_COUNT 1)  # a SIMD kernel, which includes itself
       cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${ZIGGURAT_ROOT} OUTPUT_VARIABLE path)
-      if(by_itself OR path MATCHES "cuda")  # tests link mutants of these in their place
+      if(by_itself OR (path MATCHES "cuda" AND NOT path MATCHES "^tests/core/"))  # tests link mutants of these in their place
         set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
       endif()
     endif()

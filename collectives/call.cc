@@ -5,23 +5,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cstring>
+
 namespace ziggurat {
 namespace {
-
-const char* name(CallKind kind) {
-  switch (kind) {
-    case CallKind::kAllGather: return "all_gather";
-    case CallKind::kReduceScatter: return "reduce_scatter";
-    case CallKind::kAllReduce:
-    case CallKind::kAllReduceValues: return "all_reduce";
-    case CallKind::kAllToAll: return "all_to_all";
-    case CallKind::kBroadcast: return "broadcast";
-    case CallKind::kBarrier: return "barrier";
-    case CallKind::kSend: return "send";
-    case CallKind::kRecv: return "recv";
-  }
-  return "?";
-}
 
 const char* name(CallElement element) {
   switch (element) {
@@ -36,6 +23,25 @@ const char* name(CallElement element) {
 }
 
 }  // namespace
+
+const char* name_of(CallKind kind) noexcept {
+  switch (kind) {
+    case CallKind::kAllGather: return "all_gather";
+    case CallKind::kReduceScatter: return "reduce_scatter";
+    case CallKind::kAllReduce:
+    case CallKind::kAllReduceValues: return "all_reduce";
+    case CallKind::kAllToAll: return "all_to_all";
+    case CallKind::kBroadcast: return "broadcast";
+    case CallKind::kBarrier: return "barrier";
+    case CallKind::kSend: return "send";
+    case CallKind::kRecv: return "recv";
+  }
+  return "?";
+}
+
+void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to) noexcept {
+  if (!from.empty() && from.data() != to.data()) std::memmove(to.data(), from.data(), from.size());
+}
 
 CallElement element_of(DType dtype) noexcept {
   switch (dtype) {
@@ -71,7 +77,7 @@ bool CallSpec::meets(const CallSpec& other) const noexcept {
 }
 
 std::string describe(const CallSpec& spec) {
-  std::string text = name(spec.kind);
+  std::string text = name_of(spec.kind);
   if (spec.kind == CallKind::kAllReduceValues) {
     constexpr const char* kOps[] = {"sum", "min", "max"};
     text += fmt::format(" ({})", spec.op < 3 ? kOps[spec.op] : "?");

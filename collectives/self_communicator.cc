@@ -2,28 +2,16 @@
 // collectives/self_communicator.cc: nothing here waits.
 #include "collectives/self_communicator.h"
 
-#include <cstring>
-
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
-
-void copy(std::span<const std::byte> input, std::span<std::byte> output) {
-  // Buffers may overlap, or be the same buffer.
-  if (input.data() != output.data() && !input.empty()) {
-    std::memmove(output.data(), input.data(), input.size());
-  }
-}
-
-}  // namespace
 
 Task<> SelfCommunicator::run(Call call) {
   check_alive();
   switch (call.spec.kind) {
     case CallKind::kAllGather:
     case CallKind::kReduceScatter:  // a sum of one term keeps its bits
-    case CallKind::kAllToAll: copy(call.input, call.output); break;
+    case CallKind::kAllToAll: copy_bytes(call.input, call.output); break;
     case CallKind::kAllReduce:
     case CallKind::kAllReduceValues:
     case CallKind::kBroadcast:

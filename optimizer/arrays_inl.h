@@ -108,9 +108,13 @@ HWY_INLINE void store_param(Pair masters, WordPair noise, bool past_cache, const
   }
 }
 
-/// The structs below load and store first masters, then moments, as a format holds them. kRounds
-/// says whether they are rounded to bf16 at each step.
-struct Fp32Masters {
+/// How masters of each kind are loaded and stored. kRounds says whether they are rounded to bf16 at
+/// each step.
+template <MasterArrays, class Order>
+struct Masters;
+
+template <>
+struct Masters<MasterArrays::kFp32, InOrder> {
   static constexpr bool kRounds = false;
   static HWY_INLINE Pair load(const Slice& slice, std::size_t i) {
     return load_fp32(slice.master, i);
@@ -120,7 +124,8 @@ struct Fp32Masters {
   }
 };
 
-struct SplitMasters {
+template <>
+struct Masters<MasterArrays::kSplit, InOrder> {
   static constexpr bool kRounds = false;
   static HWY_INLINE F join(W param, hn::Vec<SignedWords> residual) {
     return hn::BitCast(Floats(), hn::Add(hn::ShiftLeft<16>(param), hn::BitCast(Words(), residual)));
@@ -141,7 +146,7 @@ struct SplitMasters {
 };
 
 template <class Order>
-struct Bf16Masters {
+struct Masters<MasterArrays::kBf16, Order> {
   static constexpr bool kRounds = true;
   static HWY_INLINE Pair load(const Slice& slice, std::size_t i) {
     return Order::load_bf16(slice.param_in, i);
@@ -151,7 +156,12 @@ struct Bf16Masters {
   }
 };
 
-struct Fp32Moments {
+/// How moments of each kind are; codes go through a block of the first kind (eight_bit_simd.cc).
+template <MomentArrays, class Order>
+struct Moments;
+
+template <>
+struct Moments<MomentArrays::kFp32, InOrder> {
   static constexpr bool kRounds = false;
   static HWY_INLINE Pair load(const std::byte* array, std::size_t i) { return load_fp32(array, i); }
   static HWY_INLINE void store(Pair values, WordPair, std::byte* array, std::size_t i) {
@@ -160,7 +170,7 @@ struct Fp32Moments {
 };
 
 template <class Order>
-struct Bf16Moments {
+struct Moments<MomentArrays::kBf16, Order> {
   static constexpr bool kRounds = true;
   static HWY_INLINE Pair load(const std::byte* array, std::size_t i) {
     return Order::load_bf16(array, i);

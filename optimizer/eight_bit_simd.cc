@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/eight_bit_simd.cc: updates of fp32 masters and 8-bit moments. A block's moments are
+// optimizer/eight_bit_simd.cc: updates in the formats with 8-bit moments. A block's moments are
 // decoded and updated in registers, and wait in a buffer in L1 until their scale is known.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimizer/eight_bit_simd.cc"
@@ -7,6 +7,7 @@
 #include <hwy/highway.h>
 
 #include <span>
+#include <utility>
 
 #include "base/numerics/simd_target.h"
 #include "optimizer/arrays_inl.h"
@@ -79,11 +80,11 @@ struct UpdatedMoments {
 constexpr std::size_t kAhead = 2;
 
 /// Updates two registers, from element `i` on, which is element `in_block` of its block.
-template <class Rule>
+template <class Rule, class MastersIn>
 HWY_INLINE void update_pair(const OptimizerStep& step, const Slice& slice, std::size_t i,
                             std::size_t in_block, bool past_cache, Pair moment, Pair second,
                             UpdatedMoments& updated, W (&largest)[kMomentsMax]) {
-  const Pair master = Fp32Masters::load(slice, i);
+  const Pair master = MastersIn::load(slice, i);
   const Pair gradient = load_gradient<InOrder>(slice, i);
   const Elements low =
       Rule::updated(step, slice.decay, {master.low, moment.low, second.low}, gradient.low);
@@ -92,12 +93,12 @@ HWY_INLINE void update_pair(const OptimizerStep& step, const Slice& slice, std::
   const Pair made{low.master, high.master};
   const WordPair noise =
       noise_of<InOrder, 0>(drawn_by(slice.format, step.rounding), slice, i).param;
-  Fp32Masters::store(made, noise, slice, i);
+  MastersIn::store(made, noise, slice, i);
   if (slice.param != nullptr) store_param<InOrder>(made, noise, past_cache, slice, i);
   const Pair moments{low.moment, high.moment};
   store_fp32(moments, updated.values[0], in_block);
   largest[0] = largest_bits(largest[0], moments);
-  if (Rule::kMoments == 1) return;
+  if (moment_count(Rule::kKind) == 1) return;
   const Pair seconds{low.second, high.second};
   store_fp32(seconds, updated.values[1], in_block);
   largest[1] = largest_bits(largest[1], seconds);
@@ -105,11 +106,14 @@ HWY_INLINE void update_pair(const OptimizerStep& step, const Slice& slice, std::
 
 /// Updates the block that begins at element `begin`; its codes and scales are read, but not
 /// written.
-template <class Rule, EightBitCode kFirst>
+template <class Rule, class MastersIn>
 HWY_INLINE void update_block(const OptimizerStep& step, const Slice& slice, std::size_t begin,
                              bool past_cache, UpdatedMoments& updated) {
+  constexpr EightBitCode kFirst = moment_code(Rule::kKind, 0);
+  constexpr EightBitCode kSecond = moment_code(Rule::kKind, 1);
+  constexpr bool kTwo = moment_count(Rule::kKind) == 2;
   const EightBitTables& first = eight_bit_tables(kFirst);
-  const EightBitTables& second = eight_bit_tables(EightBitCode::kUnsigned);
+  const EightBitTables& second = eight_bit_tables(kSecond);
   const auto* codes = reinterpret_cast<const std::uint8_t*>(slice.moments[0]);
   const auto* second_codes = reinterpret_cast<const std::uint8_t*>(slice.moments[1]);
   const std::size_t block = begin / kEightBitBlock;
@@ -118,26 +122,25 @@ HWY_INLINE void update_block(const OptimizerStep& step, const Slice& slice, std:
     const std::size_t i = begin + in_block;
     const Four m = moments_of<kFirst>(first, codes + i, slice.scales[0][block]);
     Four v = m;
-    if (Rule::kMoments == 2)
-      v = moments_of<EightBitCode::kUnsigned>(second, second_codes + i, slice.scales[1][block]);
-    update_pair<Rule>(step, slice, i, in_block, past_cache, {m.of[0], m.of[1]}, {v.of[0], v.of[1]},
-                      updated, largest);
-    update_pair<Rule>(step, slice, i + kPair, in_block + kPair, past_cache, {m.of[2], m.of[3]},
-                      {v.of[2], v.of[3]}, updated, largest);
+    if (kTwo) v = moments_of<kSecond>(second, second_codes + i, slice.scales[1][block]);
+    update_pair<Rule, MastersIn>(step, slice, i, in_block, past_cache, {m.of[0], m.of[1]},
+                                 {v.of[0], v.of[1]}, updated, largest);
+    update_pair<Rule, MastersIn>(step, slice, i + kPair, in_block + kPair, past_cache,
+                                 {m.of[2], m.of[3]}, {v.of[2], v.of[3]}, updated, largest);
   }
   updated.scale[0] = scale_of(largest[0]);
-  if (Rule::kMoments == 2) updated.scale[1] = scale_of(largest[1]);
+  if (kTwo) updated.scale[1] = scale_of(largest[1]);
 }
 
-template <EightBitCode kCode>
-HWY_INLINE void store_block(const UpdatedMoments& updated, std::size_t moment, const Slice& slice,
-                            std::size_t begin) {
-  auto* codes = reinterpret_cast<std::uint8_t*>(slice.moments[moment]) + begin;
-  finish_block<kCode>(eight_bit_tables(kCode), updated.scale[moment], updated.values[moment], codes,
-                      slice.scales[moment] + begin / kEightBitBlock);
+template <OptimizerKind kKind, std::size_t kMoment>
+HWY_INLINE void store_block(const UpdatedMoments& updated, const Slice& slice, std::size_t begin) {
+  constexpr EightBitCode kCode = moment_code(kKind, kMoment);
+  auto* codes = reinterpret_cast<std::uint8_t*>(slice.moments[kMoment]) + begin;
+  finish_block<kCode>(eight_bit_tables(kCode), updated.scale[kMoment], updated.values[kMoment],
+                      codes, slice.scales[kMoment] + begin / kEightBitBlock);
 }
 
-template <class Rule, EightBitCode kFirst = EightBitCode::kSigned>
+template <class Rule, class MastersIn>
 void update_blocks(const OptimizerStep& step_in, const Slice& slice_in) {
   const OptimizerStep step = step_in;  // copies: see update_inl.h
   const Slice slice = slice_in;
@@ -146,23 +149,31 @@ void update_blocks(const OptimizerStep& step_in, const Slice& slice_in) {
   for (std::size_t begin = 0; begin < slice.count;) {
     const std::size_t blocks = HWY_MIN(kAhead, (slice.count - begin) / kEightBitBlock);
     for (std::size_t k = 0; k < blocks; ++k)
-      update_block<Rule, kFirst>(step, slice, begin + k * kEightBitBlock, past_cache, updated[k]);
+      update_block<Rule, MastersIn>(step, slice, begin + k * kEightBitBlock, past_cache,
+                                    updated[k]);
     for (std::size_t k = 0; k < blocks; ++k, begin += kEightBitBlock) {
-      store_block<kFirst>(updated[k], 0, slice, begin);
-      if (Rule::kMoments == 2) store_block<EightBitCode::kUnsigned>(updated[k], 1, slice, begin);
+      store_block<Rule::kKind, 0>(updated[k], slice, begin);
+      if (moment_count(Rule::kKind) == 2) store_block<Rule::kKind, 1>(updated[k], slice, begin);
     }
   }
 }
 
-void update_eight_bit_simd(const OptimizerStep& step, const Slice& slice) {
-  switch (step.kind) {
-    case OptimizerKind::kAdamW: return update_blocks<AdamWRule>(step, slice);
-    case OptimizerKind::kAdam: return update_blocks<AdamRule>(step, slice);
-    case OptimizerKind::kLion: return update_blocks<LionRule>(step, slice);
-    case OptimizerKind::kAdagrad:
-      return update_blocks<AdagradRule, moment_code(OptimizerKind::kAdagrad, 0)>(step, slice);
-    case OptimizerKind::kSgd: return update_blocks<SgdRule>(step, slice);
+/// Updates the slice if it is in this format, whose moments are codes.
+template <StateFormat kFormat>
+bool update_in(const OptimizerStep& step, const Slice& slice) {
+  if constexpr (has_codes(kFormat)) {
+    if (slice.format != kFormat) return false;
+    using MastersIn = Masters<masters_of(kFormat), InOrder>;
+    with_rule(step.kind, [&]<class Rule>(Rule) { update_blocks<Rule, MastersIn>(step, slice); });
+    return true;
   }
+  return false;
+}
+
+void update_codes_simd(const OptimizerStep& step, const Slice& slice) {
+  [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+    static_cast<void>((update_in<static_cast<StateFormat>(kIndex)>(step, slice) || ...));
+  }(std::make_index_sequence<kStateFormatCount>());
 }
 
 #else
@@ -175,7 +186,7 @@ void encode_eight_bit_simd(EightBitCode code, const float* values, std::span<std
                            float* scales) {
   scalar::encode_eight_bit(code, values, codes, scales);
 }
-void update_eight_bit_simd(const OptimizerStep& step, const Slice& slice) {
+void update_codes_simd(const OptimizerStep& step, const Slice& slice) {
   scalar::update(step, slice);
 }
 
@@ -190,10 +201,10 @@ namespace internal {
 
 HWY_EXPORT(decode_eight_bit_simd);
 HWY_EXPORT(encode_eight_bit_simd);
-HWY_EXPORT(update_eight_bit_simd);
+HWY_EXPORT(update_codes_simd);
 
-void update_eight_bit(const OptimizerStep& step, const Slice& slice) {
-  select_kernel(scalar::update, HWY_DISPATCH_TABLE(update_eight_bit_simd))(step, slice);
+void update_codes(const OptimizerStep& step, const Slice& slice) {
+  select_kernel(scalar::update, HWY_DISPATCH_TABLE(update_codes_simd))(step, slice);
 }
 
 }  // namespace internal

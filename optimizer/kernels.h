@@ -40,12 +40,9 @@ void encode_eight_bit(EightBitCode code, const float* values, std::span<std::uin
 std::uint8_t eight_bit_code(EightBitCode code, float value, float inverse) noexcept;
 }  // namespace scalar
 
-/// One kernel for each format, in the file of its name; `slice.format` must be that format.
-void update_fp32(const OptimizerStep& step, const Slice& slice);
-void update_bf16_moments(const OptimizerStep& step, const Slice& slice);
-void update_split(const OptimizerStep& step, const Slice& slice);
-void update_bf16(const OptimizerStep& step, const Slice& slice);
-void update_eight_bit(const OptimizerStep& step, const Slice& slice);
+/// For the formats without codes (formats_simd.cc), and with them (eight_bit_simd.cc).
+void update_elements(const OptimizerStep& step, const Slice& slice);
+void update_codes(const OptimizerStep& step, const Slice& slice);
 /// Calls the kernel for `slice.format`.
 void update(const OptimizerStep& step, const Slice& slice);
 

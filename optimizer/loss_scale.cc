@@ -55,7 +55,7 @@ void LossScaler::update(bool overflow) {
   if (overflow) {
     if (state_.hysteresis_left > 1) {
       --state_.hysteresis_left;
-    } else if (state_.scale > config_.min_loss_scale) {
+    } else if (state_.scale > config_.min_loss_scale || !config_.ends_at_minimum) {
       state_.scale = std::max(state_.scale / kFactor, config_.min_loss_scale);
     } else {
       throw Error(ErrorCode::kNotFinite,
@@ -69,7 +69,7 @@ void LossScaler::update(bool overflow) {
   const std::uint64_t steps = state_.steps_since_overflow++;
   const bool grow = steps > 0 && steps % config_.loss_scale_window == 0;
   if (grow || config_.consecutive_hysteresis) state_.hysteresis_left = config_.hysteresis;
-  if (grow) state_.scale = std::min(state_.scale * kFactor, std::ldexp(1.0, kScalePowerMax));
+  if (grow) state_.scale = std::min(state_.scale * kFactor, config_.max_loss_scale);
 }
 
 }  // namespace ziggurat

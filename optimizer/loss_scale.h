@@ -23,6 +23,11 @@ struct LossScaleConfig {
   /// scale does.
   bool consecutive_hysteresis = false;
   double min_loss_scale = 1;
+  /// Where it stops to grow: gradients are divided by it in fp32.
+  double max_loss_scale = 0x1p126;
+  /// Whether an overflow at min_loss_scale is an error; else the scale stays there. DeepSpeed's
+  /// `raise_error_at_min_scale`, which it leaves unset without ZeRO.
+  bool ends_at_minimum = true;
 };
 
 class LossScaler {
@@ -45,8 +50,8 @@ class LossScaler {
   bool dynamic() const noexcept { return config_.loss_scale == 0; }
 
   /// Ends a step. `overflow` says that its gradients were not finite, so that it was skipped.
-  /// Errors: kNotFinite if the scale would have to fall below its minimum; the state does not
-  /// change then.
+  /// Errors: kNotFinite if the scale would have to fall below its minimum, unless it may stay
+  /// there; the state does not change then.
   void update(bool overflow);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/optimizer_step.cc: names, and the scalars of a step from its settings.
+// optimizer/optimizer_step.cc: names of roundings, and the scalars of a step from its settings.
 #include "optimizer/optimizer_step.h"
 
 #include <array>
@@ -7,11 +7,10 @@
 
 #include "base/check.h"
 #include "base/checksum.h"
+#include "optimizer/optimizers.h"
 
 namespace ziggurat {
 namespace {
-
-constexpr std::array<std::string_view, 5> kNames{"adamw", "adam", "lion", "adagrad", "sgd"};
 
 constexpr std::array<std::string_view, 2> kRoundings{"nearest", "stochastic"};
 
@@ -30,19 +29,6 @@ float one_minus(float value) { return static_cast<float>(1.0 - static_cast<doubl
 
 }  // namespace
 
-std::string_view to_string(OptimizerKind kind) noexcept {
-  return kNames[static_cast<std::size_t>(kind)];
-}
-
-std::span<const std::string_view> optimizer_names() noexcept { return kNames; }
-
-std::optional<OptimizerKind> parse_optimizer(std::string_view name) noexcept {
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == name) return static_cast<OptimizerKind>(i);
-  }
-  return std::nullopt;
-}
-
 std::string_view to_string(Rounding rounding) noexcept {
   return kRoundings[static_cast<std::size_t>(rounding)];
 }
@@ -58,10 +44,9 @@ std::optional<Rounding> parse_rounding(std::string_view name) noexcept {
 
 OptimizerStep OptimizerStep::make(const Settings& s) noexcept {
   ZIGGURAT_CHECK(s.t >= 1, "an optimizer's steps count from 1, not {}", s.t);
-  const bool adam = s.kind == OptimizerKind::kAdamW || s.kind == OptimizerKind::kAdam;
-  const bool decoupled = s.kind == OptimizerKind::kAdamW || s.kind == OptimizerKind::kLion;
-  const double bias1 = adam ? 1.0 - power(s.beta1, s.t) : 1.0;
-  const double bias2 = adam ? 1.0 - power(s.beta2, s.t) : 1.0;
+  const OptimizerInfo its = info_of(s.kind);
+  const double bias1 = its.corrects_bias ? 1.0 - power(s.beta1, s.t) : 1.0;
+  const double bias2 = its.corrects_bias ? 1.0 - power(s.beta2, s.t) : 1.0;
   const bool undamped = s.t == 1 || s.beta1 == 0;
   const double kept =
       1.0 - static_cast<double>(s.learning_rate) * static_cast<double>(s.weight_decay);
@@ -75,8 +60,8 @@ OptimizerStep OptimizerStep::make(const Settings& s) noexcept {
       .eps = s.eps,
       .step_size = static_cast<float>(static_cast<double>(s.learning_rate) / bias1),
       .inv_bias2_sqrt = static_cast<float>(1.0 / std::sqrt(bias2)),
-      .decay = decoupled ? static_cast<float>(kept) : s.weight_decay,
-      .no_decay = decoupled ? 1.0f : 0.0f,
+      .decay = its.decouples_decay ? static_cast<float>(kept) : s.weight_decay,
+      .no_decay = its.decouples_decay ? 1.0f : 0.0f,
       .grad_scale = s.maximize ? -s.grad_scale : s.grad_scale,
       .rounding_key = mix_seed(s.seed, s.rounding_step == 0 ? s.t : s.rounding_step),
       .gradient_weight = undamped ? 1.0f : one_minus(s.dampening),

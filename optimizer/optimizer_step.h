@@ -1,10 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/optimizer_step.h: the optimizers, and the scalars of one of their steps.
-//
-// Sources: AdamW: Loshchilov & Hutter 2019, Algorithm 2; Adam: Kingma & Ba 2015, with the decay
-// added to the gradient (L2); Lion: Chen et al. 2023, Algorithm 2; Adagrad: Duchi et al. 2011; SGD
-// with momentum, also Nesterov's: Sutskever et al. 2013 as PyTorch writes it, with its dampening.
-// All follow torch.optim if it has them.
+// optimizer/optimizer_step.h: the scalars of one step of an optimizer.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +10,7 @@
 
 namespace ziggurat {
 
-enum class OptimizerKind : std::uint8_t { kAdamW, kAdam, kLion, kAdagrad, kSgd };
-
-/// Returns a name: "adamw", "adam", "lion", "adagrad", "sgd".
-std::string_view to_string(OptimizerKind kind) noexcept;
-/// Returns the names in the order of OptimizerKind.
-std::span<const std::string_view> optimizer_names() noexcept;
-std::optional<OptimizerKind> parse_optimizer(std::string_view name) noexcept;
+enum class OptimizerKind : std::uint8_t;  // optimizers.h has them
 
 /// The ways to round fp32 to bf16.
 enum class Rounding : std::uint8_t {
@@ -51,14 +40,14 @@ struct Roundings {
 struct OptimizerStep {
   OptimizerKind kind;
   Roundings rounding;
-  float beta1, one_minus_beta1;  ///< for SGD, beta1 is the momentum
+  float beta1, one_minus_beta1;  ///< beta1 is the momentum, if the optimizer has one
   float beta2, one_minus_beta2;
   float eps;
-  float step_size;       ///< lr / (1 - beta1^t) for Adam and AdamW; otherwise lr
-  float inv_bias2_sqrt;  ///< 1 / sqrt(1 - beta2^t) for Adam and AdamW
-  /// The decay of an element that decays, and of one that does not. AdamW and Lion multiply the
-  /// master by it (1 - lr * weight_decay, and 1); the others add master times it to the gradient
-  /// (weight_decay, and 0).
+  float step_size;       ///< lr, divided by 1 - beta1^t if the optimizer corrects bias
+  float inv_bias2_sqrt;  ///< 1 / sqrt(1 - beta2^t) if it does, otherwise 1
+  /// The decay of an element that decays, and of one that does not. If the optimizer decouples it,
+  /// the master is multiplied by it (1 - lr * weight_decay, and 1); otherwise master times it is
+  /// added to the gradient (weight_decay, and 0).
   float decay, no_decay;
   /// The clip factor, divided by the accumulation divisor and the loss scale; multiplies the
   /// widened gradient. Negative if the step maximizes.
@@ -74,7 +63,7 @@ struct OptimizerStep {
   bool params_written = false;
 
   struct Settings {
-    OptimizerKind kind = OptimizerKind::kAdamW;
+    OptimizerKind kind{};  ///< AdamW, if nothing else is said
     Roundings rounding{};
     float learning_rate;
     float beta1;

@@ -5,6 +5,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "optimizer/eight_bit.h"
+#include "optimizer/record_masters.h"
 
 namespace ziggurat {
 
@@ -31,14 +32,13 @@ void internal::check_update(StepView steps, const RecordView& view, const Record
                  to_string(view.param.dtype), to_string(view.format));
   ZIGGURAT_CHECK(!view.masters_from_param || (!view.param_not_read && view.param.count() == count),
                  "masters from {} parameters of {}", view.param.count(), count);
-  ZIGGURAT_CHECK(!view.own_blocks || view.format == StateFormat::k8Bit,
-                 "blocks of codes in a record in {}", to_string(view.format));
+  ZIGGURAT_CHECK(!view.own_blocks || has_codes(view.format), "blocks of codes in a record in {}",
+                 to_string(view.format));
   ZIGGURAT_CHECK(!in_record || view.param.dtype == DType::kBFloat16,
                  "a {} parameter beside a record that holds it in bf16",
                  to_string(view.param.dtype));
-  ZIGGURAT_CHECK(
-      view.format != StateFormat::kSplit || steps[0].rounding.params == Rounding::kNearest,
-      "a split master rounds to nearest");
+  ZIGGURAT_CHECK(!has_residual(view.format) || steps[0].rounding.params == Rounding::kNearest,
+                 "a split master rounds to nearest");
   std::size_t covered = 0;
   for (const DecayRun& run : runs) {
     ZIGGURAT_CHECK(run.begin == covered && run.end >= run.begin,
@@ -51,32 +51,33 @@ void internal::check_update(StepView steps, const RecordView& view, const Record
                  covered, count);
 }
 
-internal::Slice internal::slice_of(OptimizerKind kind, const RecordView& view,
-                                   const RecordFormat& format) {
-  const std::size_t tiles = tiles_of(elements_of(view));
-  std::size_t index = 0;
-  const auto next = [&] { return view.record.data() + format.offset(index++, tiles); };
-  Slice slice{};
-  slice.format = view.format;
-  slice.param_dtype = view.param.dtype;
-  slice.param = view.param.bytes.empty() ? nullptr : view.param.bytes.data();
-  if (holds_param(view.format)) {
-    slice.param_record = reinterpret_cast<bf16*>(next());
-    slice.param_in =
-        view.param_not_read ? reinterpret_cast<const bf16*>(slice.param) : slice.param_record;
-    if (view.format == StateFormat::kSplit)
-      slice.residual = reinterpret_cast<std::uint16_t*>(next());
-  } else {
-    slice.master = reinterpret_cast<float*>(next());
-  }
-  const std::size_t moments = moment_count(kind);
+internal::Slice internal::arrays_of(const StateKind& state, std::span<std::byte> record) {
+  return arrays_of(state, record_format(state), record);
+}
+
+internal::Slice internal::arrays_of(const StateKind& state, const RecordFormat& format,
+                                    std::span<std::byte> record) {
+  const std::uint64_t tiles = format.tiles(record.size());
+  Slice slice = master_slice(state.format, record, tiles * kTileElements);
+  std::size_t index = has_residual(state.format) ? 2 : 1;
+  const auto next = [&] { return record.data() + format.offset(index++, tiles); };
+  const std::size_t moments = moment_count(state.optimizer);
   for (std::size_t k = 0; k < moments; ++k) slice.moments[k] = next();
-  if (view.format == StateFormat::k8Bit) {
+  if (has_codes(state.format)) {
     for (std::size_t k = 0; k < moments; ++k) slice.scales[k] = reinterpret_cast<float*>(next());
   }
+  return slice;
+}
+
+internal::Slice internal::slice_of(OptimizerKind kind, const RecordView& view,
+                                   const RecordFormat& format) {
+  Slice slice = arrays_of({kind, view.format, view.own_blocks}, format, view.record);
+  slice.param_dtype = view.param.dtype;
+  slice.param = view.param.bytes.empty() ? nullptr : view.param.bytes.data();
+  if (holds_param(view.format) && view.param_not_read)
+    slice.param_in = reinterpret_cast<const bf16*>(slice.param);
   slice.grad_dtype = view.grad.dtype;
   slice.grad = view.grad.bytes.empty() ? nullptr : view.grad.bytes.data();
-  slice.count = tiles * kTileElements;
   return slice;
 }
 

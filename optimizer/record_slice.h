@@ -30,6 +30,11 @@ std::size_t stepped_of(const RecordView& view);
 void check_update(StepView steps, const RecordView& view, const RecordFormat& format,
                   std::span<const DecayRun> runs);
 
+/// Returns where a record's own arrays are, padding included: a slice without gradient, parameter
+/// and settings.
+Slice arrays_of(const StateKind& state, std::span<std::byte> record);
+Slice arrays_of(const StateKind& state, const RecordFormat& format, std::span<std::byte> record);
+
 /// Returns the slice of the whole record, including padding; `grad` and `param` may not have its
 /// last elements. The caller sets decay and noise.
 Slice slice_of(OptimizerKind kind, const RecordView& view, const RecordFormat& format);

@@ -114,11 +114,8 @@ struct Drawn {
 constexpr Drawn drawn_by(StateFormat format, const Roundings& rounding) noexcept {
   const bool state = rounding.state == Rounding::kStochastic;
   const bool params = rounding.params == Rounding::kStochastic;
-  switch (format) {
-    case StateFormat::kBf16: return {.param = state, .moments = state};
-    case StateFormat::kBf16Moments: return {.param = params, .moments = state};
-    default: return {.param = params, .moments = false};
-  }
+  return {.param = rounds_masters(format) ? state : params,
+          .moments = rounds_moments(format) && state};
 }
 
 }  // namespace ziggurat

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/rules_inl.h: the arithmetic of rules.h, in its order, on registers of elements, with
-// one rule per optimizer. Included once per target.
+// optimizer/rules_inl.h: the arithmetic of optimizers.h, in its order, on registers of elements,
+// with one rule per optimizer. Included once per target.
 #if defined(ZIGGURAT_OPTIMIZER_RULES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZIGGURAT_OPTIMIZER_RULES_INL_H_
 #undef ZIGGURAT_OPTIMIZER_RULES_INL_H_
@@ -51,7 +51,7 @@ HWY_INLINE Elements adam(const OptimizerStep& step, const Elements& old, F g, F 
 }
 
 struct AdamWRule {
-  static constexpr std::size_t kMoments = 2;
+  static constexpr OptimizerKind kKind = OptimizerKind::kAdamW;
   static HWY_INLINE Elements updated(const OptimizerStep& step, float decay, const Elements& old,
                                      F gradient) {
     const F decayed = hn::Mul(old.master, hn::Set(Floats(), decay));
@@ -60,7 +60,7 @@ struct AdamWRule {
 };
 
 struct AdamRule {
-  static constexpr std::size_t kMoments = 2;
+  static constexpr OptimizerKind kKind = OptimizerKind::kAdam;
   static HWY_INLINE Elements updated(const OptimizerStep& step, float decay, const Elements& old,
                                      F gradient) {
     return adam(step, old, penalised(step, decay, old.master, gradient), old.master);
@@ -68,7 +68,7 @@ struct AdamRule {
 };
 
 struct LionRule {
-  static constexpr std::size_t kMoments = 1;
+  static constexpr OptimizerKind kKind = OptimizerKind::kLion;
   static HWY_INLINE Elements updated(const OptimizerStep& step, float decay, const Elements& old,
                                      F gradient) {
     const Floats d;
@@ -88,7 +88,7 @@ struct LionRule {
 };
 
 struct AdagradRule {
-  static constexpr std::size_t kMoments = 1;
+  static constexpr OptimizerKind kKind = OptimizerKind::kAdagrad;
   static HWY_INLINE Elements updated(const OptimizerStep& step, float decay, const Elements& old,
                                      F gradient) {
     const Floats d;
@@ -101,7 +101,7 @@ struct AdagradRule {
 };
 
 struct SgdRule {
-  static constexpr std::size_t kMoments = 1;
+  static constexpr OptimizerKind kKind = OptimizerKind::kSgd;
   static HWY_INLINE Elements updated(const OptimizerStep& step, float decay, const Elements& old,
                                      F gradient) {
     const Floats d;
@@ -115,6 +115,18 @@ struct SgdRule {
     return {quiet(hn::Sub(old.master, update)), quiet(momentum), old.second};
   }
 };
+
+/// Calls `with` with the rule of an optimizer.
+template <class With>
+HWY_INLINE void with_rule(OptimizerKind kind, With with) {
+  switch (kind) {
+    case OptimizerKind::kAdamW: return with(AdamWRule());
+    case OptimizerKind::kAdam: return with(AdamRule());
+    case OptimizerKind::kLion: return with(LionRule());
+    case OptimizerKind::kAdagrad: return with(AdagradRule());
+    case OptimizerKind::kSgd: return with(SgdRule());
+  }
+}
 
 }  // namespace ziggurat::internal::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

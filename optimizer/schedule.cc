@@ -89,9 +89,8 @@ ScheduledStep at(const WarmupLR& s, std::uint64_t step) {
 ScheduledStep at(const WarmupDecayLR& s, std::uint64_t step) {
   const std::uint64_t steps = warmup_steps(s.warmup.warmup_num_steps);
   if (step <= steps) return at(s.warmup, step);
-  const auto total = static_cast<double>(s.total_num_steps);
-  const double window = std::max(1.0, total - static_cast<double>(steps));
-  const double gamma = std::max(0.0, (total - static_cast<double>(step - 1)) / window);
+  const double window = std::max(1.0, s.total_num_steps - static_cast<double>(steps));
+  const double gamma = std::max(0.0, (s.total_num_steps - static_cast<double>(step - 1)) / window);
   const double range = s.warmup.warmup_max_lr - s.warmup.warmup_min_lr;
   return {.learning_rate = s.warmup.warmup_min_lr + range * gamma};
 }
@@ -104,8 +103,7 @@ ScheduledStep at(const WarmupCosineLR& s, std::uint64_t step) {
     const double ratio = warmed(s.warmup_type, iteration, steps);
     return {.learning_rate = s.lr * (s.warmup_min_ratio + ratio * (1.0 - s.warmup_min_ratio))};
   }
-  const double window =
-      std::max(1.0, static_cast<double>(s.total_num_steps) - static_cast<double>(steps));
+  const double window = std::max(1.0, s.total_num_steps - static_cast<double>(steps));
   const double progress = std::min(1.0, static_cast<double>(iteration - steps + 1) / window);
   const double ratio = (1.0 + cos_pi(progress)) / 2.0;
   return {.learning_rate = s.lr * std::max(0.0, s.cos_min_ratio + (1.0 - s.cos_min_ratio) * ratio)};
@@ -113,9 +111,8 @@ ScheduledStep at(const WarmupCosineLR& s, std::uint64_t step) {
 
 /// Returns the height of the cycle after `done` of its steps: 0 at its ends, 1 at the peak.
 double cycle_height(const OneCycle& s, double done) {
-  const auto first = static_cast<double>(s.cycle_first_step_size);
-  const auto second =
-      static_cast<double>(s.cycle_second_step_size.value_or(s.cycle_first_step_size));
+  const double first = s.cycle_first_step_size;
+  const double second = s.cycle_second_step_size.value_or(first);
   const double total = first + second;
   const double peak = first / total;
   const double x = 1.0 + done / total - std::floor(1.0 + done / total);
@@ -124,7 +121,7 @@ double cycle_height(const OneCycle& s, double done) {
                                    ? s.cycle_first_stair_count
                                    : s.cycle_second_stair_count.value_or(s.cycle_first_stair_count);
   if (stairs == 0) return rising ? x / peak : (x - 1.0) / (peak - 1.0);
-  const double within = done < total ? done : 0.0;
+  const double within = std::fmod(done, total);  // exact, so every libm agrees
   const auto count = static_cast<double>(stairs);
   const double position =
       within <= first ? within * count / first : (total - within) * count / second;
@@ -138,16 +135,16 @@ ScheduledStep at(const OneCycle& s, std::uint64_t step) {
     return result;
   };
   if (step == 0) return with(s.cycle_min_lr, s.cycle_min_mom);
-  const std::uint64_t total =
+  const auto done = static_cast<double>(step);
+  const double total =
       s.cycle_first_step_size + s.cycle_second_step_size.value_or(s.cycle_first_step_size);
-  if (step - 1 < total) {
-    const double height = cycle_height(s, static_cast<double>(step));
+  if (done - 1 < total) {
+    const double height = cycle_height(s, done);
     return with(s.cycle_min_lr + (s.cycle_max_lr - s.cycle_min_lr) * height,
                 s.cycle_max_mom - (s.cycle_max_mom - s.cycle_min_mom) * height);
   }
   if (s.decay_step_size == 0) return with(s.cycle_min_lr, s.cycle_max_mom);
-  const double intervals =
-      static_cast<double>(step - total) / static_cast<double>(s.decay_step_size);
+  const double intervals = (done - total) / s.decay_step_size;
   return with(s.cycle_min_lr / (1.0 + s.decay_lr_rate * intervals),
               s.cycle_max_mom * (1.0 + s.decay_mom_rate * intervals));
 }
@@ -169,8 +166,8 @@ void require_rate(std::string_view parameter, double value) {
           "the value must be finite and 0 or more");
 }
 
-void require_steps(std::string_view parameter, std::uint64_t value) {
-  require(value > 0, parameter, static_cast<double>(value), "the value must be 1 or more");
+void require_steps(std::string_view parameter, double value) {
+  require(std::isfinite(value) && value > 0, parameter, value, "the value must be more than 0");
 }
 
 void require_momentum(std::string_view parameter, double value) {
@@ -183,13 +180,13 @@ void check(const ConstantSchedule& s) { require_rate("lr", s.lr); }
 void check(const CosineSchedule& s) {
   require_rate("lr", s.lr);
   require_rate("min-lr", s.min_lr);
-  require_steps("total-num-steps", s.total_num_steps);
+  require_steps("total-num-steps", static_cast<double>(s.total_num_steps));
 }
 
 void check(const WarmupLR& s) {
   require_rate("warmup-min-lr", s.warmup_min_lr);
   require_rate("warmup-max-lr", s.warmup_max_lr);
-  require_steps("warmup-num-steps", s.warmup_num_steps);
+  require_steps("warmup-num-steps", static_cast<double>(s.warmup_num_steps));
 }
 
 void check(const WarmupDecayLR& s) {
@@ -201,7 +198,7 @@ void check(const WarmupCosineLR& s) {
   require_rate("lr", s.lr);
   require_rate("warmup-min-ratio", s.warmup_min_ratio);
   require_rate("cos-min-ratio", s.cos_min_ratio);
-  require_steps("warmup-num-steps", s.warmup_num_steps);
+  require_steps("warmup-num-steps", static_cast<double>(s.warmup_num_steps));
   require_steps("total-num-steps", s.total_num_steps);
 }
 
@@ -218,7 +215,7 @@ void check(const OneCycle& s) {
 void check(const LRRangeTest& s) {
   require_rate("lr-range-test-min-lr", s.lr_range_test_min_lr);
   require_rate("lr-range-test-step-rate", s.lr_range_test_step_rate);
-  require_steps("lr-range-test-step-size", s.lr_range_test_step_size);
+  require_steps("lr-range-test-step-size", static_cast<double>(s.lr_range_test_step_size));
 }
 
 }  // namespace

@@ -55,10 +55,11 @@ struct WarmupLR {
   WarmupType warmup_type = WarmupType::kLog;
 };
 
-/// The warm-up of WarmupLR, then a line down that is back at warmup_min_lr after total_num_steps.
+/// The warm-up of WarmupLR, then a line down that is back at warmup_min_lr after total_num_steps,
+/// which need not be whole, as in DeepSpeed: scripts compute it as a share of something.
 struct WarmupDecayLR {
   WarmupLR warmup;
-  std::uint64_t total_num_steps = 0;
+  double total_num_steps = 0;
 };
 
 /// Ratios of lr: a warm-up from warmup_min_ratio to 1, then a cosine to cos_min_ratio. The first
@@ -69,20 +70,21 @@ struct WarmupCosineLR {
   double cos_min_ratio = 0.0001;
   std::uint64_t warmup_num_steps = 1000;  ///< 1 counts as 2
   WarmupType warmup_type = WarmupType::kLog;
-  std::uint64_t total_num_steps = 0;
+  double total_num_steps = 0;  ///< need not be whole
 };
 
 /// One cycle up and down, then decay (Smith 2018). With cycle_momentum, beta1 moves in the opposite
-/// direction and beta2 is 0.99, whatever the optimizer's; the first step has cycle_min_mom.
+/// direction and beta2 is 0.99, whatever the optimizer's; the first step has cycle_min_mom. Sizes
+/// need not be whole, as in DeepSpeed.
 struct OneCycle {
   double cycle_min_lr = 0;
   double cycle_max_lr = 0;
   double decay_lr_rate = 0;
-  std::uint64_t cycle_first_step_size = 2000;
-  std::optional<std::uint64_t> cycle_second_step_size;  ///< cycle_first_step_size if not set
-  std::uint64_t cycle_first_stair_count = 0;            ///< 0 means no stairs
+  double cycle_first_step_size = 2000;
+  std::optional<double> cycle_second_step_size;  ///< cycle_first_step_size if not set
+  std::uint64_t cycle_first_stair_count = 0;     ///< 0 means no stairs
   std::optional<std::uint64_t> cycle_second_stair_count;
-  std::uint64_t decay_step_size = 0;  ///< 0 means no decay
+  double decay_step_size = 0;  ///< 0 means no decay
   bool cycle_momentum = true;
   double cycle_min_mom = 0.8;
   double cycle_max_mom = 0.9;

@@ -13,19 +13,17 @@
 
 namespace ziggurat::internal {
 
-inline constexpr std::size_t kMomentsMax = 2;
-
 /// A part of a record under one decay setting; on a CPU, a part of one tile. Its arrays lie apart.
 /// Pointers need only the alignment of their elements.
 struct Slice {
   StateFormat format;
 
-  float* master;                    ///< for kFp32, kBf16Moments, k8Bit
-  const bf16* param_in;             ///< for kSplit, kBf16: the parameter before the step
-  bf16* param_record;               ///< for kSplit, kBf16: where the record holds the parameter
-  std::uint16_t* residual;          ///< for kSplit
-  std::byte* moments[kMomentsMax];  ///< floats; bf16 in kBf16Moments and kBf16, codes in k8Bit
-  float* scales[kMomentsMax];       ///< for k8Bit, whose slices are whole blocks: one scale per
+  float* master;                    ///< null if the record holds the parameter
+  const bf16* param_in;             ///< if the record holds it: the parameter before the step
+  bf16* param_record;               ///< if the record holds it: where
+  std::uint16_t* residual;          ///< of a split master
+  std::byte* moments[kMomentsMax];  ///< as the format's MomentArrays says
+  float* scales[kMomentsMax];       ///< for codes, whose slices are whole blocks: one scale per
                                     ///< block
 
   DType grad_dtype;
@@ -40,14 +38,12 @@ struct Slice {
 };
 
 constexpr std::size_t moment_bytes(StateFormat format) noexcept {
-  if (format == StateFormat::k8Bit) return 1;
-  return format == StateFormat::kBf16Moments || format == StateFormat::kBf16 ? 2 : 4;
+  return element_bytes(info_of(moments_of(format)).element);
 }
 
-/// Returns the code of a moment in k8Bit. Sums of squares have no sign.
+/// Returns the code of a moment that is kept in codes.
 constexpr EightBitCode moment_code(OptimizerKind kind, std::size_t moment) noexcept {
-  const bool has_sign = moment == 0 && kind != OptimizerKind::kAdagrad;
-  return has_sign ? EightBitCode::kSigned : EightBitCode::kUnsigned;
+  return has_sign(kind, moment) ? EightBitCode::kSigned : EightBitCode::kUnsigned;
 }
 
 /// Returns elements [begin, end) of `slice`.

@@ -9,24 +9,117 @@
 
 #include "base/numerics/host_device.h"
 #include "base/numerics/typed_value.h"
+#include "optimizer/optimizers.h"
 #include "optimizer/rounding.h"
-#include "optimizer/rules.h"
 #include "optimizer/slice.h"
 
 namespace ziggurat::internal {
 
-ZIGGURAT_HOST_DEVICE inline float load_master(const Slice& slice, std::size_t i) {
-  if (slice.format == StateFormat::kSplit) return joined({slice.param_in[i], slice.residual[i]});
-  if (slice.format == StateFormat::kBf16) return bf16_to_float(slice.param_in[i]);
-  return slice.master[i];
+/// How an element of each kind of masters is kept: loads it; loads what the record has of it where
+/// the trainer has no parameter, which counts as zero; and stores it, with the noise of a
+/// parameter.
+template <MasterArrays>
+struct MasterElement;
+
+template <>
+struct MasterElement<MasterArrays::kFp32> {
+  ZIGGURAT_HOST_DEVICE static float load(const Slice& slice, std::size_t i) {
+    return slice.master[i];
+  }
+  ZIGGURAT_HOST_DEVICE static float load_padding(const Slice& slice, std::size_t i) {
+    return slice.master[i];
+  }
+  ZIGGURAT_HOST_DEVICE static void store(const Slice& slice, std::size_t i, float master,
+                                         std::uint32_t) {
+    slice.master[i] = master;
+  }
+};
+
+template <>
+struct MasterElement<MasterArrays::kSplit> {
+  ZIGGURAT_HOST_DEVICE static float load(const Slice& slice, std::size_t i) {
+    return joined({slice.param_in[i], slice.residual[i]});
+  }
+  ZIGGURAT_HOST_DEVICE static float load_padding(const Slice& slice, std::size_t i) {
+    return joined({.param = 0, .residual = slice.residual[i]});
+  }
+  ZIGGURAT_HOST_DEVICE static void store(const Slice& slice, std::size_t i, float master,
+                                         std::uint32_t noise) {
+    slice.residual[i] = split_master(master).residual;
+    slice.param_record[i] = round_with_noise(master, noise);
+  }
+};
+
+template <>
+struct MasterElement<MasterArrays::kBf16> {
+  ZIGGURAT_HOST_DEVICE static float load(const Slice& slice, std::size_t i) {
+    return bf16_to_float(slice.param_in[i]);
+  }
+  ZIGGURAT_HOST_DEVICE static float load_padding(const Slice&, std::size_t) { return 0.0f; }
+  ZIGGURAT_HOST_DEVICE static void store(const Slice& slice, std::size_t i, float master,
+                                         std::uint32_t noise) {
+    slice.param_record[i] = round_with_noise(master, noise);
+  }
+};
+
+/// Calls `with` with the MasterElement of masters kept like this.
+template <class With>
+ZIGGURAT_HOST_DEVICE inline auto with_masters(MasterArrays masters, const With& with) {
+  switch (masters) {
+    case MasterArrays::kFp32: return with(MasterElement<MasterArrays::kFp32>());
+    case MasterArrays::kSplit: return with(MasterElement<MasterArrays::kSplit>());
+    case MasterArrays::kBf16: return with(MasterElement<MasterArrays::kBf16>());
+  }
+  __builtin_unreachable();
 }
 
-/// Loads a moment in any format but k8Bit, whose moments are blocks.
+/// How an element of each kind of moments is kept; codes are kept in blocks.
+template <MomentArrays>
+struct MomentElement;
+
+template <>
+struct MomentElement<MomentArrays::kFp32> {
+  ZIGGURAT_HOST_DEVICE static float load(const std::byte* moments, std::size_t i) {
+    return load_element<float>(moments, i);
+  }
+  ZIGGURAT_HOST_DEVICE static void store(std::byte* moments, std::size_t i, float value,
+                                         std::uint32_t) {
+    store_element(moments, i, value);
+  }
+};
+
+template <>
+struct MomentElement<MomentArrays::kBf16> {
+  ZIGGURAT_HOST_DEVICE static float load(const std::byte* moments, std::size_t i) {
+    return bf16_to_float(load_element<bf16>(moments, i));
+  }
+  ZIGGURAT_HOST_DEVICE static void store(std::byte* moments, std::size_t i, float value,
+                                         std::uint32_t noise) {
+    store_element(moments, i, round_with_noise(value, noise));
+  }
+};
+
+/// Calls `with` with the MomentElement of moments kept like this, which must not be codes.
+template <class With>
+ZIGGURAT_HOST_DEVICE inline auto with_moments(MomentArrays moments, const With& with) {
+  switch (moments) {
+    case MomentArrays::kFp32: return with(MomentElement<MomentArrays::kFp32>());
+    case MomentArrays::kBf16: return with(MomentElement<MomentArrays::kBf16>());
+    case MomentArrays::kCodes: break;
+  }
+  __builtin_unreachable();
+}
+
+ZIGGURAT_HOST_DEVICE inline float load_master(const Slice& slice, std::size_t i) {
+  return with_masters(masters_of(slice.format),
+                      [&](auto element) { return element.load(slice, i); });
+}
+
+/// Loads a moment in any format without codes, whose moments are blocks.
 ZIGGURAT_HOST_DEVICE inline float load_moment(const Slice& slice, std::size_t moment,
                                               std::size_t i) {
-  return moment_bytes(slice.format) == 2
-             ? bf16_to_float(load_element<bf16>(slice.moments[moment], i))
-             : load_element<float>(slice.moments[moment], i);
+  return with_moments(moments_of(slice.format),
+                      [&](auto element) { return element.load(slice.moments[moment], i); });
 }
 
 ZIGGURAT_HOST_DEVICE inline Element load(const Slice& slice, std::size_t moments, std::size_t i) {
@@ -58,25 +151,19 @@ constexpr ElementNoise noise_of(Drawn drawn, NoiseKey key, std::uint32_t index) 
 
 ZIGGURAT_HOST_DEVICE inline void store_master(const Slice& slice, std::size_t i, float master,
                                               const ElementNoise& noise) {
-  if (slice.format == StateFormat::kSplit) slice.residual[i] = split_master(master).residual;
-  if (holds_param(slice.format)) {
-    slice.param_record[i] = round_with_noise(master, noise.param);
-  } else {
-    slice.master[i] = master;
-  }
+  with_masters(masters_of(slice.format),
+               [&](auto element) { element.store(slice, i, master, noise.param); });
 }
 
 ZIGGURAT_HOST_DEVICE inline void store_moments(const Slice& slice, std::size_t moments,
                                                std::size_t i, const Element& element,
                                                const ElementNoise& noise) {
-  for (std::size_t k = 0; k < kMomentsMax; ++k) {
-    if (k == moments) return;
-    if (moment_bytes(slice.format) == 2) {
-      store_element(slice.moments[k], i, round_with_noise(element.moments[k], noise.moments[k]));
-    } else {
-      store_element(slice.moments[k], i, element.moments[k]);
+  with_moments(moments_of(slice.format), [&](auto kept) {
+    for (std::size_t k = 0; k < kMomentsMax; ++k) {
+      if (k == moments) return;
+      kept.store(slice.moments[k], i, element.moments[k], noise.moments[k]);
     }
-  }
+  });
 }
 
 /// Stores the parameter; does nothing if the slice has none.
@@ -90,7 +177,7 @@ ZIGGURAT_HOST_DEVICE inline void store_param(const Slice& slice, std::size_t i, 
   }
 }
 
-/// Updates an element in every format but k8Bit.
+/// Updates an element in every format without codes.
 ZIGGURAT_HOST_DEVICE inline void update_element(const OptimizerStep& step, const Slice& slice,
                                                 std::size_t i, const ElementNoise& noise) {
   const std::size_t moments = moment_count(step.kind);
@@ -109,11 +196,9 @@ ZIGGURAT_HOST_DEVICE inline void update_padding(const OptimizerStep& step, const
   const std::size_t moments = moment_count(step.kind);
   const bool param_elsewhere = holds_param(slice.format) && slice.param_in != slice.param_record;
   Element old{};
-  if (!param_elsewhere) {
-    old.master = load_master(slice, i);
-  } else if (slice.format == StateFormat::kSplit) {
-    old.master = joined({.param = 0, .residual = slice.residual[i]});
-  }
+  old.master = with_masters(masters_of(slice.format), [&](auto element) {
+    return param_elsewhere ? element.load_padding(slice, i) : element.load(slice, i);
+  });
   old.moments[0] = load_moment(slice, 0, i);
   if (moments == 2) old.moments[1] = load_moment(slice, 1, i);
   const Element element = updated(step, slice.decay, old, 0.0f);
@@ -123,13 +208,7 @@ ZIGGURAT_HOST_DEVICE inline void update_padding(const OptimizerStep& step, const
 
 /// Sets the master to the parameter, exactly; to zero if there is no parameter.
 ZIGGURAT_HOST_DEVICE inline void take_master(const Slice& slice, std::size_t i, bool has_param) {
-  if (holds_param(slice.format)) {
-    slice.param_record[i] = has_param ? load_element<bf16>(slice.param, i) : bf16{0};
-    // A bf16 value is a master whose lower half is zero.
-    if (slice.format == StateFormat::kSplit) slice.residual[i] = 0;
-  } else {
-    slice.master[i] = has_param ? value_at(slice.param_dtype, slice.param, i) : 0.0f;
-  }
+  store_master(slice, i, has_param ? value_at(slice.param_dtype, slice.param, i) : 0.0f, {});
 }
 
 }  // namespace ziggurat::internal

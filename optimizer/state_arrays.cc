@@ -6,6 +6,8 @@
 
 #include "base/check.h"
 #include "optimizer/eight_bit.h"
+#include "optimizer/record_masters.h"
+#include "optimizer/record_slice.h"
 #include "optimizer/rounding.h"
 #include "optimizer/state_format.h"
 #include "optimizer/state_values.h"
@@ -13,17 +15,8 @@
 namespace ziggurat {
 namespace {
 
-StateElement moment_element(StateFormat format) {
-  switch (format) {
-    case StateFormat::kBf16Moments:
-    case StateFormat::kBf16: return StateElement::kBF16;
-    case StateFormat::k8Bit: return StateElement::kCode;
-    default: return StateElement::kF32;
-  }
-}
-
 bool is_split_master(const StateKind& state, std::size_t index) {
-  return index == 0 && state.format == StateFormat::kSplit;
+  return index == 0 && has_residual(state.format);
 }
 
 /// Returns the bytes of an array. The segments are in the order of the arrays, but a split master
@@ -32,7 +25,7 @@ template <class Byte>
 std::span<Byte> array_in(const StateKind& state, std::size_t index, std::span<Byte> record) {
   if (is_split_master(state, index)) return {};
   const RecordFormat shape = record_format(state);
-  const std::size_t segment = index + (state.format == StateFormat::kSplit && index > 0 ? 1 : 0);
+  const std::size_t segment = index + (has_residual(state.format) && index > 0 ? 1 : 0);
   const std::uint64_t tiles = shape.tiles(record.size());
   return record.subspan(shape.offset(segment, tiles), tiles * shape.segments()[segment].tile_bytes);
 }
@@ -56,22 +49,15 @@ void for_each_part(const StateKind& state, std::size_t index, std::span<Byte> re
   }
 }
 
-/// Returns where the second halves of a split master begin.
-std::uint64_t residuals_offset(const StateKind& state, std::size_t record_bytes) {
-  const RecordFormat shape = record_format(state);
-  return shape.offset(1, shape.tiles(record_bytes));
-}
-
 }  // namespace
 
 std::vector<StateArray> state_arrays(const StateKind& state) {
   const std::vector<std::string> names = state_names(state.optimizer);
-  const bool bf16_master = state.format == StateFormat::kBf16;
+  const StateElement moments = info_of(moments_of(state.format)).element;
   std::vector<StateArray> arrays{
-      {names[0], bf16_master ? StateElement::kBF16 : StateElement::kF32}};
-  for (std::size_t i = 1; i < names.size(); ++i)
-    arrays.push_back({names[i], moment_element(state.format)});
-  if (state.format != StateFormat::k8Bit) return arrays;
+      {names[0], rounds_masters(state.format) ? StateElement::kBF16 : StateElement::kF32}};
+  for (std::size_t i = 1; i < names.size(); ++i) arrays.push_back({names[i], moments});
+  if (!has_codes(state.format)) return arrays;
   for (std::size_t i = 1; i < names.size(); ++i)
     arrays.push_back({names[i] + ".scale", StateElement::kF32, kEightBitBlock});
   return arrays;
@@ -95,13 +81,11 @@ void read_state_array(const StateKind& state, std::size_t index, std::span<const
     });
     return;
   }
-  const auto* params = reinterpret_cast<const bf16*>(record.data());
-  const auto* residuals = reinterpret_cast<const std::uint16_t*>(
-      record.data() + residuals_offset(state, record.size()));
-  for (std::size_t i = 0; i < bytes.size() / sizeof(float); ++i) {
-    const float master = joined({params[first + i], residuals[first + i]});
-    std::memcpy(bytes.data() + i * sizeof(float), &master, sizeof(float));
-  }
+  const internal::Slice slice = internal::arrays_of(state, internal::only_read(record));
+  internal::with_masters(masters_of(state.format), [&](auto element) {
+    for (std::size_t i = 0; i < bytes.size() / sizeof(float); ++i)
+      store_element(bytes.data(), i, element.load(slice, first + i));
+  });
 }
 
 void write_state_array(const StateKind& state, std::size_t index, std::span<const std::byte> bytes,
@@ -112,16 +96,11 @@ void write_state_array(const StateKind& state, std::size_t index, std::span<cons
     });
     return;
   }
-  auto* params = reinterpret_cast<bf16*>(record.data());
-  auto* residuals =
-      reinterpret_cast<std::uint16_t*>(record.data() + residuals_offset(state, record.size()));
-  for (std::size_t i = 0; i < bytes.size() / sizeof(float); ++i) {
-    float master = 0;
-    std::memcpy(&master, bytes.data() + i * sizeof(float), sizeof(float));
-    const SplitMaster split = split_master(quiet(master));
-    params[first + i] = split.param;
-    residuals[first + i] = split.residual;
-  }
+  const internal::Slice slice = internal::arrays_of(state, record);
+  internal::with_masters(masters_of(state.format), [&](auto element) {
+    for (std::size_t i = 0; i < bytes.size() / sizeof(float); ++i)
+      element.store(slice, first + i, quiet(load_element<float>(bytes.data(), i)), kNearestNoise);
+  });
 }
 
 }  // namespace ziggurat

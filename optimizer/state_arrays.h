@@ -23,16 +23,12 @@
 
 namespace ziggurat {
 
-enum class StateElement : std::uint8_t { kF32, kBF16, kCode };
-
 struct StateArray {
   std::string name;
   StateElement element;
   std::uint32_t block = 1;  ///< elements of a parameter per value
 
-  std::uint32_t element_bytes() const noexcept {
-    return element == StateElement::kF32 ? 4 : element == StateElement::kBF16 ? 2 : 1;
-  }
+  std::uint32_t element_bytes() const noexcept { return ziggurat::element_bytes(element); }
   bool is_scale() const noexcept { return block > 1; }
   /// Returns how many values belong to `count` elements from the beginning of a block on.
   std::uint64_t values_of(std::uint64_t count) const noexcept {

@@ -3,6 +3,7 @@
 #include "optimizer/state_format.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
 #include <string>
@@ -16,27 +17,20 @@
 namespace ziggurat {
 namespace {
 
-constexpr std::array<std::string_view, 5> kNames{"fp32", "bf16-moments", "8bit", "split", "bf16"};
-
-/// As torch.optim calls them.
-std::vector<std::string> moment_names(OptimizerKind kind) {
-  std::vector<std::string> names = state_names(kind);
-  names.erase(names.begin());  // the master
+constexpr auto kFormatNames = [] {
+  std::array<std::string_view, kStateFormatCount> names;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    names[i] = info_of(static_cast<StateFormat>(i)).name;
   return names;
-}
+}();
 
-struct Element {
-  const char* type;
-  std::uint32_t size_bytes;
-};
-
-Element stored_moment(StateFormat format) {
-  switch (format) {
-    case StateFormat::kBf16Moments:
-    case StateFormat::kBf16: return {"bf16", 2};
-    case StateFormat::k8Bit: return {"8-bit", 1};
-    default: return {"fp32", 4};
+/// Returns the names of the formats whose records do not hold the parameter.
+std::string formats_of_any_param() {
+  std::vector<std::string_view> names;
+  for (std::size_t i = 0; i < kStateFormatCount; ++i) {
+    if (!holds_param(static_cast<StateFormat>(i))) names.push_back(kFormatNames[i]);
   }
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 /// The largest initial accumulator. Its sums with squares are far from overflow, also in bf16.
@@ -45,27 +39,23 @@ constexpr float kAccumulatorMax = 1e30F;
 }  // namespace
 
 std::string_view to_string(StateFormat format) noexcept {
-  return kNames[static_cast<std::size_t>(format)];
+  return kFormatNames[static_cast<std::size_t>(format)];
 }
 
-std::span<const std::string_view> state_format_names() noexcept { return kNames; }
+std::span<const std::string_view> state_format_names() noexcept { return kFormatNames; }
 
 std::optional<StateFormat> parse_state_format(std::string_view name) noexcept {
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == name) return static_cast<StateFormat>(i);
+  for (std::size_t i = 0; i < kFormatNames.size(); ++i) {
+    if (kFormatNames[i] == name) return static_cast<StateFormat>(i);
   }
   return std::nullopt;
 }
 
 std::vector<std::string> state_names(OptimizerKind kind) {
-  switch (kind) {
-    case OptimizerKind::kAdamW:
-    case OptimizerKind::kAdam: return {"master", "exp_avg", "exp_avg_sq"};
-    case OptimizerKind::kLion: return {"master", "exp_avg"};
-    case OptimizerKind::kAdagrad: return {"master", "sum"};
-    case OptimizerKind::kSgd: return {"master", "momentum_buffer"};
-  }
-  return {};
+  const OptimizerInfo its = info_of(kind);
+  std::vector<std::string> names{"master"};
+  for (std::size_t k = 0; k < moment_count(kind); ++k) names.emplace_back(its.moments[k].name);
+  return names;
 }
 
 RecordFormat record_format(const StateKind& state) {
@@ -73,19 +63,21 @@ RecordFormat record_format(const StateKind& state) {
   std::vector<RecordFormat::Segment> segments;
   if (holds_param(format)) {
     segments.push_back({"param bf16", 2 * kTileElements});
-    if (format == StateFormat::kSplit) segments.push_back({"residual 16-bit", 2 * kTileElements});
+    if (has_residual(format)) segments.push_back({"residual 16-bit", 2 * kTileElements});
   } else {
     segments.push_back({"master fp32", 4 * kTileElements});
   }
-  const Element element = stored_moment(format);
-  for (const std::string& name : moment_names(kind)) {
-    segments.push_back({fmt::format("{} {}", name, element.type),
-                        element.size_bytes * static_cast<std::uint32_t>(kTileElements)});
+  const MomentInfo kept = info_of(moments_of(format));
+  const std::vector<std::string> arrays = state_names(kind);
+  const std::span moments = std::span(arrays).subspan(1);
+  for (const std::string& name : moments) {
+    segments.push_back({fmt::format("{} {}", name, kept.type),
+                        static_cast<std::uint32_t>(element_bytes(kept.element) * kTileElements)});
   }
-  if (format == StateFormat::k8Bit) {
+  if (has_codes(format)) {
     const std::size_t step = scale_step(own_blocks);
     const std::string places = own_blocks ? fmt::format(" per {}", step) : "";
-    for (const std::string& name : moment_names(kind)) {
+    for (const std::string& name : moments) {
       segments.push_back({fmt::format("{} scale fp32/{}{}", name, kEightBitBlock, places),
                           static_cast<std::uint32_t>(kTileElements / step * sizeof(float))});
     }
@@ -103,22 +95,21 @@ StateTraffic state_traffic(const StateKind& state, bool param_elsewhere) {
   return {.read = record - (skips ? sizeof(bf16) : 0), .written = record};
 }
 
-double moment_error(StateFormat format) noexcept {
-  return stored_moment(format).size_bytes == 2 ? 0x1p-8 : 0.0;
-}
+double moment_error(StateFormat format) noexcept { return rounds_moments(format) ? 0x1p-8 : 0.0; }
 
 void require_compatible(StateFormat format, Rounding rounding, bool param_is_bf16) {
-  if (format == StateFormat::kSplit && rounding == Rounding::kStochastic)
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        "state format 'split' cannot use stochastic rounding: parameter and residual together "
-        "are the master only under rounding to nearest; choose another format or rounding");
+  if (has_residual(format) && rounding == Rounding::kStochastic)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("state format '{}' cannot use stochastic rounding: parameter and "
+                            "residual together are the master only under rounding to nearest; "
+                            "choose another format or rounding",
+                            to_string(format)));
   if (holds_param(format) && !param_is_bf16)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("state format '{}' keeps the parameter in bf16, but the parameters "
-                            "have another type; choose parameters in "
-                            "bf16, or the format fp32, bf16-moments or 8bit",
-                            to_string(format)));
+                            "have another type; choose parameters in bf16, or one of the formats "
+                            "{}",
+                            to_string(format), formats_of_any_param()));
 }
 
 void require_initial_accumulator(OptimizerKind kind, float value) {
@@ -128,12 +119,13 @@ void require_initial_accumulator(OptimizerKind kind, float value) {
         fmt::format("initial_accumulator={:g} cannot be a sum of squares; give a number from "
                     "0 to {:g}",
                     value, kAccumulatorMax));
-  if (value != 0 && kind != OptimizerKind::kAdagrad)
+  const auto accumulating = optimizers_that(&OptimizerInfo::has_initial_accumulator);
+  if (value != 0 && !info_of(kind).has_initial_accumulator)
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("initial_accumulator={:g} has no effect, because only adagrad has one "
-                            "and the optimizer is "
-                            "{}; leave initial_accumulator out, or choose adagrad",
-                            value, to_string(kind)));
+                fmt::format("initial_accumulator={:g} has no effect, because only {} has one and "
+                            "the optimizer is {}; leave initial_accumulator out, or choose {}",
+                            value, fmt::join(accumulating, " or "), to_string(kind),
+                            fmt::join(accumulating, " or ")));
 }
 
 }  // namespace ziggurat

@@ -10,6 +10,7 @@
 #include "optimizer/eight_bit_codes.h"
 #include "optimizer/gradient.h"
 #include "optimizer/record_masters.h"
+#include "optimizer/record_slice.h"
 #include "optimizer/rounding.h"
 #include "optimizer/slice.h"
 #include "optimizer/state_format.h"
@@ -19,37 +20,31 @@
 namespace ziggurat {
 namespace {
 
-/// Fills all sums of squares of a record, also those of padding: nothing is ever added to the sums
-/// of padding, and as the smallest of a block they do not change its scale.
-void fill_sums(StateFormat format, float value, std::size_t count, const RecordFormat& shape,
-               std::span<std::byte> record) {
-  const std::size_t tiles = count / kTileElements;
-  const std::size_t index = format == StateFormat::kSplit ? 2 : 1;
-  std::byte* const sums = record.data() + shape.offset(index, tiles);
-  if (format == StateFormat::k8Bit) {
-    auto* scales = reinterpret_cast<float*>(record.data() + shape.offset(index + 1, tiles));
+/// Fills the first moment of a record, also that of padding: nothing is ever added to the sums of
+/// padding, and as the smallest of a block they do not change its scale.
+void fill_sums(const StateKind& state, float value, std::span<std::byte> record) {
+  const internal::Slice slice = internal::arrays_of(state, record);
+  std::byte* const sums = slice.moments[0];
+  if (has_codes(state.format)) {
     std::uint8_t code = 0;
     float scale = 0;  // all blocks are alike
-    encode_eight_bit(EightBitCode::kUnsigned, &value, {&code, 1}, &scale);
-    std::fill_n(sums, count, std::byte{code});
-    std::fill_n(scales, tiles * shape.segments()[index + 1].tile_bytes / sizeof(float), scale);
+    encode_eight_bit(internal::moment_code(state.optimizer, 0), &value, {&code, 1}, &scale);
+    std::fill_n(sums, slice.count, std::byte{code});
+    std::fill_n(slice.scales[0], slice.count / scale_step(state.own_blocks), scale);
     return;
   }
-  if (moment_error(format) > 0) {  // bf16
-    std::fill_n(reinterpret_cast<bf16*>(sums), count, float_to_bf16(value));
-  } else {
-    std::fill_n(reinterpret_cast<float*>(sums), count, value);
-  }
+  internal::with_moments(moments_of(state.format), [&](auto element) {
+    for (std::size_t i = 0; i < slice.count; ++i) element.store(sums, i, value, kNearestNoise);
+  });
 }
 
 /// Fills all signed codes of a record with the code of zero, those of padding too. Codes that a
 /// later copy of the state does not fill then stay zero, whatever scale their block gets.
-void fill_signed_codes(OptimizerKind kind, std::size_t count, const RecordFormat& shape,
-                       std::span<std::byte> record) {
-  for (std::size_t k = 0; k < moment_count(kind); ++k) {
-    if (internal::moment_code(kind, k) != EightBitCode::kSigned) continue;
-    std::byte* const codes = record.data() + shape.offset(1 + k, count / kTileElements);
-    std::fill_n(codes, count, std::byte{internal::kSignedZero});
+void fill_signed_codes(const StateKind& state, std::span<std::byte> record) {
+  const internal::Slice slice = internal::arrays_of(state, record);
+  for (std::size_t k = 0; k < moment_count(state.optimizer); ++k) {
+    if (internal::moment_code(state.optimizer, k) != EightBitCode::kSigned) continue;
+    std::fill_n(slice.moments[k], slice.count, std::byte{internal::kSignedZero});
   }
 }
 
@@ -92,24 +87,12 @@ void read_params(StateFormat format, std::span<const std::byte> record,
   }
 }
 
-void internal::read_masters_from(StateFormat format, std::span<const std::byte> record,
-                                 std::size_t count, std::uint64_t first, std::span<float> masters) {
-  if (!holds_param(format)) {
-    std::memcpy(masters.data(), record.data() + first * sizeof(float), masters.size_bytes());
-    return;
-  }
-  const auto* const params = reinterpret_cast<const bf16*>(record.data()) + first;
-  for (std::size_t i = 0; i < masters.size(); ++i) {
-    masters[i] = format == StateFormat::kSplit ? joined({params[i], params[count + i]})
-                                               : bf16_to_float(params[i]);
-  }
-}
-
 void read_masters(StateFormat format, std::span<const std::byte> record, std::span<float> masters) {
   const std::size_t count = masters.size();
-  ZIGGURAT_CHECK(record.size() >= count * (format == StateFormat::kBf16 ? 2 : 4),
+  ZIGGURAT_CHECK(record.size() >= count * (rounds_masters(format) ? sizeof(bf16) : sizeof(float)),
                  "{} masters of a record of {} bytes", count, record.size());
-  internal::read_masters_from(format, record, count, 0, masters);
+  const internal::Slice slice = internal::master_slice(format, internal::only_read(record), count);
+  internal::read_masters_from(slice, 0, masters);
 }
 
 void write_record(const StateKind& state, std::span<const float> masters,
@@ -117,29 +100,23 @@ void write_record(const StateKind& state, std::span<const float> masters,
   const OptimizerKind kind = state.optimizer;
   const StateFormat format = state.format;
   const std::size_t count = masters.size();
-  const RecordFormat shape = record_format(state);
-  ZIGGURAT_CHECK(initial_accumulator == 0 || kind == OptimizerKind::kAdagrad,
+  ZIGGURAT_CHECK(initial_accumulator == 0 || info_of(kind).has_initial_accumulator,
                  "an initial accumulator of {} for {}", initial_accumulator, to_string(kind));
-  ZIGGURAT_CHECK(
-      count % kTileElements == 0 && record.size() == shape.record_bytes(count / kTileElements),
-      "{} masters for a record of {} bytes", count, record.size());
+  ZIGGURAT_CHECK(count % kTileElements == 0 &&
+                     record.size() == record_format(state).record_bytes(count / kTileElements),
+                 "{} masters for a record of {} bytes", count, record.size());
   std::memset(record.data(), 0, record.size());
-  if (format == StateFormat::k8Bit) fill_signed_codes(kind, count, shape, record);
-  if (initial_accumulator != 0) fill_sums(format, initial_accumulator, count, shape, record);
+  if (has_codes(format)) fill_signed_codes(state, record);
+  if (initial_accumulator != 0) fill_sums(state, initial_accumulator, record);
   if (!holds_param(format)) {
     std::memcpy(record.data(), masters.data(), masters.size_bytes());
     return;
   }
-  auto* params = reinterpret_cast<bf16*>(record.data());
-  for (std::size_t i = 0; i < count; ++i) {
-    if (format == StateFormat::kBf16) {
-      params[i] = float_to_bf16(masters[i]);
-      continue;
-    }
-    const SplitMaster split = split_master(quiet(masters[i]));
-    params[i] = split.param;
-    params[count + i] = split.residual;
-  }
+  const internal::Slice slice = internal::master_slice(format, record, count);
+  internal::with_masters(masters_of(format), [&](auto element) {
+    for (std::size_t i = 0; i < count; ++i)
+      element.store(slice, i, quiet(masters[i]), kNearestNoise);
+  });
 }
 
 }  // namespace ziggurat

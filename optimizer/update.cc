@@ -22,7 +22,6 @@ namespace ziggurat {
 namespace {
 
 using internal::elements_of;
-using internal::kMomentsMax;
 using internal::moment_code;
 using internal::Runs;
 using internal::Slice;
@@ -158,7 +157,7 @@ class Pass {
       std::memcpy(segment(0, tile) + begin * sizeof(bf16), param + begin * sizeof(bf16),
                   (end - begin) * sizeof(bf16));
       // A bf16 value is a master whose lower half is zero.
-      if (view_.format == StateFormat::kSplit) clear(1, tile, begin, end);
+      if (has_residual(view_.format)) clear(1, tile, begin, end);
     } else {
       auto* const masters = reinterpret_cast<float*>(segment(0, tile));
       for (std::size_t i = begin; i < end; ++i) masters[i] = value_at(view_.param.dtype, param, i);
@@ -199,8 +198,8 @@ class Pass {
     const Slice slice = tile_slice(tile);
     const std::size_t first = tile * kTileElements;
     const std::size_t end = first + stepped(tile);
-    if (view_.format == StateFormat::k8Bit) {
-      update_eight_bit(slice, first, end);
+    if (has_codes(view_.format)) {
+      update_blocks(slice, first, end);
     } else {
       while (runs_.at() < end) update_run(slice, first, runs_.next(end));
     }
@@ -215,7 +214,7 @@ class Pass {
       clear(index, tile, real, stepped(tile));
   }
 
-  std::size_t master_segments() const { return view_.format == StateFormat::kSplit ? 2 : 1; }
+  std::size_t master_segments() const { return has_residual(view_.format) ? 2 : 1; }
 
   /// Clears elements [begin, end) of the tile's part of a segment of whole elements.
   void clear(std::size_t index, std::size_t tile, std::size_t begin, std::size_t end) const {
@@ -223,9 +222,9 @@ class Pass {
     std::memset(segment(index, tile) + begin * each, 0, (end - begin) * each);
   }
 
-  /// Updates 8-bit moments. Whole blocks of one run go through a kernel; a block that contains the
-  /// end of a run, or is one of a shared record, is updated as a whole in fp32.
-  void update_eight_bit(const Slice& tile, std::size_t first, std::size_t stop) {
+  /// Updates moments in codes. Whole blocks of one run go through a kernel; a block that contains
+  /// the end of a run, or is one of a shared record, is updated as a whole in fp32.
+  void update_blocks(const Slice& tile, std::size_t first, std::size_t stop) {
     while (runs_.at() < stop) {
       const std::size_t begin = runs_.at();
       Runs ahead = runs_;
@@ -256,7 +255,7 @@ class Pass {
                    "elements [{}, {}) are no block", begin, end);
     const Slice codes = internal::part_of(tile, begin - first, end - first);
     Slice block = codes;
-    block.format = StateFormat::kFp32;
+    block.format = decoded(codes.format);
     const auto codes_of = [&](std::size_t k) {
       return std::span(reinterpret_cast<std::uint8_t*>(codes.moments[k]), end - begin);
     };
@@ -321,13 +320,7 @@ class Pass {
 }  // namespace
 
 void internal::update(const OptimizerStep& step, const Slice& slice) {
-  switch (slice.format) {
-    case StateFormat::kFp32: return update_fp32(step, slice);
-    case StateFormat::kBf16Moments: return update_bf16_moments(step, slice);
-    case StateFormat::kSplit: return update_split(step, slice);
-    case StateFormat::kBf16: return update_bf16(step, slice);
-    case StateFormat::k8Bit: return update_eight_bit(step, slice);
-  }
+  has_codes(slice.format) ? update_codes(step, slice) : update_elements(step, slice);
 }
 
 UpdateHashes update_record(StepView steps, const RecordView& view, std::span<const DecayRun> runs,

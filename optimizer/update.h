@@ -2,8 +2,8 @@
 // optimizer/update.h: one optimizer step over a record in one pass: verify, widen the gradient,
 // update, round the parameter, hash.
 //
-// The scalar kernel (rules.h, slice_element.h) is the specification, and every SIMD target gives
-// its bits. Only + - x / and sqrt are used, in the order written there, never fused. Plain
+// The scalar kernel (optimizers.h, slice_element.h) is the specification, and every SIMD target
+// gives its bits. Only + - x / and sqrt are used, in the order written there, never fused. Plain
 // functions over spans, callable from any worker. Non-finite values spread as in IEEE 754; every
 // NaN stored is 0x7fc00000.
 #pragma once

@@ -23,20 +23,20 @@ namespace ziggurat::internal::HWY_NAMESPACE {
 
 /// Returns the rounding of nearly every run, which has gradients and parameters in bf16: state that
 /// is kept in bf16 is rounded with noise, and parameters of fp32 masters to nearest.
-template <class Masters, class Moments>
+template <class MastersIn, class MomentsIn>
 constexpr Drawn common_drawn() {
-  return {.param = Masters::kRounds, .moments = Moments::kRounds};
+  return {.param = MastersIn::kRounds, .moments = MomentsIn::kRounds};
 }
-template <class Masters, class Moments>
+template <class MastersIn, class MomentsIn>
 bool is_common(Drawn drawn, const Slice& slice) {
-  constexpr Drawn common = common_drawn<Masters, Moments>();
+  constexpr Drawn common = common_drawn<MastersIn, MomentsIn>();
   return drawn.param == common.param && drawn.moments == common.moments &&
          slice.grad_dtype == DType::kBFloat16 &&
          (slice.param == nullptr || slice.param_dtype == DType::kBFloat16);
 }
 
 /// Updates whole pairs of registers, and returns how many elements these have.
-template <class Rule, class Masters, class Moments, class Order, bool kCommon>
+template <class Rule, class MastersIn, class MomentsIn, class Order, bool kCommon>
 std::size_t update_pairs(const OptimizerStep& step_in, const Slice& slice_in) {
   // These are copies to which no pointer exists, so that the broadcast constants stay in registers
   // across the stores. In the common case the compiler also knows their values, and so has one path
@@ -45,17 +45,18 @@ std::size_t update_pairs(const OptimizerStep& step_in, const Slice& slice_in) {
   Slice slice = slice_in;
   Drawn drawn = drawn_by(slice.format, step.rounding);
   if (kCommon) {
-    drawn = common_drawn<Masters, Moments>();
+    drawn = common_drawn<MastersIn, MomentsIn>();
     slice.grad_dtype = DType::kBFloat16;
     slice.param_dtype = DType::kBFloat16;
   }
   const bool past_cache = store_params_past_cache(slice);
-  constexpr std::size_t kRounded = Moments::kRounds ? Rule::kMoments : 0;
+  constexpr std::size_t kMoments = moment_count(Rule::kKind);
+  constexpr std::size_t kRounded = MomentsIn::kRounds ? kMoments : 0;
   std::size_t i = 0;
   for (; i + kPair <= slice.count; i += kPair) {
-    const Pair master = Masters::load(slice, i);
-    const Pair moment = Moments::load(slice.moments[0], i);
-    const Pair second = Rule::kMoments == 2 ? Moments::load(slice.moments[1], i) : moment;
+    const Pair master = MastersIn::load(slice, i);
+    const Pair moment = MomentsIn::load(slice.moments[0], i);
+    const Pair second = kMoments == 2 ? MomentsIn::load(slice.moments[1], i) : moment;
     const Pair gradient = load_gradient<Order>(slice, i);
     const Elements low =
         Rule::updated(step, slice.decay, {master.low, moment.low, second.low}, gradient.low);
@@ -63,52 +64,29 @@ std::size_t update_pairs(const OptimizerStep& step_in, const Slice& slice_in) {
         Rule::updated(step, slice.decay, {master.high, moment.high, second.high}, gradient.high);
     const Pair made{low.master, high.master};
     const Noise noise = noise_of<Order, kRounded>(drawn, slice, i);
-    Masters::store(made, noise.param, slice, i);
-    Moments::store({low.moment, high.moment}, noise.moment, slice.moments[0], i);
-    if (Rule::kMoments == 2)
-      Moments::store({low.second, high.second}, noise.second, slice.moments[1], i);
+    MastersIn::store(made, noise.param, slice, i);
+    MomentsIn::store({low.moment, high.moment}, noise.moment, slice.moments[0], i);
+    if (kMoments == 2)
+      MomentsIn::store({low.second, high.second}, noise.second, slice.moments[1], i);
     if (slice.param != nullptr) store_param<Order>(made, noise.param, past_cache, slice, i);
   }
   return i;
 }
 
-template <class Rule, class Masters, class Moments, class Order>
+template <class Rule, class MastersIn, class MomentsIn, class Order>
 void update_by_rule(const OptimizerStep& step, const Slice& slice) {
-  const bool common = is_common<Masters, Moments>(drawn_by(slice.format, step.rounding), slice);
-  const std::size_t done = common ? update_pairs<Rule, Masters, Moments, Order, true>(step, slice)
-                                  : update_pairs<Rule, Masters, Moments, Order, false>(step, slice);
+  const bool common = is_common<MastersIn, MomentsIn>(drawn_by(slice.format, step.rounding), slice);
+  const std::size_t done =
+      common ? update_pairs<Rule, MastersIn, MomentsIn, Order, true>(step, slice)
+             : update_pairs<Rule, MastersIn, MomentsIn, Order, false>(step, slice);
   scalar::update(step, part_of(slice, done, slice.count));
 }
 
-template <class Masters, class Moments, class Order = InOrder>
+template <class MastersIn, class MomentsIn, class Order = InOrder>
 void update_arrays(const OptimizerStep& step, const Slice& slice) {
-  const auto by = [&]<class Rule>(Rule) {
-    update_by_rule<Rule, Masters, Moments, Order>(step, slice);
-  };
-  switch (step.kind) {
-    case OptimizerKind::kAdamW: return by(AdamWRule());
-    case OptimizerKind::kAdam: return by(AdamRule());
-    case OptimizerKind::kLion: return by(LionRule());
-    case OptimizerKind::kAdagrad: return by(AdagradRule());
-    case OptimizerKind::kSgd: return by(SgdRule());
-  }
-}
-
-#else
-
-struct Fp32Masters;
-struct SplitMasters;
-struct InOrder;
-struct EvenOdd;
-template <class Order>
-struct Bf16Masters;
-struct Fp32Moments;
-template <class Order>
-struct Bf16Moments;
-
-template <class Masters, class Moments, class Order = InOrder>
-void update_arrays(const OptimizerStep& step, const Slice& slice) {
-  scalar::update(step, slice);
+  with_rule(step.kind, [&]<class Rule>(Rule) {
+    update_by_rule<Rule, MastersIn, MomentsIn, Order>(step, slice);
+  });
 }
 
 #endif

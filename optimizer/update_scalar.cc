@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/update_scalar.cc: the specification of an update: every element by its rule (rules.h)
-// in its format (slice_element.h), one after the other. Other targets are compared with it, bit for
-// bit.
+// optimizer/update_scalar.cc: the specification of an update: every element by its rule
+// (optimizers.h) in its format (slice_element.h), one after the other. Other targets are compared
+// with it, bit for bit.
 #include <span>
 
 #include "optimizer/kernels.h"
@@ -15,7 +15,7 @@ void update_blocks(const OptimizerStep& step, const Slice& slice, std::size_t mo
   for (std::size_t begin = 0; begin < slice.count; begin += kEightBitBlock) {
     const Slice codes = part_of(slice, begin, begin + kEightBitBlock);
     Slice block = codes;
-    block.format = StateFormat::kFp32;
+    block.format = decoded(slice.format);
     float values[kMomentsMax][kEightBitBlock];
     const auto codes_of = [&](std::size_t k) {
       return std::span(reinterpret_cast<std::uint8_t*>(codes.moments[k]), kEightBitBlock);
@@ -33,8 +33,7 @@ void update_blocks(const OptimizerStep& step, const Slice& slice, std::size_t mo
 }  // namespace
 
 void update(const OptimizerStep& step, const Slice& slice) {
-  if (slice.format == StateFormat::k8Bit)
-    return update_blocks(step, slice, moment_count(step.kind));
+  if (has_codes(slice.format)) return update_blocks(step, slice, moment_count(step.kind));
   const Drawn drawn = drawn_by(slice.format, step.rounding);
   for (std::size_t i = 0; i < slice.count; ++i) {
     const auto index = slice.noise_index + static_cast<std::uint32_t>(i);

@@ -23,6 +23,11 @@ namespace ziggurat {
 
 /// Formats an error: "cudaErrorInvalidValue (invalid argument)".
 std::string cuda_text(cudaError_t error);
+/// Says why no GPU can be used, after cudaGetDeviceCount() has given an error or none: names a
+/// driver that is too old, and the one that this CUDA needs.
+std::string why_no_gpu(cudaError_t error);
+/// The newest CUDA that the driver supports, "12.4"; empty if there is no driver.
+std::string driver_version();
 
 class CudaContext {
  public:

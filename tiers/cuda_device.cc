@@ -143,8 +143,7 @@ void require_index(int index) {
   if (result != cudaSuccess || count == 0) {
     static_cast<void>(cudaGetLastError());
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("no CUDA device can be used: {}",
-                            result != cudaSuccess ? cuda_text(result) : "the driver lists no GPU"),
+                fmt::format("no CUDA device can be used: {}", why_no_gpu(result)),
                 static_cast<int>(result));
   }
   if (index < 0 || index >= count) {

@@ -29,22 +29,42 @@ std::string bus_id(int index) {
   return id;
 }
 
+/// NVIDIA's first driver for the CUDA that this was built with ("CUDA Toolkit and Minimum Required
+/// Driver Version for CUDA Minor Version Compatibility", CUDA's release notes).
+constexpr const char* kFirstDriver = CUDART_VERSION / 1000 == 13   ? "580"
+                                     : CUDART_VERSION / 1000 == 12 ? "525"
+                                                                   : nullptr;
+static_assert(kFirstDriver != nullptr, "add the first driver of this CUDA");
+
 }  // namespace
+
+std::string driver_version() {
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return "";
+  return version_text(driver);
+}
+
+std::string why_no_gpu(cudaError_t error) {
+  if (error == cudaSuccess) return "the driver lists no GPU";
+  if (error != cudaErrorInsufficientDriver) return cuda_text(error);
+  const std::string driver = driver_version();
+  const std::string found = driver.empty() ? "there is no NVIDIA driver"
+                                           : fmt::format("the driver is for CUDA {}", driver);
+  return fmt::format("{}, and CUDA {} needs driver {} or later: install it", found,
+                     version_text(CUDART_VERSION), kFirstDriver);
+}
 
 CudaInventory cuda_devices() {
   CudaInventory inventory;
   inventory.runtime_version = version_text(CUDART_VERSION);
-  int driver = 0;
-  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0) {
-    inventory.driver_version = version_text(driver);
-  }
+  inventory.driver_version = driver_version();
   int count = 0;
   if (const cudaError_t result = cudaGetDeviceCount(&count); result != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
-    inventory.why_none = cuda_text(result);
+    inventory.why_none = why_no_gpu(result);
     return inventory;
   }
-  if (count == 0) inventory.why_none = "the driver lists no GPU";
+  if (count == 0) inventory.why_none = why_no_gpu(cudaSuccess);
   const GpuMemoryReader memory;
   for (int index = 0; index < count; ++index) {
     cudaDeviceProp properties{};

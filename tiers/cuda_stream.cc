@@ -46,18 +46,22 @@ CudaStream::CudaStream(CudaParts parts, const Home& home, const std::string& nam
       queue_(parts_.context, priority),
       waiter_(parts_.context, home.reactor, queue_.handle(), CudaWaiter::Owner::kEngine, name) {}
 
-std::shared_ptr<void> CudaStream::queue_copy(const Copy& copy) {
+/// Queues row by row: cudaMemcpy2DAsync takes no strides of 2 GiB and more.
+void CudaStream::queue_copy(const Copy& copy, std::shared_ptr<void>& kept) {
   std::shared_ptr<void> host_side;
   if (copy.direction == Direction::kToDevice) {
-    host_side = parts_.host_memory->begin_copy({copy.source, copy.size_bytes});
+    host_side = parts_.host_memory->begin_copy({copy.source, copy.source_reach()});
   } else if (copy.direction == Direction::kToHost) {
-    host_side = parts_.host_memory->begin_copy({copy.destination, copy.size_bytes});
+    host_side = parts_.host_memory->begin_copy({copy.destination, copy.destination_reach()});
   }
-  parts_.context->call({"cudaMemcpyAsync", copy.size_bytes}, [&] {
-    return cudaMemcpyAsync(copy.destination, copy.source, copy.size_bytes, kind_of(copy.direction),
-                           queue_.handle());
-  });
-  return host_side;
+  for (std::uint64_t row = 0; row < copy.rows; ++row) {
+    parts_.context->call({"cudaMemcpyAsync", copy.size_bytes}, [&] {
+      return cudaMemcpyAsync(copy.destination + row * copy.destination_stride_bytes,
+                             copy.source + row * copy.source_stride_bytes, copy.size_bytes,
+                             kind_of(copy.direction), queue_.handle());
+    });
+    if (row == 0) kept = host_side;
+  }
 }
 
 void CudaStream::queue_wait(const std::shared_ptr<EventState>& event) {

@@ -44,7 +44,7 @@ class CudaStream final : public Stream {
   void* native_handle() const noexcept override { return queue_.handle(); }
 
  protected:
-  std::shared_ptr<void> queue_copy(const Copy& copy) override;
+  void queue_copy(const Copy& copy, std::shared_ptr<void>& kept) override;
   void queue_wait(const std::shared_ptr<EventState>& event) override;
   std::shared_ptr<EventState> queue_record(std::exception_ptr fate) override;
 

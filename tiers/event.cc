@@ -32,7 +32,7 @@ void EventState::block() const {
 }
 
 void EventState::then(AfterEvent action) {
-  reactor_.external_begin();
+  if (place_ == Place::kElsewhere) reactor_.external_begin();
   Due due;
   {
     const std::lock_guard lock(mutex_);
@@ -40,7 +40,10 @@ void EventState::then(AfterEvent action) {
       actions_.push_back(std::move(action));
       return;
     }
-    due.emplace_back(std::move(action), EventOutcome{.error = fate_, .at = happened_at_});
+    due.emplace_back(
+        std::move(action),
+        EventOutcome{
+            .error = fate_, .at = happened_at_, .from_elsewhere = place_ == Place::kElsewhere});
   }
   post(reactor_, std::move(due));
 }
@@ -50,9 +53,12 @@ void EventState::happen(std::exception_ptr error, Due& due) {
   ZIGGURAT_CHECK(!happened_, "an event happened twice");
   if (error) fate_ = std::move(error);
   happened_ = true;
-  happened_at_ = monotonic_now();
+  happened_at_ = reactor_.clock().now();
   for (AfterEvent& action : actions_) {
-    due.emplace_back(std::move(action), EventOutcome{.error = fate_, .at = happened_at_});
+    due.emplace_back(
+        std::move(action),
+        EventOutcome{
+            .error = fate_, .at = happened_at_, .from_elsewhere = place_ == Place::kElsewhere});
   }
   actions_.clear();
   changed_.notify_all();  // under the lock, because the waiter may own the event
@@ -63,7 +69,7 @@ void EventState::post(Reactor& reactor, Due due) {
   // Only the handler owns the continuations: what they own must not stay on this thread.
   reactor.post([&reactor, due = std::make_shared<Due>(std::move(due))] {
     for (auto& [action, outcome] : *due) {
-      work_ended(reactor);
+      if (outcome.from_elsewhere) work_ended(reactor);
       action(outcome);
       action = nullptr;
     }

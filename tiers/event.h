@@ -23,8 +23,9 @@ namespace ziggurat {
 
 /// How an event happened.
 struct EventOutcome {
-  std::exception_ptr error;  ///< null if it succeeded
-  Nanoseconds at{0};         ///< when that was noticed
+  std::exception_ptr error;    ///< null if it succeeded
+  Nanoseconds at{0};           ///< when that was noticed
+  bool from_elsewhere = true;  ///< the reactor counts it as work that was under way elsewhere
 };
 /// A function that runs on the reactor's thread once an event has happened.
 using AfterEvent = std::function<void(const EventOutcome&)>;
@@ -39,7 +40,7 @@ class EventState {
   /// event belongs to no queue. `fate` is the error that it will have, if that is known from the
   /// start. The reactor must outlive the last wait.
   EventState(Reactor& reactor, const void* queue, std::exception_ptr fate)
-      : reactor_(reactor), queue_(queue), number_(next_number()), fate_(std::move(fate)) {}
+      : EventState(reactor, queue, std::move(fate), Place::kElsewhere) {}
   virtual ~EventState() = default;
   EventState(const EventState&) = delete;
   EventState& operator=(const EventState&) = delete;
@@ -63,10 +64,22 @@ class EventState {
   /// Posts continuations as one handler. Any thread.
   static void post(Reactor& reactor, Due due);
 
+ protected:
+  /// Who makes the event happen: a driver or a thread, or the reactor itself by its timers, so that
+  /// virtual time passes until then.
+  enum class Place : std::uint8_t { kElsewhere, kOnReactor };
+  EventState(Reactor& reactor, const void* queue, std::exception_ptr fate, Place place)
+      : reactor_(reactor),
+        place_(place),
+        queue_(queue),
+        number_(next_number()),
+        fate_(std::move(fate)) {}
+
  private:
   static std::uint64_t next_number() noexcept;
 
   Reactor& reactor_;
+  const Place place_;
   const void* const queue_;
   const std::uint64_t number_;
   mutable std::mutex mutex_;  // guards everything below

@@ -143,9 +143,13 @@ void HostStream::work() {
   }
 }
 
-std::shared_ptr<void> HostStream::queue_copy(const Copy& copy) {
-  enqueue([copy] { copy_bytes(copy.destination, copy.source, copy.size_bytes); });
-  return nullptr;
+void HostStream::queue_copy(const Copy& copy, std::shared_ptr<void>&) {
+  enqueue([copy] {
+    for (std::uint64_t row = 0; row < copy.rows; ++row) {
+      copy_bytes(copy.destination + row * copy.destination_stride_bytes,
+                 copy.source + row * copy.source_stride_bytes, copy.size_bytes);
+    }
+  });
 }
 
 void HostStream::queue_wait(const std::shared_ptr<EventState>& event) {

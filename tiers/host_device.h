@@ -83,7 +83,7 @@ class HostStream final : public Stream {
   void enqueue(std::function<void()> action);
 
  protected:
-  std::shared_ptr<void> queue_copy(const Copy& copy) override;
+  void queue_copy(const Copy& copy, std::shared_ptr<void>& kept) override;
   void queue_wait(const std::shared_ptr<EventState>& event) override;
   std::shared_ptr<EventState> queue_record(std::exception_ptr fate) override;
 

@@ -246,20 +246,30 @@ HostMapping::HostMapping(const HostMappingOptions& options) {
   }
 }
 
+HostMapping HostMapping::without_memory(AbsentMemory& absent, std::uint64_t size_bytes) {
+  HostMapping mapping;
+  mapping.bytes_ = absent.reserve(size_bytes);
+  mapping.is_mapped_ = false;
+  mapping.page_kind_ = "no memory";
+  return mapping;
+}
+
 HostMapping::HostMapping(HostMapping&& other) noexcept
     : bytes_(std::exchange(other.bytes_, {})),
+      is_mapped_(other.is_mapped_),
       page_kind_(std::move(other.page_kind_)),
       placement_(std::move(other.placement_)) {}
 
 HostMapping& HostMapping::operator=(HostMapping&& other) noexcept {
   std::swap(bytes_, other.bytes_);
+  std::swap(is_mapped_, other.is_mapped_);
   std::swap(page_kind_, other.page_kind_);
   std::swap(placement_, other.placement_);
   return *this;
 }
 
 HostMapping::~HostMapping() {
-  if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+  if (is_mapped_ && !bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
 }
 
 }  // namespace ziggurat

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "base/absent_memory.h"
 #include "base/bytes.h"
 #include "tiers/memory_policy.h"
 
@@ -54,6 +55,8 @@ class HostMapping {
   /// Makes a mapping of pages that the administrator reserved (hugetlb); nothing if too few are
   /// left. size_bytes is a multiple of 2 MiB.
   static std::optional<HostMapping> reserved(const HostMappingOptions& options);
+  /// Makes a mapping of addresses only, which `absent` keeps.
+  static HostMapping without_memory(AbsentMemory& absent, std::uint64_t size_bytes);
   HostMapping(HostMapping&& other) noexcept;
   HostMapping& operator=(HostMapping&& other) noexcept;
   ~HostMapping();
@@ -74,6 +77,7 @@ class HostMapping {
   int fill(const HostMappingOptions& options);
 
   std::span<std::byte> bytes_;
+  bool is_mapped_ = true;  // by this class
   std::string page_kind_;
   std::string placement_;
 };

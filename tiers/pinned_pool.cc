@@ -116,6 +116,11 @@ std::unique_ptr<PinnedPool> PinnedPool::create(Reactor& reactor, PinnedPoolOptio
                                       smallest, parts.empty() ? "none" : parts));
   }
   options.budget_bytes = options.budget_bytes / options.alignment_bytes * options.alignment_bytes;
+  if (options.absent != nullptr) {
+    HostMapping none = HostMapping::without_memory(*options.absent, options.budget_bytes);
+    return std::unique_ptr<PinnedPool>(
+        new PinnedPool(reactor, std::move(options), std::move(none), {}));
+  }
   const std::uint64_t page = options.use_huge_pages ? kHugePageBytes : kSmallPageBytes;
   const HostMappingOptions mapping{
       .owner = "pinned pool",
@@ -228,12 +233,15 @@ Lease PinnedPool::carve_from(std::size_t region, const LeaseRequest& request) {
     offset = parts_.allocate(from.arena, from.base_offset_bytes, range, request.numa_node);
   }
   if (!offset) return {};
+  std::byte* const data = mapping_.bytes().data() + from.base_offset_bytes + *offset;
+  if (options_.absent != nullptr && request.decides)
+    options_.absent->make_real({data, request.size_bytes});
   count_place(request, {from.base_offset_bytes + *offset, range});
   from.with_offers.take(*offset, range);
   account_.add(request.purpose, range);
   Lease lease;
   lease.pool_ = this;
-  lease.data_ = mapping_.bytes().data() + from.base_offset_bytes + *offset;
+  lease.data_ = data;
   lease.size_bytes_ = request.size_bytes;
   holders_.emplace(lease.data_, Holder{.serial = next_serial_++,
                                        .name = request.holder,

@@ -46,6 +46,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/absent_memory.h"
 #include "base/runtime/async.h"
 #include "base/runtime/metrics.h"
 #include "tiers/account.h"
@@ -90,6 +91,8 @@ struct LeaseRequest {
   int numa_node = -1;       ///< where it should best lie; -1 for anywhere
   /// Kept for the whole run. It never takes from a reserve, which is for items that come back.
   bool for_good = false;
+  /// Its bytes decide something, so they exist even in a pool without memory.
+  bool decides = false;
 };
 
 struct PinnedPoolOptions {
@@ -110,8 +113,10 @@ struct PinnedPoolOptions {
   /// When it is cancelled, every request that waits, now or later, gets its error. May be null.
   CancelScope* cancel = nullptr;
   MemoryPolicy* memory_policy = nullptr;  ///< null means the kernel's
-  Metrics* metrics = nullptr;             ///< counts leases near the node that they asked for; may
-                                          ///< be null
+  /// Where the pool is if it has no memory: it outlives the pool. Null for a pool of memory.
+  AbsentMemory* absent = nullptr;
+  Metrics* metrics = nullptr;  ///< counts leases near the node that they asked for; may
+                               ///< be null
 };
 
 class PinnedPool {

@@ -86,6 +86,8 @@ StateStore::~StateStore() {
       impl_->environment.io.remove(impl_->temporary_path());  // before the lock is released with
                                                               // the file
     } catch (const std::exception& error) {
+      const auto* const its = dynamic_cast<const Error*>(&error);
+      if (its != nullptr && its->native() == ENOENT) return;  // somebody has removed it already
       log().warn("the unfinished store {} is left behind: {}", impl_->temporary_path(),
                  error.what());
     }

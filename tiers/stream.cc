@@ -26,18 +26,21 @@ const char* span_name(Stream::Direction direction) noexcept {
   return "copy";
 }
 
-/// Calls `visit(address)` for each side of the copy that must be device memory.
+/// Calls `visit(bytes)` for each side of the copy that must be device memory.
 template <class Visit>
 void device_sides(const Stream::Copy& copy, const Visit& visit) {
-  if (copy.direction != Stream::Direction::kToHost) visit(copy.destination);
-  if (copy.direction != Stream::Direction::kToDevice) visit(copy.source);
+  using Bytes = std::span<const std::byte>;
+  if (copy.direction != Stream::Direction::kToHost)
+    visit(Bytes(copy.destination, copy.destination_reach()));
+  if (copy.direction != Stream::Direction::kToDevice)
+    visit(Bytes(copy.source, copy.source_reach()));
 }
 
 void count(Metrics* metrics, const Stream::Copy& copy) {
   if (metrics == nullptr || copy.direction == Stream::Direction::kOnDevice) return;
   metrics->add(copy.direction == Stream::Direction::kToDevice ? Counter::kHostToDeviceBytes
                                                               : Counter::kDeviceToHostBytes,
-               copy.size_bytes);
+               copy.all_bytes());
 }
 
 /// Returns an error that names the copy, for a failure whose own text does not.
@@ -58,7 +61,9 @@ std::exception_ptr of_copy(const Stream::Copy& copy, const std::string& stream, 
 }  // namespace
 
 std::string to_string(const Stream::Copy& copy) {
-  return fmt::format("a copy of {} {}", format_bytes(copy.size_bytes), span_name(copy.direction));
+  const std::string rows = copy.rows == 1 ? "" : fmt::format(" in {} rows", copy.rows);
+  return fmt::format("a copy of {}{} {}", format_bytes(copy.all_bytes()), rows,
+                     span_name(copy.direction));
 }
 
 void Host::wait(const Event& event) {
@@ -81,7 +86,7 @@ struct Stream::Track {
     const Nanoseconds begin = std::min(std::max(queued, last_end), end);
     last_end = end;
     trace->span(id, span_name(copy.direction), begin, end,
-                static_cast<std::int64_t>(copy.size_bytes));
+                static_cast<std::int64_t>(copy.all_bytes()));
   }
 };
 
@@ -92,19 +97,19 @@ Stream::Stream(const Home& home, const std::string& name) : home_(home), name_(n
 
 /// Queues the transfer behind earlier users of the memory. Returns an error if it cannot be queued.
 std::exception_ptr Stream::start(const Copy& copy, std::shared_ptr<void>& kept) {
-  if (copy.size_bytes == 0) return nullptr;
+  if (copy.all_bytes() == 0) return nullptr;
   try {
-    device_sides(copy, [&](const std::byte* side) {
-      if (home_.memory.contains(side, copy.size_bytes)) return;
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("the memory at {} is not in one of the device's buffers", fmt::ptr(side)));
+    device_sides(copy, [&](std::span<const std::byte> side) {
+      if (home_.memory.contains(side.data(), side.size())) return;
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("the memory at {} is not in one of the device's buffers",
+                              fmt::ptr(side.data())));
     });
-    device_sides(copy, [&](const std::byte* side) {
-      for (const Event& event : home_.memory.before_use(side)) wait(event);
+    device_sides(copy, [&](std::span<const std::byte> side) {
+      for (const Event& event : home_.memory.before_use(side.data())) wait(event);
     });
     if (failed_) return failed_;
-    kept = queue_copy(copy);
+    queue_copy(copy, kept);
   } catch (...) {
     return std::current_exception();
   }
@@ -112,21 +117,22 @@ std::exception_ptr Stream::start(const Copy& copy, std::shared_ptr<void>& kept) 
 }
 
 Event Stream::copy(const Copy& copy, std::function<void(std::exception_ptr)> done) {
-  const Nanoseconds queued = monotonic_now();
+  const Nanoseconds queued = home_.reactor.clock().now();
   std::shared_ptr<void> kept;
   const char* verb = "was not begun after an earlier failure";
   if (!failed_) {
     verb = "was refused";
     failed_ = start(copy, kept);
   }
-  const bool is_queued = !failed_ && copy.size_bytes > 0;
+  const bool is_queued = !failed_ && copy.all_bytes() > 0;
   if (is_queued) verb = "did not finish";
   const std::shared_ptr<EventState> finished = queue_record(failed_);
   // An event may fail although the copy was queued, and what follows cannot be trusted then.
   if (!failed_) failed_ = finished->fate();
   if (is_queued) {
-    device_sides(copy,
-                 [&](const std::byte* side) { home_.memory.used_until(side, Event(finished)); });
+    device_sides(copy, [&](std::span<const std::byte> side) {
+      home_.memory.used_until(side.data(), Event(finished));
+    });
   }
   AfterEvent action = [copy, queued, verb, name = name_, track = track_, metrics = home_.metrics,
                        kept = std::move(kept),

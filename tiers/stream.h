@@ -51,11 +51,26 @@ class Stream : public StreamRef {
  public:
   enum class Direction : std::uint8_t { kToDevice, kToHost, kOnDevice };
 
+  /// Bytes, or several rows of as many bytes each: the same part of every slice of a unit.
   struct Copy {
     std::byte* destination;
     const std::byte* source;
-    std::uint64_t size_bytes;
+    std::uint64_t size_bytes;  ///< of a row
     Direction direction;
+    std::uint64_t rows = 1;
+    // How far it is from where one row begins to where the next one does.
+    std::uint64_t destination_stride_bytes = 0;
+    std::uint64_t source_stride_bytes = 0;
+
+    std::uint64_t all_bytes() const noexcept { return rows * size_bytes; }
+    /// Return how many bytes lie between the begin of the first row and the end of the last.
+    std::uint64_t destination_reach() const noexcept { return reach(destination_stride_bytes); }
+    std::uint64_t source_reach() const noexcept { return reach(source_stride_bytes); }
+
+   private:
+    std::uint64_t reach(std::uint64_t stride_bytes) const noexcept {
+      return all_bytes() == 0 ? 0 : (rows - 1) * stride_bytes + size_bytes;
+    }
   };
   /// What a device gives its streams. `trace` and `metrics` may be null.
   struct Home {
@@ -87,9 +102,9 @@ class Stream : public StreamRef {
   Stream(const Home& home, const std::string& name);
 
   Reactor& reactor() const noexcept { return home_.reactor; }
-  /// These functions queue, and throw an Error if they cannot. The result of queue_copy is kept
-  /// until the copy has finished.
-  virtual std::shared_ptr<void> queue_copy(const Copy& copy) = 0;
+  /// These functions queue, and throw an Error if they cannot. `kept` gets what must live until
+  /// all that was queued has finished; that may be a part of the rows if an Error is thrown.
+  virtual void queue_copy(const Copy& copy, std::shared_ptr<void>& kept) = 0;
   virtual void queue_wait(const std::shared_ptr<EventState>& event) = 0;
   /// Must queue an event that happens after all work before it, even if `fate` says that the stream
   /// has failed, or if nothing can be queued any more.

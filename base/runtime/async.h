@@ -9,7 +9,6 @@
 #pragma once
 
 #include <boost/asio/async_result.hpp>
-#include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/intrusive/list.hpp>
 #include <exception>
@@ -95,7 +94,7 @@ class Signal {
     void wake(Reactor& reactor, const std::exception_ptr& outcome) override {
       if (!handler_) return;
       unlink();
-      boost::asio::post(reactor.context(), [handler = std::move(*handler_), outcome]() mutable {
+      reactor.make_ready([handler = std::move(*handler_), outcome]() mutable {
         std::move(handler)(std::move(outcome));  // may destroy the signal
       });
       handler_.reset();

@@ -4,16 +4,19 @@
 
 #include <utility>
 
+#include "base/checksum.h"
+
 namespace ziggurat {
 
 Nanoseconds monotonic_now() noexcept { return std::chrono::steady_clock::now().time_since_epoch(); }
 
 Nanoseconds Clock::now() const noexcept {
-  return kind_ == Kind::kReal ? monotonic_now() : virtual_now_;
+  return kind_ == Kind::kReal ? monotonic_now() : virtual_now_.load(std::memory_order_relaxed);
 }
 
 void Clock::after(Nanoseconds delay, std::function<void()> action) {
-  timers_.push({now() + delay, next_order_++, std::move(action)});
+  const std::uint64_t order = next_order_++;
+  timers_.push({now() + delay, ties_ == 0 ? order : mix_seed(ties_, order), std::move(action)});
 }
 
 std::optional<Nanoseconds> Clock::next_deadline() const {
@@ -24,7 +27,7 @@ std::optional<Nanoseconds> Clock::next_deadline() const {
 bool Clock::run_next_due() {
   if (timers_.empty()) return false;
   if (kind_ == Kind::kVirtual) {
-    virtual_now_ = std::max(virtual_now_, timers_.top().deadline);
+    virtual_now_.store(std::max(now(), timers_.top().deadline), std::memory_order_relaxed);
   } else if (timers_.top().deadline > now()) {
     return false;
   }

@@ -3,9 +3,10 @@
 // when nothing is ready.
 //
 // Owned by the Reactor. Timers fire on the reactor's thread, in order of (deadline, order of
-// scheduling).
+// scheduling), unless a test shuffles those of one instant.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -26,10 +27,15 @@ class Clock {
   explicit Clock(Kind kind) : kind_(kind) {}
 
   Kind kind() const noexcept { return kind_; }
+  /// Thread-safe.
   Nanoseconds now() const noexcept;
 
   /// Runs `action` on the reactor once `delay` has passed.
   void after(Nanoseconds delay, std::function<void()> action);
+
+  /// Runs timers of one instant in an order that `seed` draws, in place of that of scheduling: what
+  /// they end may end in any order then, and no decision may depend on it.
+  void shuffle_ties(std::uint64_t seed) noexcept { ties_ = seed; }
 
   /// Returns the deadline of the earliest timer, if there is one.
   std::optional<Nanoseconds> next_deadline() const;
@@ -48,8 +54,9 @@ class Clock {
   };
 
   Kind kind_;
-  Nanoseconds virtual_now_{0};
+  std::atomic<Nanoseconds> virtual_now_{Nanoseconds(0)};  // changed on the reactor's thread
   std::uint64_t next_order_ = 0;
+  std::uint64_t ties_ = 0;  // the seed of their order; 0 if they are in order
   std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
 };
 

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "base/check.h"
+#include "base/checksum.h"
 #include "base/runtime/floating_point.h"
 #include "base/runtime/own_thread.h"
 
@@ -43,13 +44,25 @@ bool Reactor::on_reactor_thread() const noexcept {
   return loop_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
 }
 
-void Reactor::post(std::function<void()> action) { boost::asio::post(context_, std::move(action)); }
+void Reactor::post(std::function<void()> action) { make_ready(std::move(action)); }
+
+void Reactor::shuffle_ready(std::uint64_t seed) {
+  ZIGGURAT_CHECK(clock_.kind() == Clock::Kind::kVirtual, "handlers are shuffled in real time");
+  shuffle_seed_ = seed;
+}
 
 void Reactor::spawn(Task<> task, std::function<void(std::exception_ptr)> on_error) {
-  boost::asio::co_spawn(context_, std::move(task),
-                        [on_error = std::move(on_error)](std::exception_ptr error) {
-                          if (error) on_error(error);
-                        });
+  auto begin = [this, task = std::move(task), on_error = std::move(on_error)]() mutable {
+    boost::asio::co_spawn(context_, std::move(task),
+                          [on_error = std::move(on_error)](std::exception_ptr error) {
+                            if (error) on_error(error);
+                          });
+  };
+  if (shuffle_seed_ == 0) {
+    begin();
+  } else {
+    make_ready(std::move(begin));
+  }
 }
 
 void Reactor::start_blocking(Task<> task, const std::function<bool()>& done) {
@@ -77,8 +90,20 @@ void Reactor::start_blocking(Task<> task, const std::function<bool()>& done) {
   finished.wait(lock, [&] { return ended; });
 }
 
+/// Runs one handler, if any is ready. What a shuffled one has begun comes before the next one.
+bool Reactor::run_handler() {
+  if (context_.poll_one() > 0) return true;
+  if (shuffled_.empty()) return false;
+  const std::size_t drawn = mix_seed(shuffle_seed_, shuffled_count_++) % shuffled_.size();
+  std::swap(shuffled_[drawn], shuffled_.back());
+  const std::unique_ptr<Ready> next = std::move(shuffled_.back());
+  shuffled_.pop_back();
+  next->run();
+  return true;
+}
+
 bool Reactor::run_ready() {
-  if (context_.poll_one() == 0) {
+  if (!run_handler()) {
     // Work under way elsewhere takes time that virtual time does not count. Until it has come back,
     // only timers that are due at this very instant run.
     const bool may_pass = clock_.kind() == Clock::Kind::kReal || external_ == 0;
@@ -122,7 +147,7 @@ void Reactor::loop(const std::function<bool()>& done) {
     if (external_ == 0 && blocked_ > 0) {
       // By index, because a handler may register another one.
       for (std::size_t i = 0; i < stall_handlers_.size(); ++i) stall_handlers_[i]();
-      if (context_.poll_one() > 0) continue;
+      if (run_handler()) continue;
       ZIGGURAT_CHECK(thread_.joinable(),
                      "a caller waits, but nothing is in flight and no thread can post");
     }

@@ -11,6 +11,8 @@
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <future>
@@ -48,6 +50,20 @@ class Reactor {
   /// posts must be joined before the reactor is destroyed: it may still be inside post() when
   /// `action` has already run.
   void post(std::function<void()> action);
+  /// Does the same for a function that can only be moved.
+  template <class Action>
+  void make_ready(Action action) {
+    if (shuffle_seed_ == 0) {
+      boost::asio::post(context_, std::move(action));
+    } else {
+      shuffled_.push_back(std::make_unique<ReadyAction<Action>>(std::move(action)));
+    }
+  }
+  /// For tests in virtual time: whatever is ready at one instant runs in an order that `seed`
+  /// draws, in place of the order in which it became ready, and no decision may depend on it.
+  /// Called before anything is ready; from then on only the reactor's thread may make anything
+  /// ready. 0 keeps the order.
+  void shuffle_ready(std::uint64_t seed);
 
   /// Starts `task` on the reactor. If the task throws, the exception goes to `on_error` (on the
   /// reactor's thread).
@@ -103,12 +119,27 @@ class Reactor {
     }
   }
 
+  struct Ready {
+    virtual ~Ready() = default;
+    virtual void run() = 0;
+  };
+  template <class Action>
+  struct ReadyAction final : Ready {
+    explicit ReadyAction(Action its) : action(std::move(its)) {}
+    void run() override { std::move(action)(); }
+    Action action;
+  };
+
   void start_blocking(Task<> task, const std::function<bool()>& done);
   void loop(const std::function<bool()>& done);
+  bool run_handler();
   bool run_ready();
   void wait_one();
 
   boost::asio::io_context context_;
+  std::uint64_t shuffle_seed_ = 0;
+  std::uint64_t shuffled_count_ = 0;  // that have run
+  std::vector<std::unique_ptr<Ready>> shuffled_;
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
   Clock clock_;
   std::size_t external_ = 0;  // reactor's thread only

@@ -269,8 +269,8 @@ void WorkerPool::submit(const char* name, std::function<void()> job, int numa_no
   woken->parking.wake_one();
 }
 
-Task<> WorkerPool::run(Reactor& reactor, const char* name, const std::function<void()>& job,
-                       int numa_node, Turn turn) {
+Task<> WorkerPool::begin(Reactor& reactor, Work work, const std::function<void()>& job,
+                         int numa_node, Turn turn) {
   Signal done(reactor);
   reactor.external_begin();
   const auto report = [&reactor, &done, &job] {
@@ -289,7 +289,7 @@ Task<> WorkerPool::run(Reactor& reactor, const char* name, const std::function<v
       }
     });
   };
-  submit(name, report, numa_node, turn);
+  submit(work.name, report, numa_node, turn);
   co_await done.wait();
 }
 

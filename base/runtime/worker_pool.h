@@ -30,6 +30,7 @@
 #include "base/runtime/parking.h"
 #include "base/runtime/reactor.h"
 #include "base/runtime/trace.h"
+#include "base/runtime/workers.h"
 
 namespace ziggurat {
 
@@ -85,14 +86,14 @@ struct WorkerPoolOptions {
                                ///< null
 };
 
-class WorkerPool {
+class WorkerPool final : public Workers {
  public:
   explicit WorkerPool(WorkerPoolOptions options);
-  ~WorkerPool();  ///< finishes queued jobs
+  ~WorkerPool() override;  ///< finishes queued jobs
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  std::size_t threads() const noexcept { return workers_.size(); }
+  std::size_t threads() const noexcept override { return workers_.size(); }
 
   /// Runs `region` on every worker and returns when all have ended. Called from the trainer's
   /// thread, one region at a time. Errors: rethrows the first exception of a for_each body. Outside
@@ -104,25 +105,15 @@ class WorkerPool {
     run_team([&](Team& team) { team.for_each(count, body); });
   }
 
-  /// When a queued job is begun.
-  enum class Turn : std::uint8_t {
-    kInOrder,  ///< after all jobs in order that were queued before it
-    /// Before the jobs in order, which are begun in turns with these: for jobs that others wait
-    /// for.
-    kSoon,
-  };
   /// Queues `job`, which must not throw. `name` must outlive the pool (a literal). Workers of
   /// `numa_node` take it first; with -1, or a node without workers, any worker does. Thread-safe.
   void submit(const char* name, std::function<void()> job, int numa_node = -1,
               Turn turn = Turn::kInOrder);
 
-  /// Runs `job` on a worker, resumes on the reactor, and rethrows what it threw. `job` must outlive
-  /// the await: name it.
-  Task<> run(Reactor& reactor, const char* name, const std::function<void()>& job,
-             int numa_node = -1, Turn turn = Turn::kInOrder);
-
  private:
   friend class Team;
+  Task<> begin(Reactor& reactor, Work work, const std::function<void()>& job, int numa_node,
+               Turn turn) override;
   struct Job {
     const char* name;
     std::function<void()> action;

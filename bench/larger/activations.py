@@ -3,7 +3,8 @@
 
     python bench/larger/activations.py --folder /fast/dir [--tokens 2048] [--rounds 10] [--row NAME]...
 
-A Llama of equal blocks in bf16 is trained in these rows, in turn, by ziggurat.torch.AdamW with its state in memory:
+A Llama of equal blocks is trained in these rows, in turn, by ziggurat.torch.AdamW with its state in memory; in bf16, or
+--dtype float32 where the processor has no products in bf16:
 
   plain          without offload()
   again          the same once more: how far the machine lets two equal runs differ
@@ -44,12 +45,13 @@ def prepare(given: argparse.Namespace) -> Callable[[], dict[str, Any]]:
     import ziggurat.torch
     from models import Shape, batch, built, forget_peak, of_process
     from speed import memory_for
+    from ziggurat._activations import IN_PLACE
     from ziggurat._memory import bytes_of, return_freed
 
     name = given.row[0]
     torch.set_num_threads(given.threads)
     shape = Shape.of(given.shape)
-    model = built(shape).to(torch.bfloat16)
+    model = built(shape).to(getattr(torch, given.dtype))
     if name != "checkpointing":
         model.gradient_checkpointing_disable()
     if name == "drive":
@@ -75,8 +77,9 @@ def prepare(given: argparse.Namespace) -> Callable[[], dict[str, Any]]:
 
     step(16)
     return_freed()
-    # The memory for activations is there from the first forward on, and is what they take.
-    begun = of_process("RssAnon") - (bytes_of("activation_memory", given.activation_memory) if name == "drive" else 0)
+    # Their part that is not PyTorch's is there from the first forward on, and is what activations take.
+    window = int(bytes_of("activation_memory", given.activation_memory) * (1 - IN_PLACE))
+    begun = of_process("RssAnon") - (window if name == "drive" else 0)
 
     def turn() -> dict[str, Any]:
         step(given.tokens)
@@ -103,14 +106,18 @@ def prepare(given: argparse.Namespace) -> Callable[[], dict[str, Any]]:
 
 
 def report(figures: dict[str, list[list[dict[str, Any]]]], rate: float) -> None:
-    print("\n| row | seconds a step | over plain | MB at most beyond a small step | over plain | MB read, written a step |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "\n| row | seconds a step | over plain | processor's | over plain | MB at most beyond a small step | over plain "
+        "| MB read, written a step |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     plain = figures.get("plain")
     for name, said in figures.items():
         cells = [interval([slowest(one) for one in said])]
-        for what in ("seconds", "peak"):
-            if what == "peak":
-                cells.append(f"{statistics.median(one['peak'] for (one,) in said) / 1e6:.0f}")
+        for what in ("seconds", "processor", "peak"):
+            if what != "seconds":
+                middle = statistics.median(one[what] for (one,) in said)
+                cells.append(f"{middle / 1e6:.0f}" if what == "peak" else f"{middle:.2f}")
             ratios = [] if plain is None else [a[what] / b[what] for (a,), (b,) in zip(said, plain, strict=True)]
             cells.append(interval(ratios) if ratios else "")
         moved = [statistics.median(one["moved"][way] for (one,) in said) / 1e6 for way in (0, 1)]
@@ -127,6 +134,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=2, help="timed steps of a row in a round")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--activation-memory", default="320MiB", help="of the row `drive`")
     parser.add_argument("--row", action="append", choices=ROWS, help="rows to run (default: all)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -135,7 +143,7 @@ def main() -> None:
         answer_turns(lambda: prepare(given))
         return
     libraries.require()
-    keys = ("shape", "tokens", "steps", "threads", "activation_memory")
+    keys = ("shape", "tokens", "steps", "threads", "dtype", "activation_memory")
     shared = [f"--{key.replace('_', '-')}={getattr(given, key)}" for key in keys]
     with processes.folder_of_rows(given.folder, "activations") as (folder, rows):
         for name in [one for one in ROWS if not given.row or one in given.row]:

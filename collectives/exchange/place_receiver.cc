@@ -24,10 +24,7 @@ PlaceReceiver::PlaceReceiver(ExchangeCall& call, std::uint8_t part,
 void PlaceReceiver::begin() {
   const std::span<std::byte> to = in_[call_.own_place()];
   const std::span<const std::byte> from = own_.first(to.empty() ? 0 : own_.size());
-  const auto copy = [from, to] {
-    if (from.data() != to.data() && !from.empty())
-      std::memmove(to.data(), from.data(), from.size());
-  };
+  const auto copy = [from, to] { copy_bytes(from, to); };
   if (from.size() <= wire::kEagerBytes) {
     copy();
     copied_ = true;

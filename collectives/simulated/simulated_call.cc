@@ -6,17 +6,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
+#include "base/check.h"
 #include "collectives/rank_sum.h"
 
 namespace ziggurat {
 namespace {
-
-void copy(std::span<const std::byte> from, std::span<std::byte> to) {
-  // Buffers may be the same buffer.
-  if (!from.empty() && from.data() != to.data()) std::memmove(to.data(), from.data(), from.size());
-}
 
 /// Returns how many of `count` elements `rank` of `ranks` adds up.
 std::uint64_t owned(std::uint64_t count, std::size_t ranks, std::size_t rank) noexcept {
@@ -39,12 +34,42 @@ std::string SimulatedCall::mismatch() const {
   return {};
 }
 
+void SimulatedCall::watch(Part& part, AccessLedger& ledger) {
+  using enum AccessLedger::Kind;
+  part.accesses[0] = ledger.begin(kWrite, part.output, "an exchange");
+  const std::byte* const begin = part.input.data();
+  const std::byte* const output = part.output.data();
+  const bool within = begin >= output && begin < output + part.output.size();
+  // A call may work in place, on a slice of its output or of its input.
+  if (within || part.input.empty()) return;
+  const bool around = output >= begin && output < begin + part.input.size();
+  if (!around) {
+    part.accesses[1] = ledger.begin(kRead, part.input, "an exchange");
+    return;
+  }
+  part.accesses[0].end();
+  part.accesses[0] = ledger.begin(kWrite, part.input, "an exchange");
+}
+
+bool SimulatedCall::touches(const AbsentMemory& absent) const {
+  const auto lacks = [&](const Part& part) {
+    return (!part.input.empty() && absent.lacks(part.input.data())) ||
+           (!part.output.empty() && absent.lacks(part.output.data()));
+  };
+  const bool first = lacks(parts[0]);
+  for (const Part& part : parts) {
+    ZIGGURAT_CHECK(lacks(part) == first, "{}: some ranks have its bytes and others have not",
+                   describe(part.spec));
+  }
+  return first;
+}
+
 void SimulatedCall::reduce_values() {
   std::vector<const std::byte*> values;
   for (const Part& part : parts) values.push_back(part.output.data());
   std::vector<std::byte> result(parts[0].output.size());
   combine_in_rank_order(values, parts[0].spec, result.data());
-  for (Part& part : parts) copy(result, part.output);
+  for (Part& part : parts) copy_bytes(result, part.output);
 }
 
 void SimulatedCall::reduce_elements() {
@@ -63,7 +88,7 @@ void SimulatedCall::reduce_elements() {
   }
   std::vector<std::byte> sum(bytes);
   sum_at(0, sum.data());
-  for (Part& part : parts) copy(sum, part.output);
+  for (Part& part : parts) copy_bytes(sum, part.output);
 }
 
 void SimulatedCall::move_bytes() {
@@ -74,15 +99,15 @@ void SimulatedCall::move_bytes() {
       for (Part& to : parts) {
         const std::size_t slice = to.input.size();
         for (std::size_t r = 0; r < n; ++r)
-          copy(parts[r].input, to.output.subspan(r * slice, slice));
+          copy_bytes(parts[r].input, to.output.subspan(r * slice, slice));
       }
       return;
     case CallKind::kAllToAll:
       for (std::size_t to = 0; to < n; ++to) {
         const std::size_t slice = parts[to].output.size() / n;
         for (std::size_t r = 0; r < n; ++r)
-          copy(parts[r].input.subspan(to * slice, slice),
-               parts[to].output.subspan(r * slice, slice));
+          copy_bytes(parts[r].input.subspan(to * slice, slice),
+                     parts[to].output.subspan(r * slice, slice));
       }
       return;
     case CallKind::kReduceScatter:
@@ -90,10 +115,10 @@ void SimulatedCall::move_bytes() {
     case CallKind::kAllReduceValues: return reduce_values();
     case CallKind::kBroadcast: {
       const Part& root = parts[static_cast<std::size_t>(spec.root)];
-      for (Part& part : parts) copy(root.output, part.output);
+      for (Part& part : parts) copy_bytes(root.output, part.output);
       return;
     }
-    case CallKind::kSend: return copy(parts[0].input, parts[1].output);
+    case CallKind::kSend: return copy_bytes(parts[0].input, parts[1].output);
     case CallKind::kBarrier:
     case CallKind::kRecv: return;
   }
@@ -104,6 +129,7 @@ std::vector<Nanoseconds> SimulatedCall::times(SimulatedNetwork& network, Nanosec
   const CallSpec& spec = parts[0].spec;
   const std::vector<Nanoseconds> ready(n, now);
   const std::size_t element = size_bytes(spec.element);
+  const bool in_ring = network.route() == Route::kRing;
   const auto all_pairs = [&](std::uint64_t size_bytes) {
     return network.exchange(
         members, [size_bytes](auto, auto) { return static_cast<std::int64_t>(size_bytes); }, ready);
@@ -113,6 +139,10 @@ std::vector<Nanoseconds> SimulatedCall::times(SimulatedNetwork& network, Nanosec
       const auto owned_bytes = [&](std::size_t rank) {
         return static_cast<std::int64_t>(owned(spec.count, n, rank) * element);
       };
+      if (in_ring) {
+        const auto slice = [&](std::size_t rank) { return owned(spec.count, n, rank) * element; };
+        return network.pass_around(members, slice, network.pass_around(members, slice, ready));
+      }
       const auto added = network.exchange(
           members, [&](auto, std::size_t to) { return owned_bytes(to); }, ready);
       return network.exchange(
@@ -134,6 +164,9 @@ std::vector<Nanoseconds> SimulatedCall::times(SimulatedNetwork& network, Nanosec
           ready);
     case CallKind::kAllGather:
     case CallKind::kReduceScatter:
+      if (!in_ring) break;
+      return network.pass_around(
+          members, [&](auto) { return spec.count * element; }, ready);
     case CallKind::kAllReduceValues:
     case CallKind::kAllToAll:
     case CallKind::kBarrier:
@@ -146,6 +179,7 @@ void SimulatedCall::fail(const std::exception_ptr& its_error) {
   if (error) return;
   error = its_error;
   for (Part& part : parts) {
+    for (AccessLedger::Access& access : part.accesses) access.end();
     if (!part.done.is_set()) part.done.fail(error);
   }
 }

@@ -3,6 +3,7 @@
 // which buffers, and what happens to the bytes, and when. Private to simulated_communicator.cc.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <exception>
 #include <memory>
@@ -10,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "base/absent_memory.h"
+#include "base/access_ledger.h"
 #include "base/runtime/async.h"
 #include "collectives/call.h"
 #include "collectives/simulated/simulated_network.h"
@@ -24,6 +27,7 @@ struct SimulatedCall {
     std::span<const std::byte> input{};
     std::span<std::byte> output{};
     Nanoseconds came{0};
+    std::array<AccessLedger::Access, 2> accesses{};  ///< to its buffers, until it is done
     Signal done;
   };
 
@@ -32,6 +36,10 @@ struct SimulatedCall {
   /// Returns an error text with two calls that differ; empty if every part has the same call, or a
   /// send and its recv meet.
   std::string mismatch() const;
+  /// Notes that a part's buffers are in use from now on.
+  static void watch(Part& part, AccessLedger& ledger);
+  /// Whether the bytes of the call are among those without memory: then those of all parts are.
+  bool touches(const AbsentMemory& absent) const;
   /// Moves and adds the bytes of all parts, in rank order.
   void move_bytes();
   /// Returns when each part is done if all come at `now`.

@@ -20,8 +20,9 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
  public:
   using CallPtr = std::shared_ptr<SimulatedCall>;
 
-  SimulatedWorld(Reactor& reactor, const NetworkShape& shape)
-      : reactor_(reactor), network_(shape) {}
+  SimulatedWorld(Reactor& reactor, const NetworkShape& shape, const AbsentMemory* absent,
+                 AccessLedger* ledger)
+      : reactor_(reactor), network_(shape), absent_(absent), ledger_(ledger) {}
 
   /// Fails calls at a stall: then nothing else can happen, so a missing rank never comes.
   void watch_for_stalls() {
@@ -59,6 +60,7 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
     part.input = made.input;
     part.output = made.output;
     part.came = reactor_.clock().now();
+    if (ledger_ != nullptr) SimulatedCall::watch(part, *ledger_);
     if (++call->here == call->parts.size()) begin(key, call);
     return call;
   }
@@ -106,11 +108,12 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
         if (waited.count() > 0) network_.count_wait(call->members[i], call->members[other], waited);
       }
     }
-    call->move_bytes();
+    if (absent_ == nullptr || !call->touches(*absent_)) call->move_bytes();
     const std::vector<Nanoseconds> times = call->times(network_, now);
     for (std::size_t i = 0; i < times.size(); ++i) {
       reactor_.clock().after(times[i] - now, [self = shared_from_this(), key, call, i] {
         if (call->error) return;
+        for (AccessLedger::Access& access : call->parts[i].accesses) access.end();
         call->parts[i].done.set();
         if (++call->ended == call->parts.size()) self->calls_.erase(key);
       });
@@ -137,6 +140,8 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
 
   Reactor& reactor_;
   SimulatedNetwork network_;
+  const AbsentMemory* absent_;
+  AccessLedger* ledger_;
   std::map<wire::CallKey, CallPtr> calls_;
   std::map<std::pair<std::uint64_t, int>, std::function<void(int from)>> hear_sends_;
   std::exception_ptr fate_;
@@ -152,9 +157,11 @@ Task<> wait_for(std::shared_ptr<SimulatedCall> call, std::size_t place) {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Communicator>> SimulatedCommunicator::create(
-    Reactor& reactor, const NetworkShape& shape) {
-  const auto world = std::make_shared<SimulatedWorld>(reactor, shape);
+std::vector<std::unique_ptr<Communicator>> SimulatedCommunicator::create(Reactor& reactor,
+                                                                         const NetworkShape& shape,
+                                                                         const AbsentMemory* absent,
+                                                                         AccessLedger* ledger) {
+  const auto world = std::make_shared<SimulatedWorld>(reactor, shape, absent, ledger);
   world->watch_for_stalls();
   auto everyone = std::make_shared<std::vector<int>>();
   for (int rank = 0; rank < shape.ranks; ++rank) everyone->push_back(rank);

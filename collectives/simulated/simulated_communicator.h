@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "base/absent_memory.h"
+#include "base/access_ledger.h"
 #include "collectives/checked_communicator.h"
 #include "collectives/exchange/frame.h"
 #include "collectives/simulated/simulated_network.h"
@@ -24,9 +26,13 @@ class SimulatedWorld;  // the state that the ranks share
 
 class SimulatedCommunicator final : public CheckedCommunicator {
  public:
-  /// Makes one communicator per rank.
+  /// Makes one communicator per rank. Bytes in `absent` take their time and are not moved; null if
+  /// there are none. `ledger` notes who reads and writes memory; null if nobody looks. Both outlive
+  /// the communicators.
   static std::vector<std::unique_ptr<Communicator>> create(Reactor& reactor,
-                                                           const NetworkShape& shape);
+                                                           const NetworkShape& shape,
+                                                           const AbsentMemory* absent = nullptr,
+                                                           AccessLedger* ledger = nullptr);
 
   int rank() const noexcept override { return place_; }
   int world_size() const noexcept override { return static_cast<int>(members_->size()); }

@@ -10,7 +10,7 @@
 
 namespace ziggurat {
 
-SimulatedNetwork::SimulatedNetwork(const NetworkShape& shape) : shape_(shape) {
+void SimulatedNetwork::require(const NetworkShape& shape) {
   if (shape.ranks < 1 || shape.ranks_per_node < 1 || !(shape.within_node.bytes_per_s > 0) ||
       !(shape.between_nodes.bytes_per_s > 0)) {
     throw Error(
@@ -20,10 +20,15 @@ SimulatedNetwork::SimulatedNetwork(const NetworkShape& shape) : shape_(shape) {
                     shape.ranks, shape.ranks_per_node, shape.within_node.bytes_per_s,
                     shape.between_nodes.bytes_per_s));
   }
+}
+
+SimulatedNetwork::SimulatedNetwork(const NetworkShape& shape) : shape_(shape) {
+  require(shape);
   const auto ranks = static_cast<std::size_t>(shape.ranks);
   rank_ports_.resize(ranks);
   node_ports_.resize(static_cast<std::size_t>(node(shape.ranks - 1)) + 1);
   traffic_.resize(ranks);
+  messages_.resize(ranks);
   for (Traffic& traffic : traffic_) traffic.waited.resize(ranks);
 }
 
@@ -42,7 +47,8 @@ Nanoseconds SimulatedNetwork::send(int from, int to, std::uint64_t size_bytes, N
   sent = std::max(sent, end);
   Traffic& traffic = traffic_[static_cast<std::size_t>(from)];
   (near ? traffic.same_host : traffic.other_hosts).payload_bytes += size_bytes;
-  return end + link.latency;
+  const std::uint64_t number = messages_[static_cast<std::size_t>(from)]++;
+  return end + link.latency + (shape_.late ? shape_.late(from, number) : Nanoseconds(0));
 }
 
 std::vector<Nanoseconds> SimulatedNetwork::exchange(std::span<const int> members,
@@ -60,6 +66,28 @@ std::vector<Nanoseconds> SimulatedNetwork::exchange(std::span<const int> members
                done[from]);
       done[to] = std::max(done[to], arrival);
     }
+  }
+  return done;
+}
+
+/// In each of n - 1 rounds a member sends the slice that came in the round before to the next
+/// member. A round's messages wait for one another, so a rank that is slow slows all.
+std::vector<Nanoseconds> SimulatedNetwork::pass_around(
+    std::span<const int> members, const std::function<std::uint64_t(std::size_t)>& bytes,
+    std::span<const Nanoseconds> ready) {
+  const std::size_t n = members.size();
+  std::vector<Nanoseconds> has(ready.begin(), ready.end());  // the slice that it passes on next
+  std::vector<Nanoseconds> done = has;
+  for (std::size_t round = 0; round + 1 < n; ++round) {
+    std::vector<Nanoseconds> came(n);
+    for (std::size_t from = 0; from < n; ++from) {
+      const std::size_t to = (from + 1) % n;
+      const std::size_t slice = (from + n - round) % n;
+      came[to] = std::max(ready[to],
+                          send(members[from], members[to], bytes(slice), has[from], done[from]));
+    }
+    for (std::size_t i = 0; i < n; ++i) done[i] = std::max(done[i], came[i]);
+    has = std::move(came);
   }
   return done;
 }

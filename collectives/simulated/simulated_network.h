@@ -24,19 +24,33 @@ struct SimulatedLink {
   Nanoseconds latency{0};
 };
 
+/// How the bytes of an all_gather, a reduce_scatter and an all_reduce go. All else goes directly.
+enum class Route : std::uint8_t {
+  kDirect,  ///< from each rank to every other, as over TCP
+  kRing,    ///< from each rank to the next, which passes them on, as NCCL does with large messages
+};
+
 struct NetworkShape {
   int ranks = 1;
   int ranks_per_node = 1;
   SimulatedLink within_node{};    ///< a link of each rank
   SimulatedLink between_nodes{};  ///< a link of each node
+  Route route = Route::kDirect;
+  /// For tests: returns how much later than it should the n-th message (from 0) of a rank arrives.
+  /// May be empty.
+  std::function<Nanoseconds(int from, std::uint64_t n)> late{};
 };
 
 class SimulatedNetwork {
  public:
-  /// Errors: kInvalidArgument for less than one rank, or a bandwidth that is not above 0.
+  /// Errors: require()'s.
   explicit SimulatedNetwork(const NetworkShape& shape);
 
+  /// Errors: kInvalidArgument for less than one rank, or a bandwidth that is not above 0.
+  static void require(const NetworkShape& shape);
+
   int ranks() const noexcept { return shape_.ranks; }
+  Route route() const noexcept { return shape_.route; }
 
   /// Returns the bytes from one member to another, by their places in `members`. 0 is a message
   /// too; a negative number means that there is none.
@@ -45,6 +59,11 @@ class SimulatedNetwork {
   /// received and sent all of its messages.
   std::vector<Nanoseconds> exchange(std::span<const int> members, const Message& bytes,
                                     std::span<const Nanoseconds> ready);
+
+  /// Passes a slice of each member around the ring of `members`. Slice i has bytes(i).
+  std::vector<Nanoseconds> pass_around(std::span<const int> members,
+                                       const std::function<std::uint64_t(std::size_t)>& bytes,
+                                       std::span<const Nanoseconds> ready);
 
   void count_wait(int rank, int waited_for, Nanoseconds time);
   const Traffic& traffic(int rank) const { return traffic_[static_cast<std::size_t>(rank)]; }
@@ -61,7 +80,8 @@ class SimulatedNetwork {
   NetworkShape shape_;
   std::vector<Port> rank_ports_;
   std::vector<Port> node_ports_;
-  std::vector<Traffic> traffic_;  // by rank
+  std::vector<Traffic> traffic_;         // by rank
+  std::vector<std::uint64_t> messages_;  // sent, by rank
 };
 
 }  // namespace ziggurat

@@ -36,7 +36,8 @@ Task<> CheckpointReader::read_manifest() {
       co_await read_text({environment_.reactor, environment_.io, environment_.observers}, path,
                          Manifest::kTextBytesMax);
   const std::function<void()> parse = [&] { manifest_ = parse_manifest(text, path); };
-  co_await environment_.workers.run(environment_.reactor, "parse manifest", parse);
+  co_await environment_.workers.run(environment_.reactor, {"parse manifest", text.size(), true},
+                                    parse);
   for (const StateFile& its : manifest_.files) {
     const std::string shard = directory_ + "/" + its.name;
     if (!environment_.io.exists(shard)) {

@@ -21,7 +21,7 @@ class CheckpointReader final : public StateSource {
  public:
   struct Environment {
     Reactor& reactor;
-    WorkerPool& workers;
+    Workers& workers;
     IoEngine& io;
     IoObservers observers{};
   };

@@ -38,7 +38,7 @@ class CheckpointSave {
  public:
   struct Environment {
     Reactor& reactor;
-    WorkerPool& workers;
+    Workers& workers;
     IoEngine& io;
     Communicator& ranks;  ///< all ranks; used for nothing else while a save is under way
     IoObservers observers{};

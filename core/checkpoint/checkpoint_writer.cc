@@ -155,7 +155,7 @@ Task<> CheckpointWriter::write_piece(std::size_t index, std::span<const Segment>
     }
     hash = hash64(stretch, 0);
   };
-  co_await environment_.workers.run(environment_.reactor, "hash checkpoint", job);
+  co_await environment_.workers.run(environment_.reactor, {"hash checkpoint", stretch.size()}, job);
   co_await files_[piece.file]->write(offset, stretch, IoPriority::kWriteBack);
   const auto [its, fresh] = hashed_[index].insert_or_assign(
       first * size, HashedBytes{.size_bytes = stretch.size(), .hash = hash});

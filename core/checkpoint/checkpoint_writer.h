@@ -22,7 +22,7 @@ class CheckpointWriter final : public StateSink {
  public:
   struct Environment {
     Reactor& reactor;
-    WorkerPool& workers;
+    Workers& workers;
     IoEngine& io;
     IoObservers observers{};
     BlockingCalls calls{};

@@ -79,7 +79,7 @@ JoinedState::JoinedState(StoredState& pieces, const char* what)
                 fmt::format("{}: no piece of the store belongs to a tensor", pieces.place()));
   for (std::size_t w = 0; w < wholes_.size(); ++w) {
     require_cover(wholes_[w]);
-    if (content_.state->format == StateFormat::k8Bit) require_blocks(wholes_[w]);
+    if (has_codes(content_.state->format)) require_blocks(wholes_[w]);
     describe(wholes_[w], w);
   }
 }

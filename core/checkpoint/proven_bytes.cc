@@ -57,11 +57,11 @@ void ProvenBytes::keep(const Key& key, const EntryPtr& entry) {
   }
 }
 
-Task<> run_pass(Reactor& reactor, WorkerPool& workers, const char* name, std::uint64_t size_bytes,
+Task<> run_pass(Reactor& reactor, Workers& workers, const char* name, std::uint64_t size_bytes,
                 const std::function<void()>& job) {
   constexpr std::uint64_t kHandedOver = 64 * kKiB;  // some microseconds
   if (size_bytes >= kHandedOver) {
-    co_await workers.run(reactor, name, job);
+    co_await workers.run(reactor, {name, 2 * size_bytes, true}, job);
   } else {
     job();
   }

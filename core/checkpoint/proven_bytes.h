@@ -61,8 +61,8 @@ class ProvenBytes {
 
 /// Runs `job`, which goes through `size_bytes` of memory once. It runs on a worker, or at once if
 /// handing it over would cost more (a model has thousands of biases). `name` is that of
-/// WorkerPool::run().
-Task<> run_pass(Reactor& reactor, WorkerPool& workers, const char* name, std::uint64_t size_bytes,
+/// Workers::run().
+Task<> run_pass(Reactor& reactor, Workers& workers, const char* name, std::uint64_t size_bytes,
                 const std::function<void()>& job);
 
 }  // namespace ziggurat

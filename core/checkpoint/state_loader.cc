@@ -22,9 +22,11 @@ namespace {
 
 constexpr std::size_t kFreshShown = 8;  // names in a note
 
-/// Returns the code of an array: exp_avg_sq and Adagrad's sum have no sign.
-EightBitCode code_of(const std::string& array) {
-  return array == "exp_avg_sq" || array == "sum" ? EightBitCode::kUnsigned : EightBitCode::kSigned;
+/// Returns the code of a moment.
+EightBitCode code_of(OptimizerKind kind, const std::string& array) {
+  const std::optional<std::size_t> index = find_state(kind, array);
+  const bool sign = !index || *index == 0 || has_sign(kind, *index - 1);
+  return sign ? EightBitCode::kSigned : EightBitCode::kUnsigned;
 }
 
 std::uint64_t last_value(std::span<const TensorRun> runs) {
@@ -35,7 +37,7 @@ std::uint64_t last_value(std::span<const TensorRun> runs) {
 
 }  // namespace
 
-StateLoader::StateLoader(Reactor& reactor, WorkerPool& workers, const ChunkTable& table,
+StateLoader::StateLoader(Reactor& reactor, Workers& workers, const ChunkTable& table,
                          StateSource& source, LoadOptions options, float initial_accumulator)
     : reactor_(reactor),
       workers_(workers),
@@ -222,7 +224,7 @@ Task<> StateLoader::load(ChunkId id, std::span<std::byte> record) {
   const std::vector<ChunkRuns::OfTensor> all = runs_.of(id);
   if (!fills(id, all, record)) {
     const std::function<void()> begin = [&] { begin_record(id, record); };
-    co_await workers_.run(reactor_, "begin record", begin);
+    co_await workers_.run(reactor_, {"begin record", record.size()}, begin);
   }
   std::set<std::size_t> converted;
   for (const ChunkRuns::OfTensor& of : all) {
@@ -303,7 +305,7 @@ Task<> StateLoader::copy(const ChunkRuns::OfTensor& of, ChunkId id, std::span<st
       write_state_array(table_.state(id), of.array, its, run.at, record);
     }
   };
-  co_await workers_.run(reactor_, "copy state", job);
+  co_await workers_.run(reactor_, {"copy state", 2 * bytes.span().size()}, job);
 }
 
 /// Returns the parts of a chunk in which 8-bit values are encoded: parameters that have blocks of
@@ -347,7 +349,7 @@ Task<> StateLoader::convert(std::size_t array, std::span<const ChunkRuns::OfTens
       }
     }
   };
-  co_await workers_.run(reactor_, "convert state", job);
+  co_await workers_.run(reactor_, {"convert state", 2 * values.size() * sizeof(float)}, job);
 }
 
 Task<> StateLoader::read_values(const ChunkRuns::OfTensor& of, std::span<float> values) {
@@ -411,7 +413,8 @@ Task<> StateLoader::decode(std::size_t codes, const ChunkRuns::OfTensor& of,
                             source_.place(), tensor.name));
   }
   const auto [scales, before] = found->second;
-  const std::array<float, 256>& table = eight_bit_values(code_of(tensor.array));
+  const std::array<float, 256>& table =
+      eight_bit_values(code_of(table_.state().optimizer, tensor.array));
   for (const TensorRun& run : of.runs) {
     const std::uint64_t first = (before + run.first) / kEightBitBlock;
     const std::uint64_t last = (before + run.first + run.count - 1) / kEightBitBlock;

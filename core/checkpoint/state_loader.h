@@ -31,7 +31,7 @@ class StateLoader {
   /// shape in the source or, unless LoadOptions::initialize is given, if the source or the model
   /// lacks some; for the state of another optimizer; for weights without an optimizer's state,
   /// unless only weights are wanted.
-  StateLoader(Reactor& reactor, WorkerPool& workers, const ChunkTable& table, StateSource& source,
+  StateLoader(Reactor& reactor, Workers& workers, const ChunkTable& table, StateSource& source,
               LoadOptions options, float initial_accumulator);
 
   /// Fills the chunk's record. Errors: those of the source.
@@ -76,7 +76,7 @@ class StateLoader {
                 std::span<float> values);
 
   Reactor& reactor_;
-  WorkerPool& workers_;
+  Workers& workers_;
   const ChunkTable& table_;
   StateSource& source_;
   LoadOptions options_;

@@ -28,7 +28,7 @@ Task<> StateSaver::save_array(const ChunkRuns::OfTensor& of, ChunkRecord record)
   for (const TensorRun& run : of.runs) end = std::max(end, run.at + run.count);
   const AlignedBytes bytes = memory_.take(end * size_bytes(as.type));
   const std::function<void()> job = [&] { take_array(record, as, 0, bytes.span()); };
-  co_await workers_.run(reactor_, "take state", job);
+  co_await workers_.run(reactor_, {"take state", 2 * bytes.span().size()}, job);
   co_await sink_.write(of.tensor, of.runs, bytes.span());
 }
 

@@ -15,7 +15,7 @@ namespace ziggurat {
 class StateSaver {
  public:
   /// Makes a saver of chunks. All references must outlive it.
-  StateSaver(Reactor& reactor, WorkerPool& workers, const ChunkTable& table, StateSink& sink)
+  StateSaver(Reactor& reactor, Workers& workers, const ChunkTable& table, StateSink& sink)
       : reactor_(reactor), workers_(workers), table_(table), sink_(sink), runs_(table) {}
 
   /// Writes a chunk to the sink. `record` is the chunk's record, and must not change until the Task
@@ -29,7 +29,7 @@ class StateSaver {
   Task<> save_array(const ChunkRuns::OfTensor& of, ChunkRecord record);
 
   Reactor& reactor_;
-  WorkerPool& workers_;
+  Workers& workers_;
   const ChunkTable& table_;
   StateSink& sink_;
   ChunkRuns runs_;

@@ -39,7 +39,7 @@ std::string ranks_text(int ranks) { return ranks == 1 ? "rank" : fmt::format("{}
 
 }  // namespace
 
-Task<std::unique_ptr<StoredState>> StoredState::open(Reactor& reactor, WorkerPool& workers,
+Task<std::unique_ptr<StoredState>> StoredState::open(Reactor& reactor, Workers& workers,
                                                      std::vector<StripePlace> places) {
   std::unique_ptr<StoredState> state(new StoredState(reactor, workers));
   for (const StripePlace& place : places)
@@ -223,9 +223,9 @@ Task<> StoredState::read_record(int rank, ChunkId chunk, std::span<std::byte> in
   co_await reader_->read(rank, chunk, into);
   const StateStore::Expected expected = reader_->expected(rank, chunk);
   const RecordFormat& format = tables_[static_cast<std::size_t>(rank)].record_format(chunk);
-  std::uint64_t hash = 0;
+  std::uint64_t hash = expected.hash;  // what the job finds, unless the record is damaged
   const std::function<void()> job = [&] { hash = record_hash(into, expected.seed, format); };
-  co_await workers_.run(reactor_, "verify record", job);
+  co_await workers_.run(reactor_, {"verify record", into.size()}, job);
   if (hash == expected.hash) co_return;
   if (co_await reader_->overtaken(rank, chunk)) {
     throw Error(

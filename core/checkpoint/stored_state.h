@@ -25,7 +25,7 @@ class StoredState final : public StateSource {
   static constexpr std::uint64_t kKeptBytesMax = std::uint64_t{64} << 20;
 
   /// Opens a store. Errors: those of StoreReader; kDataLoss for an impossible layout.
-  static Task<std::unique_ptr<StoredState>> open(Reactor& reactor, WorkerPool& workers,
+  static Task<std::unique_ptr<StoredState>> open(Reactor& reactor, Workers& workers,
                                                  std::vector<StripePlace> places);
 
   const StateContent& content() const noexcept override { return content_; }
@@ -65,7 +65,7 @@ class StoredState final : public StateSource {
   Task<> prove(const std::function<void(std::uint64_t done, std::uint64_t total)>& progress);
 
  private:
-  StoredState(Reactor& reactor, WorkerPool& workers)
+  StoredState(Reactor& reactor, Workers& workers)
       : reactor_(reactor), workers_(workers), records_(reactor, memory_, kKeptBytesMax) {}
 
   /// Elements of a tensor that lie in one record.
@@ -82,7 +82,7 @@ class StoredState final : public StateSource {
   Task<> read_record(int rank, ChunkId chunk, std::span<std::byte> into);
 
   Reactor& reactor_;
-  WorkerPool& workers_;
+  Workers& workers_;
   std::unique_ptr<StoreReader> reader_;
   std::string place_;
   StateContent content_;

@@ -19,7 +19,7 @@
 
 #include "base/device_span.h"
 #include "base/runtime/reactor.h"
-#include "base/runtime/worker_pool.h"
+#include "base/runtime/workers.h"
 #include "collectives/quantize/quantized_block.h"
 #include "optimizer/update.h"
 #include "tiers/device.h"
@@ -50,8 +50,20 @@ class Compute {
   struct Rounding {
     DeviceSpan<const float> values;
     TypedDeviceSpan<std::byte> out;  ///< may begin at the same address as `values`
-    /// Out, in host memory: the sum of squares of each tile; empty if no sums are wanted.
+    /// Out, in host memory: the sum of squares of each tile; empty if no sums are wanted, as with
+    /// several rows.
     std::span<double> squares;
+    /// `values` and `out` are the first of so many rows, which begin `stride_bytes` from each
+    /// other.
+    std::uint64_t rows = 1;
+    std::uint64_t stride_bytes = 0;
+
+    Rounding row(std::uint64_t index) const noexcept {
+      const std::uint64_t offset_bytes = index * stride_bytes;
+      return {.values = {values.address() + offset_bytes, values.size()},
+              .out = {out.dtype, {out.bytes.address() + offset_bytes, out.bytes.size()}},
+              .squares = squares};
+    }
   };
   /// Rounds a gradient. Reads 4 bytes per element and writes the size of the rounded type.
   virtual Task<> round(const Rounding& rounding) = 0;
@@ -89,7 +101,7 @@ struct ComputeLimits {
 
 /// Makes the Compute that fits `device`. All arguments but `limits` must outlive it. Errors:
 /// kUnimplemented for a device for which this build has no kernels; kResourceExhausted.
-std::unique_ptr<Compute> make_compute(Device& device, Reactor& reactor, WorkerPool& workers,
+std::unique_ptr<Compute> make_compute(Device& device, Reactor& reactor, Workers& workers,
                                       const ComputeLimits& limits);
 
 }  // namespace ziggurat

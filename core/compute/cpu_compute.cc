@@ -28,15 +28,17 @@ std::span<std::byte> CpuCompute::host_view(DeviceSpan<std::byte> bytes) const no
 /// long behind one job.
 Task<Event> CpuCompute::clear(DeviceSpan<std::byte> bytes) {
   std::vector<std::function<void()>> jobs;
+  std::vector<Work> work;
   for (std::uint64_t begin = 0; begin < bytes.size(); begin += kClearBytes) {
-    jobs.emplace_back(
-        [piece = host_view(bytes.subspan(begin, std::min(kClearBytes, bytes.size() - begin)))] {
-          std::memset(piece.data(), 0, piece.size());
-        });
+    const std::uint64_t size_bytes = std::min(kClearBytes, bytes.size() - begin);
+    jobs.emplace_back([piece = host_view(bytes.subspan(begin, size_bytes))] {
+      std::memset(piece.data(), 0, piece.size());
+    });
+    work.push_back({.name = "clear accumulator", .bytes = size_bytes});
   }
   WorkGroup group(reactor_);
-  for (const std::function<void()>& job : jobs)
-    group.spawn(workers_.run(reactor_, "clear accumulator", job));
+  for (std::size_t i = 0; i < jobs.size(); ++i)
+    group.spawn(workers_.run(reactor_, work[i], jobs[i]));
   co_await group.wait_idle();
   co_return Event();
 }
@@ -44,17 +46,20 @@ Task<Event> CpuCompute::clear(DeviceSpan<std::byte> bytes) {
 /// Rounds one tile after another in a single job. `out` may begin where `values` do: then each tile
 /// of 16-bit values overwrites only fp32 values that were read already.
 Task<> CpuCompute::round(const Rounding& rounding) {
-  const std::span<const float> values = HostDevice::view(rounding.values);
-  const TypedSpan<std::byte> out = HostDevice::view(rounding.out);
   const std::span<double> squares = rounding.squares;
   const std::function<void()> job = [&] {
-    for (std::size_t begin = 0; begin < values.size(); begin += kTileElements) {
-      const double sum =
-          round_gradient(values.subspan(begin, kTileElements), out.subspan(begin, kTileElements));
-      if (!squares.empty()) squares[begin / kTileElements] = sum;
+    for (std::uint64_t row = 0; row < rounding.rows; ++row) {
+      const std::span<const float> values = HostDevice::view(rounding.row(row).values);
+      const TypedSpan<std::byte> out = HostDevice::view(rounding.row(row).out);
+      for (std::size_t begin = 0; begin < values.size(); begin += kTileElements) {
+        const double sum =
+            round_gradient(values.subspan(begin, kTileElements), out.subspan(begin, kTileElements));
+        if (!squares.empty()) squares[begin / kTileElements] = sum;
+      }
     }
   };
-  co_await workers_.run(reactor_, "round gradient", job);
+  const std::uint64_t row_bytes = rounding.values.size_bytes() + rounding.out.bytes.size();
+  co_await workers_.run(reactor_, {"round gradient", rounding.rows * row_bytes}, job);
 }
 
 Task<> CpuCompute::quantize(const Quantizing& quantizing) {
@@ -62,7 +67,9 @@ Task<> CpuCompute::quantize(const Quantizing& quantizing) {
     ziggurat::quantize(quantizing.bits, as_typed(HostDevice::view(quantizing.values)),
                        quantizing.codes);
   };
-  co_await workers_.run(reactor_, "quantize gradient", job);
+  co_await workers_.run(
+      reactor_, {"quantize gradient", quantizing.values.size_bytes() + quantizing.codes.size()},
+      job);
 }
 
 Task<> CpuCompute::update(const Update& update) {
@@ -72,7 +79,9 @@ Task<> CpuCompute::update(const Update& update) {
                         .param = HostDevice::view(update.param),
                         .first_element = update.first_element};
   const std::function<void()> job = [&] { update_record(update.steps, view, update.runs); };
-  co_await workers_.run(reactor_, "update record", job);
+  const std::uint64_t bytes =
+      2 * view.record.size() + view.grad.bytes.size() + view.param.bytes.size();
+  co_await workers_.run(reactor_, {"update record", bytes}, job);
 }
 
 }  // namespace ziggurat

@@ -10,7 +10,7 @@ namespace ziggurat {
 class CpuCompute final : public Compute {
  public:
   /// Keeps both references: the reactor and the workers must outlive the CpuCompute.
-  CpuCompute(Reactor& reactor, WorkerPool& workers) : reactor_(reactor), workers_(workers) {}
+  CpuCompute(Reactor& reactor, Workers& workers) : reactor_(reactor), workers_(workers) {}
 
   std::span<std::byte> host_view(DeviceSpan<std::byte> bytes) const noexcept override;
   Task<> after(const Event& event) override { return event.wait(); }
@@ -21,7 +21,7 @@ class CpuCompute final : public Compute {
 
  private:
   Reactor& reactor_;
-  WorkerPool& workers_;
+  Workers& workers_;
 };
 
 }  // namespace ziggurat

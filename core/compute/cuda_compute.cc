@@ -67,12 +67,16 @@ class CudaCompute final : public Compute {
     const std::size_t tiles = rounding.values.size() / kTileElements;
     ZIGGURAT_CHECK(tiles * sizeof(double) <= squares_.size_bytes(), "{} tiles at once", tiles);
     const std::span<double> squares = squares_.as<double>().first(tiles);
-    const std::exception_ptr failed =
-        launch("round_gradient", rounding.values.size_bytes(), [&](StreamHandle stream) {
-          cuda::round_gradient(stream, as_argument(rounding.values), as_argument(rounding.out),
-                               squares);
-        });
-    if (failed) co_await fail(failed);
+    ZIGGURAT_CHECK(rounding.rows == 1 || rounding.squares.empty(), "sums of {} rows",
+                   rounding.rows);
+    for (std::uint64_t row = 0; row < rounding.rows; ++row) {
+      const Rounding its = rounding.row(row);
+      const std::exception_ptr failed =
+          launch("round_gradient", its.values.size_bytes(), [&](StreamHandle stream) {
+            cuda::round_gradient(stream, as_argument(its.values), as_argument(its.out), squares);
+          });
+      if (failed) co_await fail(failed);
+    }
     if (rounding.squares.empty()) {
       const Event rounded = stream_->record();
       co_await rounded.wait();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/dtype.h"
 #include "core/sharding/model_spec.h"
 #include "core/sharding/param_groups.h"
@@ -75,6 +76,16 @@ struct WholeParam {
   std::uint64_t first = 0;  ///< the slice's first element in the whole
   bool trained = true;
   bool optional = false;  ///< as UnitSpec::optional
+  /// Whether acquire() brings it in int8 from the other ranks, this rank's slice as if it had come
+  /// so too (collectives/quantize/quantize.h). acquire_aside() brings it as it is.
+  bool quantized = false;
+
+  /// Returns the memory that it takes in its unit. It begins at a cache line, as a trainer's own
+  /// does.
+  std::uint64_t device_bytes() const noexcept {
+    constexpr std::uint64_t kLineBytes = 64;
+    return round_up(count * size_bytes(dtype), kLineBytes);
+  }
 };
 
 struct EngineConfig {
@@ -208,7 +219,9 @@ struct EngineConfig {
   std::vector<std::uint64_t> first_elements;
   /// For a trainer whose streamed parameters are slices: the whole ones that it is brought. All
   /// streamed parameters are slices then. The list is the same on all ranks, but for each rank's
-  /// own slices. Empty if each rank has whole parameters.
+  /// own slices. If every G consecutive ranks have all slices, as the G ranks before them, units
+  /// are put together of those G ranks' slices, and the trainer gives all that have a slice the
+  /// same gradients. Empty if each rank has whole parameters.
   std::vector<WholeParam> wholes;
   /// For a trainer that lends its memory: returns how many steps the parameter of each unit has
   /// made, according to `blob`, which is empty if there is none yet. If this is given, stochastic

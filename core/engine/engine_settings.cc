@@ -3,7 +3,11 @@
 // the ranks, and the store.
 #include "core/engine/engine_settings.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <array>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +28,30 @@ constexpr NumberRange kBeta{.min = 0, .max = 0.999999};
 
 constexpr std::array<std::string_view, 3> kSpeculations{"auto", "never", "always"};
 constexpr std::array<std::string_view, 4> kResumes{"auto", "never", "new", "reshard"};
+
+/// Returns a help's text with the names that it is about.
+std::string named(fmt::format_string<std::string> text, std::span<const std::string_view> names) {
+  return fmt::format(text, fmt::format("{}", fmt::join(names, ", ")));
+}
+
+/// Returns the names of the state formats with what the help says of each.
+std::string formats_text() {
+  std::vector<std::string> texts;
+  for (std::size_t i = 0; i < kStateFormatCount; ++i) {
+    const FormatInfo its = info_of(static_cast<StateFormat>(i));
+    texts.push_back(fmt::format("{}{}", its.name, its.about));
+  }
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+/// Returns the names of the formats that have a property.
+std::string formats_text(bool (*have)(StateFormat), std::string_view between) {
+  std::vector<std::string_view> names;
+  for (std::size_t i = 0; i < kStateFormatCount; ++i) {
+    const auto format = static_cast<StateFormat>(i);
+    if (have(format)) names.push_back(to_string(format));
+  }
+  return fmt::format("{}", fmt::join(names, between));
+}
 
 std::string dtype_text(DType dtype) { return std::string(to_string(dtype)); }
 DType dtype_of(const std::string& text) {
@@ -46,7 +74,8 @@ SettingOf<EngineConfig> betas() {
         config.optimizer.beta2 = static_cast<float>(numbers[1]);
       },
       {.values = "B1,B2",
-       .help = "the decays of the optimizer's moving averages; the first is sgd's momentum"});
+       .help = named("the decays of the optimizer's moving averages; the first is {}'s momentum",
+                     optimizers_that(&OptimizerInfo::has_momentum))});
 }
 
 /// The setting `rounding`, which commands had before there were two settings for it.
@@ -71,24 +100,25 @@ std::vector<SettingOf<EngineConfig>> optimizer_table() {
       In::word("optimizer", [](auto& c) -> auto& { return c.optimizer.state.optimizer; },
                optimizer_names(),
                {.values = "NAME",
-                .help = "adamw, adam, lion, adagrad or sgd",
+                .help = named("{}", optimizer_names()),
                 .at_resume = AtResume::kFixed}),
       In::word("state_format", [](auto& c) -> auto& { return c.optimizer.state.format; },
                state_format_names(),
                {.values = "NAME",
-                .help = "how the optimizer's state is kept: fp32, bf16-moments, 8bit (moments), "
-                        "split (fp32's bits, fewer bytes read) or bf16",
+                .help = "how the optimizer's state is kept: " + formats_text(),
                 .at_resume = AtResume::kFixed}),
       In::word("state_rounding", [](auto& c) -> auto& { return c.optimizer.state_rounding; },
                rounding_names(),
                {.values = "nearest|stochastic",
-                .help = "rounding of moments and masters that are kept in bf16 (state formats "
-                        "bf16-moments and bf16); fixed when a store is made; default: stochastic"}),
+                .help = "rounding of moments and masters that are kept in bf16 (state formats " +
+                        formats_text(rounds_state, " and ") +
+                        "); fixed when a store is made; default: stochastic"}),
       In::word("param_rounding", [](auto& c) -> auto& { return c.optimizer.param_rounding; },
                rounding_names(),
                {.values = "nearest|stochastic",
                 .help = "rounding of bf16 parameters from fp32 masters; fixed when a store is "
-                        "made; default: nearest; split allows only nearest"}),
+                        "made; default: nearest, which alone is allowed in " +
+                        formats_text(has_residual, " and ")}),
       both_roundings(),
       betas(),
       In::number("eps", [](auto& c) -> auto& { return c.optimizer.eps; }, {.min = 0, .max = 1},
@@ -96,14 +126,16 @@ std::vector<SettingOf<EngineConfig>> optimizer_table() {
       In::number("weight_decay", [](auto& c) -> auto& { return c.optimizer.weight_decay; },
                  {.min = 0, .max = 100},
                  {.values = "X",
-                  .help = "decay of the weights, for matrices only; decoupled in adamw and lion, "
-                          "else added to the gradient"}),
+                  .help = named("decay of the weights, for matrices only; decoupled in {}, else "
+                                "added to the gradient",
+                                optimizers_that(&OptimizerInfo::decouples_decay))}),
       // The store's records have the value, so a new value at resume has no effect.
       In::number("initial_accumulator",
                  [](auto& c) -> auto& { return c.optimizer.initial_accumulator; },
                  {.min = 0, .max = 1e30},
                  {.values = "X",
-                  .help = "adagrad: first value of its sums of squares in a new store",
+                  .help = named("{}: first value of its sums of squares in a new store",
+                                optimizers_that(&OptimizerInfo::has_initial_accumulator)),
                   .at_resume = AtResume::kSilent}),
       In::custom(
           "param_groups", kGroups,
@@ -278,6 +310,7 @@ Strategy strategy_of(const EngineConfig& config, int ranks) {
   const MeshShape shape = with_dp_of_world({.tp = config.tensor_parallel}, ranks);
   StrategyRequest request = config.strategy;
   if (!request.zero_stage && !request.name) request.zero_stage = kDefaultZeroStage;
+  if (!config.wholes.empty()) request.hpz = 0;  // of slices, which the trainer has cut
   return resolve(request, shape.dp);
 }
 

@@ -61,6 +61,12 @@ namespace ziggurat {
 /// Number of a unit of streamed parameters (ParamSpec::streamed).
 using StreamedUnit = std::uint32_t;
 
+/// What an engine has received of whole parameters (EngineConfig::wholes), in bytes.
+struct FromRanks {
+  std::uint64_t bytes = 0;              ///< from all other ranks
+  std::uint64_t other_nodes_bytes = 0;  ///< of these, from ranks of other nodes, with hpZ
+};
+
 class LentEngine : public StateEngine {
  public:
   /// Opens an engine like Engine::open(). `model` has a unit for each parameter, and `params` has
@@ -99,6 +105,8 @@ class LentEngine : public StateEngine {
   /// summand: it is refused, by step() too, until discard_sum().
   virtual void add_gradient(ParamId param, TypedSpan<const std::byte> values, float scale,
                             bool instead_of_zeros = false) = 0;
+  /// Returns what has come from other ranks so far.
+  virtual FromRanks from_ranks() const = 0;
   /// Forgets the sum of `param`, if it has one.
   virtual void discard_sum(ParamId param) = 0;
   /// Reads elements of the sum of `param` from `first` on. Errors: kInvalidArgument if it has none.
@@ -128,8 +136,10 @@ class LentEngine : public StateEngine {
   /// exist, or a stream that captures; kResourceExhausted if its memory cannot come back, because
   /// other units are acquired; kUnavailable if the device is lost, and then the engine has ended.
   virtual void acquire(StreamedUnit unit, StreamRef& stream) = 0;
-  /// The same, but the order in which units are brought ahead is not learned from it: for who reads
-  /// or writes parameters beside the trainer's forward and backward.
+  /// The same, but the order in which units are brought ahead is not learned from it, and quantized
+  /// parameters (WholeParam::quantized) come as they are: for who reads or writes parameters beside
+  /// the trainer's forward and backward. While it lasts acquire() finds the same values. Errors:
+  /// kInvalidArgument too while the unit is acquired with rounded values.
   virtual void acquire_aside(StreamedUnit unit, StreamRef& stream) = 0;
   /// Unpins the unit; the work that is queued on `stream` so far is the last that uses it. All
   /// units must be released before step().
@@ -148,7 +158,8 @@ class LentEngine : public StateEngine {
   /// on `stream`. The next step is given GroupStep::params_written for it. Before the first step it
   /// is the parameter's master at once, for read_state() and begin_copy() too. Until that step is
   /// durable, a crash loses what was written. After any error except kInvalidArgument the engine
-  /// has ended, because a part of the parameter may be home. Of a whole parameter this rank's slice
+  /// has ended, because a part of the parameter may be home. A unit that has quantized parameters
+  /// was acquired aside. Of a whole parameter this rank's slice
   /// is brought home: all ranks write the same, and from the first one's write to the last one's
   /// none uses the unit but to write.
   virtual void store_param(ParamId param, StreamRef& stream) = 0;

@@ -64,8 +64,9 @@ std::unique_ptr<Runtime> Runtime::create(const RuntimeOptions& options) {
 
 Runtime::~Runtime() {
   reactor.destroy(ranks);
+  twin.reset();
   workers.reset();  // finishes queued jobs, whose completions still post to the reactor
-  reactor.stop();
+  if (own_reactor) own_reactor->stop();
 }
 
 }  // namespace ziggurat

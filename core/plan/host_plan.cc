@@ -161,6 +161,8 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
     plan.quantized_bytes = lease_bytes(kQuantizedGathers * QuantizedGather::buffer_bytes(table));
   if (reduction.staged && table.sharding().params_sharded())
     plan.staged_bytes = lease_bytes(kStagedGathers * UnitGather::piece_bytes(table, reduction));
+  if (reduction.whole_unit_bytes > 0)
+    plan.staged_bytes += lease_bytes(kStagedGathers * reduction.whole_unit_bytes);
   plan.permanent_bytes =
       plan.norm_bytes + plan.bucket_bytes + plan.quantized_bytes + plan.staged_bytes;
   // What is lent lives on none of the tiers.

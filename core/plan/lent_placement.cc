@@ -110,15 +110,16 @@ std::vector<Placement> LentChoice::candidates() const {
 std::optional<MemoryExhausted> LentChoice::over_budget(const Placement& placement) const {
   try {
     if (request_.layout) {
-      require_host_budget(plan_host(table_, placement, {}, {request_.host_budget_bytes}),
-                          request_.host_budget_bytes);
+      require_host_budget(
+          plan_host(table_, placement, request_.reduction, {request_.host_budget_bytes}),
+          request_.host_budget_bytes);
       return std::nullopt;
     }
     choose_chunk_tiles({.model = model_,
                         .state = request_.state,
                         .sharding = {},
                         .placement = placement,
-                        .reduction = {}},
+                        .reduction = request_.reduction},
                        request_.host_budget_bytes);
   } catch (const MemoryExhausted& error) {
     return error;
@@ -185,8 +186,8 @@ std::uint64_t LentChoice::beside_nvme_bytes(Tier params) const {
   const std::uint64_t share = request_.free_bytes / kBesideNvmePart / request_.node_ranks;
   const std::uint64_t room = std::min(state_bytes() + kWorkBytes, share);
   if (room <= kWorkBytes) return 0;
-  return std::max(plan_host(table_, on_nvme, {}, {0}).comfortable_bytes(),
-                  held_bytes(on_nvme) + room);
+  const HostPlan plan = plan_host(table_, on_nvme, request_.reduction, {0});
+  return std::max(plan.comfortable_bytes(), held_bytes(on_nvme) + plan.staged_bytes + room);
 }
 
 /// Throws an error that says what would help.

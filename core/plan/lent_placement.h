@@ -9,6 +9,7 @@
 
 #include "core/sharding/model_spec.h"
 #include "core/sharding/placement.h"
+#include "core/sharding/reduction.h"
 #include "optimizer/state_kind.h"
 
 namespace ziggurat {
@@ -26,6 +27,7 @@ struct LentPlacementRequest {
   std::uint64_t host_budget_bytes = 0;    ///< 0 if none is given
   std::uint64_t free_bytes = 0;           ///< host memory that nobody uses on this machine
   std::uint64_t node_ranks = 1;           ///< ranks on this machine, which each take as much
+  ReductionSettings reduction{};          ///< what is on its way to a GPU
 };
 
 struct LentPlacementChoice {

@@ -27,7 +27,7 @@ using nlohmann::ordered_json;
 constexpr std::size_t kFileBytesMax = 1 << 20;
 constexpr int kDepthMax = 6;
 constexpr std::size_t kDrivesMax = 256;
-constexpr double kRateMax = 1e6;  // GB/s: beyond any machine
+constexpr double kRateMax = 1e6;  // GB/s or GFLOP/s: beyond any machine
 
 [[noreturn]] void refuse(const std::string& name, const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}", name, what));
@@ -131,6 +131,17 @@ void visit_aio(Aio& aio, Visit&& visit) {
   visit("single_submit", aio.single_submit);
   visit("overlap_events", aio.overlap_events);
   visit("use_gds", aio.use_gds);
+}
+
+template <class Compute, class Visit>
+void visit_compute(Compute& compute, Visit&& visit) {
+  visit("measured_at", compute.measured_at);
+  visit("threads", compute.threads);
+  visit("layer_gflop_per_s", compute.layer_gflop_per_s);
+  visit("unaligned_gflop_per_s", compute.unaligned_gflop_per_s);
+  visit("attention_gflop_per_s", compute.attention_gflop_per_s);
+  visit("pass_gb_per_s", compute.pass_gb_per_s);
+  visit("copy_gb_per_s", compute.copy_gb_per_s);
 }
 
 template <class Profile, class Visit>
@@ -249,6 +260,11 @@ MachineProfile parse_profile(std::string_view text, const std::string& name) {
     visit_drive(profile.drives.emplace_back(), reader);
     reader.finish();
   }
+  if (const json* const compute = whole.find("compute")) {
+    ObjectReader reader(*compute, name, "compute");
+    visit_compute(profile.compute.emplace(), reader);
+    reader.finish();
+  }
   if (const json* const aio = whole.find("aio")) {
     ObjectReader reader(*aio, name, "aio");
     visit_aio(profile.aio.emplace(), reader);
@@ -295,6 +311,11 @@ std::string to_json_text(const MachineProfile& profile) {
     ordered_json object = ordered_json::object();
     visit_drive(drive, ObjectWriter{object});
     whole["drives"].push_back(std::move(object));
+  }
+  if (profile.compute) {
+    ordered_json object = ordered_json::object();
+    visit_compute(*profile.compute, ObjectWriter{object});
+    whole["compute"] = std::move(object);
   }
   if (profile.aio) {
     ordered_json object = ordered_json::object();

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/machine_profile.h: the measured speeds of a machine's drives and optimizer. `ziggurat
-// bench io` writes them to a small file, and planning reads it.
+// core/plan/machine_profile.h: the measured speeds of a machine's drives, optimizer and cores.
+// `ziggurat bench io` and `ziggurat profile --measure` write them to a small file, and planning
+// reads it.
 //
 // The file is JSON with a version. An unknown version or key is an error, because a misread figure
-// would give a wrong plan without any message. The one foreign key is "aio", the block that
-// DeepSpeed reads from its own configuration: so the same file serves both.
+// would give a wrong plan without any message. Files of before "compute" was there have none. The
+// one foreign key is "aio", the block that DeepSpeed reads from its own configuration: so the same
+// file serves both.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +47,18 @@ struct DeepSpeedAio {
   bool use_gds = false;
 };
 
+/// What the machine's cores compute and move, all of them together. Products are of bf16 numbers,
+/// in 1e9 operations a second; a multiplication and an addition are two.
+struct ComputeProfile {
+  std::string measured_at;  ///< ISO 8601, UTC
+  std::uint64_t threads = 0;
+  double layer_gflop_per_s = 0;      ///< products of a layer, whose sides are multiples of 8
+  double unaligned_gflop_per_s = 0;  ///< the same with a side that is none, like a vocabulary's
+  double attention_gflop_per_s = 0;  ///< products of attention's heads, which are small
+  double pass_gb_per_s = 0;          ///< passes over memory; reads and writes are both counted
+  double copy_gb_per_s = 0;          ///< bytes that one thread copies
+};
+
 struct MachineProfile {
   static constexpr int kVersion = 1;
 
@@ -52,6 +66,7 @@ struct MachineProfile {
   std::string kernel;                ///< "6.1.0-18-amd64"
   double host_adam_gb_per_s = 0;     ///< host memory traffic of AdamW on all workers; 0 if unknown
   std::vector<DriveProfile> drives;  ///< one for each path
+  std::optional<ComputeProfile> compute;
   std::optional<DeepSpeedAio> aio;
 
   /// Replaces the drive that has the same path, or adds `drive` at the end.

@@ -61,7 +61,7 @@ std::uint64_t record_bytes(const MemoryRequest& request, const RecordFormat& for
 }
 
 std::uint64_t master_bytes(const StateKind& state) noexcept {
-  return state.format == StateFormat::kBf16 ? sizeof(bf16) : sizeof(float);
+  return rounds_masters(state.format) ? sizeof(bf16) : sizeof(float);
 }
 
 /// Adds up the items of a request.

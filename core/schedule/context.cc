@@ -32,20 +32,44 @@ Task<> Context::copy_to_host(std::span<std::byte> to, DeviceSpan<const std::byte
                .direction = Stream::Direction::kToHost});
 }
 
-Task<> Context::run_all(const char* name, const std::vector<std::function<void()>>& jobs) {
+Task<> Context::copy_rows_to_device(const DeviceRows& to, std::span<const std::byte> from) {
+  return copy(reactor, *to_device,
+              {.destination = reinterpret_cast<std::byte*>(to.first.address()),
+               .source = from.data(),
+               .size_bytes = to.first.size(),
+               .direction = Stream::Direction::kToDevice,
+               .rows = to.count,
+               .destination_stride_bytes = to.stride_bytes,
+               .source_stride_bytes = to.first.size()});
+}
+
+Task<> Context::copy_rows_to_host(std::span<std::byte> to, const DeviceRows& from) {
+  return copy(reactor, *to_host,
+              {.destination = to.data(),
+               .source = reinterpret_cast<const std::byte*>(from.first.address()),
+               .size_bytes = from.first.size(),
+               .direction = Stream::Direction::kToHost,
+               .rows = from.count,
+               .destination_stride_bytes = from.first.size(),
+               .source_stride_bytes = from.stride_bytes});
+}
+
+Task<> Context::run_all(Work all, const std::vector<std::function<void()>>& jobs) {
+  if (!jobs.empty()) all.bytes /= jobs.size();
   WorkGroup group(reactor);
-  for (const std::function<void()>& job : jobs) group.spawn(workers.run(reactor, name, job));
+  for (const std::function<void()>& job : jobs) group.spawn(workers.run(reactor, all, job));
   co_await group.wait_idle();
 }
 
 Lease Context::permanent_lease(Purpose purpose, std::uint64_t size_bytes, const char* holder,
-                               int numa_node) {
+                               int numa_node, bool decides) {
   Lease lease = pool.try_acquire({.purpose = purpose,
                                   .size_bytes = size_bytes,
                                   .need = {},
                                   .holder = holder,
                                   .numa_node = numa_node,
-                                  .for_good = true});
+                                  .for_good = true,
+                                  .decides = decides});
   if (!lease) {
     const Account account = pool.account();
     throw MemoryExhausted(

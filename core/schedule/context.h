@@ -14,7 +14,7 @@
 #include "base/runtime/async.h"
 #include "base/runtime/metrics.h"
 #include "base/runtime/trace.h"
-#include "base/runtime/worker_pool.h"
+#include "base/runtime/workers.h"
 #include "core/compute/compute.h"
 #include "core/schedule/lent_memory.h"
 #include "core/schedule/rank_channels.h"
@@ -29,7 +29,7 @@ namespace ziggurat {
 
 struct Context {
   Reactor& reactor;
-  WorkerPool& workers;
+  Workers& workers;
   Metrics& metrics;
   Trace* trace;  ///< may be null
   // Null if the hand brings nothing to a device.
@@ -72,41 +72,54 @@ struct Context {
   /// Copy between spans of equal sizes; return when the bytes have arrived.
   Task<> copy_to_device(DeviceSpan<std::byte> to, std::span<const std::byte> from);
   Task<> copy_to_host(std::span<std::byte> to, DeviceSpan<const std::byte> from);
+  /// The same part of each of several slices in the device's memory.
+  struct DeviceRows {
+    DeviceSpan<std::byte> first;
+    std::uint64_t count;
+    std::uint64_t stride_bytes;  ///< from where one row begins to where the next one does
+  };
+  /// The same for rows that lie one after the other in host memory.
+  Task<> copy_rows_to_device(const DeviceRows& to, std::span<const std::byte> from);
+  Task<> copy_rows_to_host(std::span<std::byte> to, const DeviceRows& from);
   /// Starts `task` as a background pipeline.
   void spawn(Task<> task);
   /// Starts a background pipeline in which no other rank has a part, so that this rank's engine can
   /// be closed in peace while it is under way.
   void spawn_local(Task<> task);
   /// Runs `job`, which must outlive the await, on a worker near `chunk`'s bytes.
-  Task<> run_near(ChunkId chunk, const char* name, const std::function<void()>& job,
-                  WorkerPool::Turn turn = WorkerPool::Turn::kInOrder) {
-    return workers.run(reactor, name, job, node_of(chunk), turn);
+  Task<> run_near(ChunkId chunk, Work work, const std::function<void()>& job,
+                  Workers::Turn turn = Workers::Turn::kInOrder) {
+    return workers.run(reactor, work, job, node_of(chunk), turn);
   }
-  /// Runs `jobs` on the workers; they must outlive the await. Returns when all have ended, and
-  /// rethrows the error of the first that failed.
-  Task<> run_all(const char* name, const std::vector<std::function<void()>>& jobs);
-  /// Takes host memory for the whole run. Errors: kResourceExhausted with the pool's account.
+  /// Runs `jobs` on the workers; they must outlive the await. `all` is their work together, of
+  /// which each does an equal part. Returns when all have ended, and rethrows the error of the
+  /// first that failed.
+  Task<> run_all(Work all, const std::vector<std::function<void()>>& jobs);
+  /// Takes host memory for the whole run; `decides` is LeaseRequest's. Errors: kResourceExhausted
+  /// with the pool's account.
   Lease permanent_lease(Purpose purpose, std::uint64_t size_bytes, const char* holder,
-                        int numa_node = -1);
+                        int numa_node = -1, bool decides = false);
 
  private:
   Task<> guarded(Task<> task);
 };
 
-/// Adds the time from construction to destruction to `counter`.
+/// Adds the time from construction to destruction to `counter`. Any thread.
 class CountedTime {
  public:
-  CountedTime(Metrics& metrics, Counter counter) : metrics_(metrics), counter_(counter) {}
+  CountedTime(const Clock& clock, Metrics& metrics, Counter counter)
+      : clock_(clock), metrics_(metrics), counter_(counter), begin_(clock.now()) {}
   ~CountedTime() {
-    metrics_.add(counter_, static_cast<std::uint64_t>((monotonic_now() - begin_).count()));
+    metrics_.add(counter_, static_cast<std::uint64_t>((clock_.now() - begin_).count()));
   }
   CountedTime(const CountedTime&) = delete;
   CountedTime& operator=(const CountedTime&) = delete;
 
  private:
+  const Clock& clock_;
   Metrics& metrics_;
   Counter counter_;
-  Nanoseconds begin_ = monotonic_now();
+  Nanoseconds begin_;
 };
 
 }  // namespace ziggurat

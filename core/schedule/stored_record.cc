@@ -6,30 +6,36 @@
 
 namespace ziggurat {
 
-Task<std::uint64_t> hash_record(Context& context, ChunkId chunk, std::span<const std::byte> record,
-                                std::uint64_t seed, WorkerPool::Turn turn) {
-  std::uint64_t hash = 0;
-  const std::function<void()> job = [&] {
-    hash = record_hash(record, seed, context.table.record_format(chunk));
-  };
-  co_await context.run_near(chunk, "hash record", job, turn);
-  co_return hash;
-}
-
 namespace {
 
+/// Hashes a record. `found` is what the job finds if all is well.
+Task<std::uint64_t> hashed(Context& context, ChunkId chunk, std::span<const std::byte> record,
+                           StateStore::Expected found, Workers::Turn turn) {
+  const std::function<void()> job = [&] {
+    found.hash = record_hash(record, found.seed, context.table.record_format(chunk));
+  };
+  co_await context.run_near(chunk, {"hash record", record.size()}, job, turn);
+  co_return found.hash;
+}
+
 Task<bool> is_as_expected(Context& context, ChunkId chunk, StateStore::Expected expected,
-                          std::span<const std::byte> record, WorkerPool::Turn turn) {
-  const std::uint64_t hash = co_await hash_record(context, chunk, record, expected.seed, turn);
+                          std::span<const std::byte> record, Workers::Turn turn) {
+  const std::uint64_t hash = co_await hashed(context, chunk, record, expected, turn);
   co_return hash == expected.hash;
 }
 
 }  // namespace
 
+Task<std::uint64_t> hash_record(Context& context, ChunkId chunk, std::span<const std::byte> record,
+                                std::uint64_t seed) {
+  const StateStore::Expected any{.seed = seed, .hash = 0};
+  return hashed(context, chunk, record, any, Workers::Turn::kInOrder);
+}
+
 Task<bool> is_record_of(Context& context, const StripedStore& store, ChunkId chunk,
                         std::uint64_t generation, std::span<const std::byte> record) {
   co_return co_await is_as_expected(context, chunk, store.expected(chunk, generation), record,
-                                    WorkerPool::Turn::kInOrder);
+                                    Workers::Turn::kInOrder);
 }
 
 Task<> require_record_of(Context& context, const StripedStore& store, ChunkId chunk,
@@ -39,7 +45,7 @@ Task<> require_record_of(Context& context, const StripedStore& store, ChunkId ch
 }
 
 Task<> read_record(Context& context, StripedStore& store, ChunkId chunk, std::uint64_t generation,
-                   std::span<std::byte> record, WorkerPool::Turn turn) {
+                   std::span<std::byte> record, Workers::Turn turn) {
   // The expected hash is asked for before the read. During the read later generations may be
   // sealed, and then a constant record would count as one of theirs.
   const StateStore::Expected expected = store.expected(chunk, generation);

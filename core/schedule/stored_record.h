@@ -13,8 +13,7 @@
 namespace ziggurat {
 
 Task<std::uint64_t> hash_record(Context& context, ChunkId chunk, std::span<const std::byte> record,
-                                std::uint64_t seed,
-                                WorkerPool::Turn turn = WorkerPool::Turn::kInOrder);
+                                std::uint64_t seed);
 
 /// Whether `record` has the bytes that were written as `chunk`'s record of `generation`.
 /// Generations are counted as the store does.
@@ -26,6 +25,6 @@ Task<> require_record_of(Context& context, const StripedStore& store, ChunkId ch
 /// Reads the whole record and verifies it; `turn` is that of the job which hashes it. Errors: the
 /// drive's; kDataLoss.
 Task<> read_record(Context& context, StripedStore& store, ChunkId chunk, std::uint64_t generation,
-                   std::span<std::byte> record, WorkerPool::Turn turn = WorkerPool::Turn::kInOrder);
+                   std::span<std::byte> record, Workers::Turn turn = Workers::Turn::kInOrder);
 
 }  // namespace ziggurat

@@ -6,7 +6,8 @@
 
 namespace ziggurat {
 
-UnitGates::UnitGates(CancelScope& cancel, Metrics& metrics, std::size_t units) : metrics_(metrics) {
+UnitGates::UnitGates(CancelScope& cancel, const Clock& clock, Metrics& metrics, std::size_t units)
+    : clock_(clock), metrics_(metrics) {
   for (std::size_t u = 0; u < units; ++u) gates_.emplace_back(cancel);
 }
 
@@ -27,7 +28,7 @@ Task<> UnitGates::wait(UnitId unit) {
     co_await open.wait();  // rethrows a failure
     co_return;
   }
-  const CountedTime waited(metrics_, Counter::kWaitSweepNs);
+  const CountedTime waited(clock_, metrics_, Counter::kWaitSweepNs);
   co_await open.wait();
 }
 

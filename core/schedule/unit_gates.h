@@ -18,7 +18,7 @@ namespace ziggurat {
 class UnitGates {
  public:
   /// All gates are closed.
-  UnitGates(CancelScope& cancel, Metrics& metrics, std::size_t units);
+  UnitGates(CancelScope& cancel, const Clock& clock, Metrics& metrics, std::size_t units);
 
   /// Notes that all chunks of `unit` are at home at `generation`, and opens its gate.
   void at_home(UnitId unit, std::uint64_t generation);
@@ -38,6 +38,7 @@ class UnitGates {
     Signal open;
     std::uint64_t home_generation = 0;
   };
+  const Clock& clock_;
   Metrics& metrics_;
   std::vector<Gate> gates_;
 };

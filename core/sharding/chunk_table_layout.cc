@@ -228,7 +228,7 @@ bool has_own_blocks(const JsonField& unit, const nlohmann::json& layout) {
   const JsonField record = unit.at("record");
   StateKind state = state_in(layout);
   state.own_blocks = true;
-  if (state.format != StateFormat::k8Bit || record.text() != record_format(state).text())
+  if (!has_codes(state.format) || record.text() != record_format(state).text())
     record.refuse("this program does not know such records");
   if (unit.at("params").size() < 2) unit.refuse("nothing shares the records of this unit");
   return true;
@@ -421,7 +421,7 @@ ModelSpec packed_as(const ModelSpec& lent, const std::string& layout) {
   for (const UnitSpec& unit : lent.units) by_name[unit.params.front().name] = &unit;
   ModelSpec model{.name = lent.name, .units = {}, .dtype = lent.dtype};
   for (const UnitSpec& unit : stored.units) {
-    const bool in_blocks = state_in(json).format == StateFormat::k8Bit;
+    const bool in_blocks = has_codes(state_in(json).format);
     if (unit.params.size() > 1 && in_blocks && !unit.own_blocks) {
       throw Error(ErrorCode::kDataLoss,
                   fmt::format("{}: the parameters of unit '{}' share blocks of 8-bit codes", kPlace,

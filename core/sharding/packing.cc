@@ -59,7 +59,7 @@ void add_packed(ModelSpec& model, std::span<const UnitSpec> lent,
   for (const UnitSpec& unit : lent) {
     const Key key{unit.stored(), unit.params.front().streamed, unit.dtype.value_or(model.dtype)};
     const std::uint64_t count = unit.count();
-    const bool in_blocks = unit.stored() && format == StateFormat::k8Bit;
+    const bool in_blocks = unit.stored() && format && has_codes(*format);
     if (count >= kPackedBelow) {
       model.units.push_back(unit);
       continue;

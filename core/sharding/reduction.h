@@ -15,8 +15,8 @@ namespace ziggurat {
 inline constexpr std::uint64_t kReduceBuckets = 3;
 inline constexpr std::uint64_t kReduceBucketCount = std::uint64_t{4} << 20;
 
-/// Number of buffers in host memory for gathered parameters on their way to a device that ranks
-/// cannot reach: one is between the ranks, one is being copied.
+/// Number of buffers in host memory for gathered parameters, or whole units of a trainer, on their
+/// way to a device that ranks cannot reach: one is between the ranks, one is being copied.
 inline constexpr std::uint64_t kStagedGathers = 2;
 
 struct ReductionSettings {
@@ -29,6 +29,9 @@ struct ReductionSettings {
   /// True if the CPU, and so the ranks, cannot reach the device's memory. Buckets are then copied
   /// to host memory and back, and parameters are gathered there in pieces of `bucket_elements`.
   bool staged = false;
+  /// What the largest of a trainer's units of whole parameters takes, if they are put together in
+  /// host memory for such a device.
+  std::uint64_t whole_unit_bytes = 0;
 };
 
 }  // namespace ziggurat

@@ -47,7 +47,7 @@ class Waited {
 
 }  // namespace
 
-Stash::Stash(Reactor& reactor, WorkerPool& workers, std::uint64_t memory_bytes,
+Stash::Stash(Reactor& reactor, Workers& workers, std::uint64_t memory_bytes,
              std::vector<StripePlace> places)
     : reactor_(reactor),
       workers_(workers),
@@ -106,9 +106,14 @@ bool Stash::evict_one() {
   Item& item = *items_.at(*clean_.begin());
   unindex(item);
   if (std::exchange(item.is_ahead, false)) ahead_bytes_ -= item.memory.bytes().size();
-  item.memory.reset();
+  give_memory_back(item);
   away_.insert(item.number);
   return true;
+}
+
+void Stash::give_memory_back(Item& item) {
+  item.memory.reset();
+  item.beyond.reset();
 }
 
 /// Takes memory that is free, or that items which are written give up.
@@ -121,6 +126,17 @@ Lease Stash::free_room(std::uint64_t size_bytes, const char* holder) {
   }
 }
 
+/// Returns whether nothing that is under way will free memory, so that a wait might never end.
+bool Stash::only_the_trainer_frees_memory() const {
+  return lent_bytes_ > 0 && std::ranges::none_of(items_, [](const auto& each) {
+           const Item& item = *each.second;
+           const bool used =
+               !item.is_filled || item.is_writing || item.is_reading || item.pins > item.lends;
+           return item.memory && used;
+         });
+}
+
+/// Returns no memory if what is lent would have to come back for it.
 Task<Lease> Stash::room(std::uint64_t size_bytes, const char* holder) {
   if (rounded(size_bytes) > memory_bytes_) {
     throw Error(ErrorCode::kResourceExhausted,
@@ -137,6 +153,7 @@ Task<Lease> Stash::room(std::uint64_t size_bytes, const char* holder) {
     if ((failure = std::exchange(failure_, nullptr))) break;
     write_ahead();
     if (failure_) continue;
+    if (only_the_trainer_frees_memory()) break;
     // This ends: what is being filled or read is released soon, and then written if it has to be;
     // what is written gives its memory up. A bring() that waits here has none.
     changed_.reset();
@@ -151,6 +168,7 @@ Task<Stash::Room> Stash::put(std::uint64_t size_bytes) {
   brought_ = 0;  // a forward: nothing more is brought ahead
   const Waited waited(reactor_, figures_.waited_to_put_s);
   Lease memory = co_await room(size_bytes, "put");
+  if (!memory) co_return Room{};
   const auto item = std::make_shared<Item>(reactor_, ++last_, size_bytes);
   item->memory = std::move(memory);
   item->arrived.set();
@@ -160,7 +178,7 @@ Task<Stash::Room> Stash::put(std::uint64_t size_bytes) {
 
 void Stash::filled(Ticket ticket) {
   const auto found = items_.find(ticket);
-  ZIGGURAT_CHECK(found != items_.end(), "item {} was never put", ticket);
+  if (found == items_.end() || found->second->is_filled) return;
   Item& item = *found->second;
   // Whole blocks are written and hashed.
   std::ranges::fill(item.memory.bytes().subspan(item.size_bytes), std::byte{});
@@ -187,7 +205,7 @@ Task<> Stash::write(ItemPtr item) {
   try {
     const std::span<const std::byte> bytes = item->memory.bytes();
     const std::function<void()> job = [&] { item->hash = hash64(bytes, item->number); };
-    co_await workers_.run(reactor_, "hash item", job);
+    co_await workers_.run(reactor_, {"hash item", bytes.size()}, job);
     if (!item->is_dropped) {
       item->range = file_.take(bytes.size());
       co_await file_.write(*item->range, bytes, IoPriority::kDemand);
@@ -239,11 +257,17 @@ Task<> Stash::read(ItemPtr item) {
   std::exception_ptr failure;
   try {
     if (!item->memory) item->memory = co_await room(item->size_bytes, "brought");
+    if (!item->memory) {
+      item->beyond = PinnedPool::create(reactor_, pool_options(rounded(item->size_bytes)));
+      item->memory = item->beyond->try_acquire({.purpose = Purpose::kActivations,
+                                                .size_bytes = rounded(item->size_bytes),
+                                                .holder = "brought beyond the budget"});
+    }
     Task<> reading = read_checked(*item);
     co_await std::move(reading);
   } catch (...) {
     failure = std::current_exception();
-    item->memory.reset();
+    give_memory_back(*item);
     if (!item->is_dropped) away_.insert(item->number);
   }
   item->is_reading = false;
@@ -255,9 +279,9 @@ Task<> Stash::read(ItemPtr item) {
 Task<> Stash::read_checked(Item& item) {
   const std::span<std::byte> bytes = item.memory.bytes();
   co_await file_.read(*item.range, bytes, IoPriority::kDemand);
-  std::uint64_t hash = 0;
+  std::uint64_t hash = item.hash;  // what the job finds, unless the item is damaged
   const std::function<void()> job = [&] { hash = hash64(bytes, item.number); };
-  co_await workers_.run(reactor_, "verify item", job);
+  co_await workers_.run(reactor_, {"verify item", bytes.size()}, job);
   if (hash != item.hash) throw file_.corrupt(*item.range);
   figures_.read_bytes += bytes.size();
 }
@@ -309,11 +333,45 @@ void Stash::release(Ticket ticket) {
                             ticket));
   }
   const ItemPtr item = found->second;
-  if (--item->pins > 0) return;
+  if (--item->pins > 0) {
+    if (item->pins == item->lends) changed_.set();  // who waits for room may wait for nothing now
+    return;
+  }
   rest(*item);
   changed_.set();
   write_ahead();
   bring_ahead();
+}
+
+Task<Stash::Loan> Stash::lend(Ticket ticket) {
+  const ItemPtr item = find(ticket);
+  const std::uint64_t size_bytes = rounded(item->size_bytes);
+  // What is being written must keep the bytes that were hashed.
+  if (item->is_writing || lent_bytes_ + size_bytes > memory_bytes_ / 2) co_return Loan{};
+  lent_bytes_ += size_bytes;
+  std::exception_ptr failure;
+  try {
+    co_await bring(ticket);
+  } catch (...) {
+    failure = std::current_exception();
+    lent_bytes_ -= size_bytes;
+  }
+  if (failure) std::rethrow_exception(failure);
+  ++item->lends;
+  loans_.emplace(++last_loan_, ticket);
+  figures_.lent_bytes += item->size_bytes;
+  co_return Loan{.number = last_loan_, .bytes = item->memory.bytes().first(item->size_bytes)};
+}
+
+void Stash::give_back(std::uint64_t loan) {
+  const auto found = loans_.find(loan);
+  if (found == loans_.end()) return;
+  const Ticket ticket = found->second;
+  loans_.erase(found);
+  Item& item = *items_.at(ticket);  // a loan pins it
+  --item.lends;
+  lent_bytes_ -= rounded(item.size_bytes);
+  release(ticket);
 }
 
 void Stash::drop(Ticket ticket) noexcept {
@@ -330,7 +388,7 @@ void Stash::drop(Ticket ticket) noexcept {
 /// Gives back what a dropped item has.
 void Stash::forget(Item& item) {
   if (std::exchange(item.is_ahead, false)) ahead_bytes_ -= rounded(item.size_bytes);
-  item.memory.reset();
+  give_memory_back(item);
   away_.erase(item.number);
   if (item.range) file_.give_back(*std::exchange(item.range, std::nullopt));
   items_.erase(item.number);  // the last use of `item`

@@ -161,7 +161,8 @@ double EmbeddedEngine::norm_of_gradients() {
   }
   const std::function<Task<>(std::size_t)> add = [&](std::size_t i) -> Task<> {
     const std::function<void()> job = [&run = runs[i]] { run.squared = squares(run.values); };
-    co_await runtime_.workers->run(runtime_.reactor, "sum norm", job);
+    const Work work{.name = "sum norm", .bytes = runs[i].values.bytes.size(), .decides = true};
+    co_await runtime_.jobs().run(runtime_.reactor, work, job);
   };
   runtime_.reactor.block_on(
       for_each_index(runtime_.reactor, runs.size(), 2 * runtime_.workers->threads(), add));

@@ -137,8 +137,8 @@ class WholeEntry {
  public:
   WholeEntry(const json& its, std::size_t number) : its_(its), number_(number) {
     if (!its.is_object()) throw wrong_entry("is no object");
-    constexpr std::array<std::string_view, 8> kFields{"name",  "count", "dtype",   "unit",
-                                                      "param", "first", "trained", "optional"};
+    constexpr std::array<std::string_view, 9> kFields{
+        "name", "count", "dtype", "unit", "param", "first", "trained", "optional", "quantized"};
     for (const auto& [name, value] : its.items())
       if (std::ranges::find(kFields, name) == kFields.end())
         throw wrong_entry(fmt::format("has an unknown field \"{}\"", name));
@@ -193,7 +193,8 @@ std::vector<WholeParam> wholes_of(const ConfigSetting& given) {
                      .dtype = entry.dtype(),
                      .unit = entry.number<std::uint32_t>("unit"),
                      .trained = entry.flag("trained", true),
-                     .optional = entry.flag("optional", false)};
+                     .optional = entry.flag("optional", false),
+                     .quantized = entry.flag("quantized", false)};
     if (entry.has("param")) {
       whole.own = entry.number<ParamId>("param");
       whole.first = entry.number<std::uint64_t>("first");

@@ -77,6 +77,39 @@ ziggurat_status ziggurat_stash_read(ziggurat_stash stash, uint64_t ticket, void*
   });
 }
 
+ziggurat_status ziggurat_stash_take(ziggurat_stash stash, uint64_t size_bytes, uint64_t* ticket,
+                                    void** address) {
+  return guarded([&] {
+    const std::shared_ptr<OpenStash> open = stashes().find(stash);
+    *required(ticket, "ticket") = 0;
+    *required(address, "address") = nullptr;
+    if (size_bytes == 0) throw wrong("size_bytes is 0: an item has at least one byte");
+    const ziggurat::Stash::Room room = open->stash->take(size_bytes);
+    *address = room.bytes.data();
+    *ticket = room.ticket;
+  });
+}
+
+ziggurat_status ziggurat_stash_filled(ziggurat_stash stash, uint64_t ticket) {
+  return guarded([&] { stashes().find(stash)->stash->filled(ticket); });
+}
+
+ziggurat_status ziggurat_stash_lend(ziggurat_stash stash, uint64_t ticket, uint64_t* loan,
+                                    void** address) {
+  return guarded([&] {
+    const std::shared_ptr<OpenStash> open = stashes().find(stash);
+    *required(loan, "loan") = 0;
+    *required(address, "address") = nullptr;
+    const ziggurat::Stash::Loan its = open->stash->lend(ticket);
+    *address = its.bytes.data();
+    *loan = its.number;
+  });
+}
+
+ziggurat_status ziggurat_stash_give_back(ziggurat_stash stash, uint64_t loan) {
+  return guarded([&] { stashes().find(stash)->stash->give_back(loan); });
+}
+
 ziggurat_status ziggurat_stash_drop(ziggurat_stash stash, uint64_t ticket) {
   return guarded([&] { stashes().find(stash)->stash->drop(ticket); });
 }
@@ -93,6 +126,7 @@ ziggurat_status ziggurat_stash_figures(ziggurat_stash stash, ziggurat_stash_stat
     own.memory_peak_bytes = its.memory_peak_bytes;
     own.waited_to_put_s = its.waited_to_put_s;
     own.waited_to_read_s = its.waited_to_bring_s;
+    own.lent_bytes = its.lent_bytes;
     give(own, figures);
   });
 }

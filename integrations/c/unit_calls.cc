@@ -39,6 +39,13 @@ ziggurat_status ziggurat_acquire(ziggurat_engine engine, uint32_t unit, void* st
   });
 }
 
+ziggurat_status ziggurat_acquire_aside(ziggurat_engine engine, uint32_t unit, void* stream) {
+  return guarded([&] {
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    open->engine->lent().acquire_aside(unit, open->engine->stream_of(stream));
+  });
+}
+
 ziggurat_status ziggurat_release(ziggurat_engine engine, uint32_t unit, void* stream) {
   return guarded([&] {
     const std::shared_ptr<OpenEngine> open = engines().find(engine);

@@ -98,6 +98,9 @@ std::string figures_of(const LentEngine& engine) {
     all[std::string(to_string(counter))] = engine.metrics().value(counter);
   }
   const ziggurat::Account host = engine.host_account();
+  const ziggurat::FromRanks from_ranks = engine.from_ranks();
+  all["from_ranks_bytes"] = from_ranks.bytes;
+  all["from_other_nodes_bytes"] = from_ranks.other_nodes_bytes;
   all["host_used_bytes"] = host.used_bytes();
   all["host_budget_bytes"] = host.capacity_bytes();
   return all.dump();

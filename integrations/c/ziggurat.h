@@ -246,13 +246,20 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 ///                      whole, whose state begins anew when the store is divided. A new store keeps
 ///                      the list, and then it can be divided among other ranks
 ///   "wholes"           if each rank has slices of streamed parameters, and is brought whole ones:
-///   a
-///                      list of {"name", "count", "dtype", "unit"} of every whole one, the same on
-///                      all ranks, with {"param", "first"}: this rank's slice, which is a parameter
-///                      of that unit, and its first element; null or absent if it has none. "dtype"
-///                      is "fp32", "bf16" or "fp16"; "trained": false if the slices are
-///                      ZIGGURAT_FROZEN, and "optional": true if they are ZIGGURAT_OPTIONAL. In the
-///                      order of ranks the slices of each are all of it. See ziggurat_acquire()
+///                      a list of {"name", "count", "dtype", "unit"} of every whole one, the same
+///                      on all ranks, with {"param", "first"}: this rank's slice, which is a
+///                      parameter of that unit, and its first element; null or absent if it has
+///                      none. "dtype" is "fp32", "bf16" or "fp16"; "trained": false if the slices
+///                      are ZIGGURAT_FROZEN, "optional": true if they are ZIGGURAT_OPTIONAL, and
+///                      "quantized": true if ziggurat_acquire() brings it in int8, in blocks of 256
+///                      elements of a slice: 1.016 bytes an element come from other ranks, and each
+///                      is within 0.40 % of the largest in its block, with the same bits on all
+///                      ranks. In the order of ranks the slices of each are all of it, or those
+///                      of every G consecutive ranks, which are the same then, with the same
+///                      gradients, and of which units are put together. See ziggurat_acquire()
+///   "hpz"              with "wholes", the same on all ranks: the number of consecutive ranks, a
+///                      divisor of G, each of which keeps in host memory a part of what they have
+///                      got from other ranks, so that it comes to them once between two steps
 ///   "resume"           what is done with a store that is there. "auto", which is the default,
 ///                      resumes it, and refuses that of other ranks or pieces; "reshard" first
 ///                      divides it, in place, for the ranks and "pieces" that are there, if they
@@ -364,6 +371,26 @@ ZIGGURAT_API ziggurat_status ziggurat_begin_barrier(ziggurat_exchange exchange, 
 /// Waits for the call that has `ticket`. Finish each call once.
 ZIGGURAT_API ziggurat_status ziggurat_finish(ziggurat_exchange exchange, uint64_t ticket);
 
+/// What callers exchange among ranks may travel in 8 or 4 bits: in blocks of 256 elements, each a
+/// scale in fp32 and the codes. An element is within 0.40 % of the largest in its block in 8 bits,
+/// within 7.2 % in 4; a block with a value that is not finite becomes NaN. Neither the number of
+/// workers nor the instruction set changes a bit.
+///
+/// Gets how many bytes the codes of `count` elements take.
+ZIGGURAT_API ziggurat_status ziggurat_quantized_bytes(uint32_t bits, uint64_t count,
+                                                      uint64_t* size_bytes);
+/// Encodes `values` in `rows` rows of as many elements. The codes of each begin `stride_bytes`
+/// after those of the row before; what lies between stays as it is. Works on the runtime's workers.
+ZIGGURAT_API ziggurat_status ziggurat_quantize(ziggurat_runtime runtime, uint32_t bits,
+                                               const ziggurat_memory* values, uint64_t rows,
+                                               void* codes, uint64_t stride_bytes);
+/// Sums `rows` rows of such codes, in their order and in fp32: element i of `sums`, which is fp32,
+/// becomes the sum of the rows' elements i.
+ZIGGURAT_API ziggurat_status ziggurat_sum_quantized(ziggurat_runtime runtime, uint32_t bits,
+                                                    const void* codes, uint64_t rows,
+                                                    uint64_t stride_bytes,
+                                                    const ziggurat_memory* sums);
+
 /// Lends the gradient of parameter `param` (its index in open's array) for the step to come, in
 /// place of an earlier one. The gradient is multiplied by `scale`, and may have any type. The
 /// memory is the caller's again after ziggurat_wait() for the parameter, or
@@ -434,6 +461,12 @@ ZIGGURAT_API ziggurat_status ziggurat_param_written(ziggurat_engine engine, uint
 /// parameters. Otherwise it is null. Errors: ZIGGURAT_RESOURCE_EXHAUSTED if memory
 /// cannot come back, because each thread that has acquired a unit waits for another one.
 ZIGGURAT_API ziggurat_status ziggurat_acquire(ziggurat_engine engine, uint32_t unit, void* stream);
+/// The same for who reads or writes parameters beside the forward and backward: those that are
+/// quantized ("wholes") come as they are, and the order is not learned. A unit that has some is
+/// written only so. Errors: ZIGGURAT_INVALID_ARGUMENT too while the unit is acquired with rounded
+/// values.
+ZIGGURAT_API ziggurat_status ziggurat_acquire_aside(ziggurat_engine engine, uint32_t unit,
+                                                    void* stream);
 /// Releases a unit; what is queued on `stream` so far is the last work that uses it. All units are
 /// released before ziggurat_step().
 ZIGGURAT_API ziggurat_status ziggurat_release(ziggurat_engine engine, uint32_t unit, void* stream);
@@ -489,6 +522,20 @@ ZIGGURAT_API ziggurat_status ziggurat_param_steps(ziggurat_engine engine, uint64
 /// ziggurat_describe().
 ZIGGURAT_API ziggurat_status ziggurat_state_names(ziggurat_engine engine, char* text,
                                                   uint64_t capacity_bytes, uint64_t* needed_bytes);
+/// Describes the optimizers and the formats of their state that this library has, as a JSON object:
+///
+///   "optimizers"  a list of objects: "name", as settings spell it; "title", the name of its class
+///   in
+///                 Python; "moments", as torch.optim calls them; "settings", the learning rate and
+///                 whatever else it reads, with their defaults: "lr", "weight_decay", "betas" or
+///                 "momentum", "eps"; and whether it has an "initial_accumulator"
+///   "formats"     a list of objects: "name"; whether records have the parameter itself
+///                 ("holds_param"); whether state is rounded to bf16 at each step ("rounds_state");
+///                 and whether moments are 8-bit codes in blocks ("codes")
+///
+/// `text` and `needed_bytes` are as in ziggurat_describe().
+ZIGGURAT_API ziggurat_status ziggurat_state_kinds(char* text, uint64_t capacity_bytes,
+                                                  uint64_t* needed_bytes);
 /// Copies the parameter's array `name` of the newest step to `values`, in fp32; `values` has as
 /// many elements as the parameter. Waits until that step has updated it.
 ZIGGURAT_API ziggurat_status ziggurat_read_state(ziggurat_engine engine, uint64_t param,
@@ -674,7 +721,23 @@ ZIGGURAT_API ziggurat_status ziggurat_stash_put(ziggurat_stash stash, const void
 ZIGGURAT_API ziggurat_status ziggurat_stash_read(ziggurat_stash stash, uint64_t ticket,
                                                  void* address, uint64_t offset_bytes,
                                                  uint64_t size_bytes);
-/// Forgets an item, when calls that read it have ended. Never waits; an unknown item is ignored.
+/// Without copies: gives memory of the stash for an item, to be filled by the caller, who then
+/// calls ziggurat_stash_filled(), or ziggurat_stash_drop(). Gives 0 and NULL if only lent memory
+/// that comes back would make room. Errors: those of ziggurat_stash_put().
+ZIGGURAT_API ziggurat_status ziggurat_stash_take(ziggurat_stash stash, uint64_t size_bytes,
+                                                 uint64_t* ticket, void** address);
+/// Ends ziggurat_stash_take(). Never waits; an unknown item is ignored.
+ZIGGURAT_API ziggurat_status ziggurat_stash_filled(ziggurat_stash stash, uint64_t ticket);
+/// Lends the memory of an item, which the caller may use, and write, until
+/// ziggurat_stash_give_back() of the loan's number. An item may be lent several times. Waits until
+/// it is in memory. Gives 0 and NULL if half of the stash's memory is lent, or the item is being
+/// written: then ziggurat_stash_read() it. Errors: those of ziggurat_stash_read().
+ZIGGURAT_API ziggurat_status ziggurat_stash_lend(ziggurat_stash stash, uint64_t ticket,
+                                                 uint64_t* loan, void** address);
+/// Ends a loan. Never waits; one that has come back is ignored.
+ZIGGURAT_API ziggurat_status ziggurat_stash_give_back(ziggurat_stash stash, uint64_t loan);
+/// Forgets an item, when calls that read it have ended and what is lent of it came back. Never
+/// waits; an unknown item is ignored.
 ZIGGURAT_API ziggurat_status ziggurat_stash_drop(ziggurat_stash stash, uint64_t ticket);
 
 /// What a stash has moved and waited for since it was opened.
@@ -688,6 +751,7 @@ typedef struct ziggurat_stash_state {
   uint64_t memory_peak_bytes;
   double waited_to_put_s;
   double waited_to_read_s;
+  uint64_t lent_bytes;
 } ziggurat_stash_state;
 ZIGGURAT_API ziggurat_status ziggurat_stash_figures(ziggurat_stash stash,
                                                     ziggurat_stash_state* figures);
@@ -704,6 +768,56 @@ ZIGGURAT_API ziggurat_status ziggurat_deepspeed_config(const char* config, const
                                                        const char* context, char* text,
                                                        uint64_t capacity_bytes,
                                                        uint64_t* needed_bytes);
+
+/// What a schedule sets for a step.
+typedef struct ziggurat_scheduled_step {
+  uint32_t struct_size;
+  uint32_t has_betas;  ///< whether it sets the betas too
+  double learning_rate;
+  double beta1;
+  double beta2;
+} ziggurat_scheduled_step;
+/// Gives the learning rate, and the betas of OneCycle, with which a step is made after `steps`
+/// others. `schedule` is a JSON object: "type" is one of DeepSpeed's classes (LRRangeTest,
+/// OneCycle, WarmupLR, WarmupDecayLR, WarmupCosineLR), and the other keys are that class's
+/// parameters, all of them. WarmupCosineLR also has "lr", which its ratios multiply. Errors:
+/// ZIGGURAT_INVALID_ARGUMENT, naming the key.
+ZIGGURAT_API ziggurat_status ziggurat_schedule(const char* schedule, uint64_t steps,
+                                               ziggurat_scheduled_step* step);
+
+/// A dynamic loss scale: what it is in the next step, and all that the steps after depend on.
+typedef struct ziggurat_loss_scale {
+  uint32_t struct_size;
+  uint32_t reserved;
+  double scale;
+  uint64_t hysteresis_left;       ///< which overflow from now on halves it
+  uint64_t steps_since_overflow;  ///< since the start if there was none
+} ziggurat_loss_scale;
+/// Ends a step, which was skipped if `overflow` is not 0. `settings` is a JSON object with the keys
+/// of DeepSpeed's "fp16" that the scale follows: "loss_scale_window", "hysteresis",
+/// "consecutive_hysteresis" and "min_loss_scale"; and "ends_at_minimum", whether an overflow at the
+/// minimum is an error. Errors: ZIGGURAT_NOT_FINITE for such an overflow, which changes nothing;
+/// ZIGGURAT_INVALID_ARGUMENT, naming the key.
+ZIGGURAT_API ziggurat_status ziggurat_update_loss_scale(const char* settings, int32_t overflow,
+                                                        ziggurat_loss_scale* scale);
+
+/// Predicts what a training holds and how long its step takes, for any model, machine and strategy.
+/// Nothing is opened or allocated. `request` is a JSON object, or a list of them that is answered
+/// by a list:
+///
+///   "model"       a published name ("llama-3-8b"), a path of a config.json, or sizes
+///   "machine"     a name ("h100x8") or the path of a JSON file; without it no time
+///   "layout"      "dp", "tp", "pp", "ep", "stage", and homes "params" and "optimizer"
+///   "recipe"      bytes of "param", "gradient", "master" and "moments"
+///   "sequence", "micro_batch", "micro_batches", "recompute": "nothing", "selective" or "full", ..
+///
+/// The text has "parameters", "memory" (what is resident at each instant of a step, in bytes, line
+/// by line) and "time" (seconds, by what takes them, and the bound). With "gpus" in place of
+/// "layout" the usual strategies are compared, and the text has "strategies", "recommended",
+/// "answer" and "decision", as `ziggurat plan --machine --json` writes them. `text` and
+/// `needed_bytes` are as in ziggurat_describe().
+ZIGGURAT_API ziggurat_status ziggurat_plan(const char* request, char* text, uint64_t capacity_bytes,
+                                           uint64_t* needed_bytes);
 
 #ifdef __cplusplus
 }

@@ -181,6 +181,9 @@ class Engine {
   void acquire(std::uint32_t unit, void* stream = nullptr) {
     check(ziggurat_acquire(handle_, unit, stream));
   }
+  void acquire_aside(std::uint32_t unit, void* stream = nullptr) {
+    check(ziggurat_acquire_aside(handle_, unit, stream));
+  }
   void release(std::uint32_t unit, void* stream = nullptr) {
     check(ziggurat_release(handle_, unit, stream));
   }

@@ -169,16 +169,6 @@ void on_signal(int) {
   ::_exit(kExitInterrupted);
 }
 
-/// Ends the process at SIGINT and SIGTERM. Nothing needs to be cleaned up, because files without a
-/// name and fio end with the process.
-void end_at_signals() {
-  struct sigaction action {};
-  action.sa_handler = &on_signal;
-  ::sigemptyset(&action.sa_mask);
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
-}
-
 void print_fragment(Console& console, const measure::BenchResult& result,
                     const MachineProfile& profile) {
   const bool tuned =
@@ -207,6 +197,15 @@ void print_fragment(Console& console, const measure::BenchResult& result,
 }
 
 }  // namespace
+
+// Nothing needs to be cleaned up, because files without a name and fio end with the process.
+void end_at_signals() {
+  struct sigaction action {};
+  action.sa_handler = &on_signal;
+  ::sigemptyset(&action.sa_mask);
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
 
 int bench_io(const BenchIoCommand& command) {
   end_at_signals();

@@ -2,6 +2,7 @@
 // integrations/cli/bench_optimizer.cc: `ziggurat bench optimizer`, which measures how near the
 // optimizer comes to the speed of memory, in every format of state.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <vector>
 
@@ -20,9 +21,10 @@ std::span<const Setting> bench_optimizer_settings() {
       {"threads", kInteger, "0", "N",
        "measure with 1 to N threads; 0 means one thread for each physical core"},
       {"format", kText, "all", "NAME",
-       "format of the state to measure: all, fp32, bf16-moments, 8bit, split, bf16"},
+       fmt::format("format of the state to measure: all, {}",
+                   fmt::join(state_format_names(), ", "))},
       {"optimizer", kText, "adamw", "NAME",
-       "optimizer to measure: adamw, adam, lion, adagrad, sgd"},
+       fmt::format("optimizer to measure: {}", fmt::join(optimizer_names(), ", "))},
       {"isa", kText, "best", "NAME",
        "instruction set to use: best, all, or a name that `ziggurat doctor` lists"},
       {"rounds", kInteger, "7", "N",

@@ -143,6 +143,8 @@ struct BenchIoCommand {
 std::span<const Setting> bench_io_settings();
 BenchIoCommand read_bench_io(const Settings& settings, std::vector<std::string> paths);
 int bench_io(const BenchIoCommand& command);
+/// Makes SIGINT and SIGTERM end the process with a word; what measures leaves no files behind.
+void end_at_signals();
 
 struct BenchOptimizerCommand {
   measure::OptimizerBenchOptions options;
@@ -164,9 +166,14 @@ BenchCollectivesCommand read_bench_collectives(const Settings& settings);
 int bench_collectives(const BenchCollectivesCommand& command);
 
 struct ProfileCommand {
-  std::string file;  ///< empty: the default
-  std::string path;  ///< empty: all
+  std::string file;      ///< empty: the default
+  std::string path;      ///< empty: all; with `measure` the folder whose drive is measured
+  bool measure = false;  ///< measure first, and write the file
+  double seconds = 1;    ///< of each figure
+  std::uint64_t size_bytes = kGiB;  ///< of the file on the drive
 };
+/// Shows the profile. With `measure` it first measures cores and drive, and writes each to the file
+/// as it is known.
 int profile(const ProfileCommand& command);
 
 }  // namespace ziggurat::cli

@@ -23,7 +23,9 @@
 #include "integrations/cli/flag_words.h"
 #include "integrations/cli/interrupt.h"
 #include "integrations/cli/plan_options.h"
+#include "integrations/cli/plan_strategies.h"
 #include "integrations/cli/settings.h"
+#include "integrations/cli/simulate_options.h"
 
 namespace ziggurat::cli {
 namespace {
@@ -134,7 +136,13 @@ int run_schedule(const Settings& settings, Words) {
 
 int run_plan(const Settings& settings, Words) {
   say_notes(settings.notes());
+  if (settings.given("machine")) return plan_strategies(read_strategies_plan(settings));
   return plan(read_plan(settings));
+}
+
+int run_simulate(const Settings& settings, Words) {
+  say_notes(settings.notes());
+  return simulate(read_simulate(settings));
 }
 
 int run_config(const Settings& settings, Words) {
@@ -154,8 +162,12 @@ std::vector<Command> commands() {
        names_of(train_table()), true, run_config},
       {"plan",
        "show what each rank would hold on device, host and NVMe, and what it would send, without "
-       "running anything",
+       "running anything; with --machine, which strategy fits a model of any kind there",
        names_of(plan_settings()), true, run_plan, names_of(train_table())},
+      {"simulate",
+       "play the engine in virtual time on a machine of any size, and show each step's time, what "
+       "bound it, peaks and bytes, beside the plan's figures",
+       names_of(simulate_settings()), true, run_simulate, names_of(train_table())},
       {"sample", "let a stored model write text", names_of(sample_settings()), false, run_sample},
       {"export", "write a stored model's weights as a safetensors file",
        names_of(export_settings()), false, run_export}};
@@ -199,12 +211,13 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
       known.push_back(command->get_name());
     if (rest.empty() && known.empty()) return fmt::format("{}; {}", error.what(), help);
     if (rest.empty()) {
-      return chosen != &app ? fmt::format("a command is missing; choose {}; {}",
-                                          fmt::join(known, " or "), help)
-                            : fmt::format(
-                                  "a command is missing; choose bench, ckpt, config, doctor, "
-                                  "export, launch, plan, profile, sample, schedule or train; {}",
-                                  help);
+      return chosen != &app
+                 ? fmt::format("a command is missing; choose {}; {}", fmt::join(known, " or "),
+                               help)
+                 : fmt::format(
+                       "a command is missing; choose bench, ckpt, config, doctor, "
+                       "export, launch, plan, profile, sample, schedule, simulate or train; {}",
+                       help);
     }
     for (const CLI::Option* option : chosen->get_options()) known.push_back(option->get_name());
     // A word after an unknown flag is most likely the flag's value, so the message names the flag.
@@ -380,9 +393,20 @@ class CommandLine {
 
   void add_profile() {
     CLI::App* app =
-        app_.add_subcommand("profile", "show what `bench io` recorded about this machine");
-    app->add_option("--path", profile_.path, "show only the drive of this folder")
+        app_.add_subcommand("profile",
+                            "show what was measured of this machine, by --measure or `bench io`; "
+                            "`plan --machine this` reads it");
+    app->add_flag("--measure", profile_.measure,
+                  "measure first: products, passes and copies of the cores, and the drive; takes "
+                  "less than a minute");
+    app->add_option("--path", profile_.path,
+                    "show only the drive of this folder; with --measure, measure it instead of the "
+                    "current folder's")
         ->type_name("DIR");
+    app->add_option("--seconds", profile_.seconds, "with --measure: seconds for each figure")
+        ->check(CLI::Range(0.05, 60.0));
+    app->add_option("--size", profile_.size_bytes, "with --measure: size of the file on the drive")
+        ->transform(CLI::AsSizeValue(false));
     app->add_option("--file", profile_.file, "the profile")
         ->type_name("FILE")
         ->default_str("~/.config/ziggurat/profile.json");

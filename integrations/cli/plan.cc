@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
 #include "core/plan/auto_placement.h"
+#include "core/plan/strategies/words.h"
 #include "integrations/cli/memory_advice.h"
 #include "integrations/cli/output_file.h"
 #include "integrations/cli/plan_options.h"
@@ -31,17 +32,6 @@ constexpr std::array kClasses{
     StateClass::kLiveParams, StateClass::kAccumulator,     StateClass::kNormSums,
     StateClass::kBucket,     StateClass::kQuantizedParams, StateClass::kKeptRecords,
     StateClass::kWorkItems,  StateClass::kSaveBuffers};
-
-/// "1,234,567".
-std::string grouped(std::uint64_t value) {
-  const std::string digits = std::to_string(value);
-  std::string text;
-  for (std::size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
-    text += digits[i];
-  }
-  return text;
-}
 
 /// Prints a table of bytes in one decimal unit, chosen for the largest value.
 class ByteTable {
@@ -138,11 +128,10 @@ void print_opening(const PlanCommand& command) {
   fmt::print("{}: {} parameters{}; {}\n", model.name, grouped(model.size.model_count),
              model.config
                  ? fmt::format(" ({} layers of width {}, vocabulary {})", model.config->layers,
-                               model.config->width,
-                               grouped(static_cast<std::uint64_t>(model.config->vocabulary)))
+                               model.config->width, grouped(model.config->vocabulary))
                  : "",
              recipe_text(command.recipe));
-  fmt::print("{} rank{} as {}, {} to a node\n", grouped(static_cast<unsigned>(command.world.ranks)),
+  fmt::print("{} rank{} as {}, {} to a node\n", grouped(command.world.ranks),
              command.world.ranks == 1 ? "" : "s", to_string(command.mesh),
              command.world.ranks_per_node);
   if (!command.warning.empty()) fmt::print("warning: {}\n", command.warning);

@@ -11,6 +11,8 @@
 
 #include "base/topology/core_budget.h"
 #include "base/topology/limits.h"
+#include "core/plan/machines/machine.h"
+#include "core/plan/models/named_models.h"
 #include "integrations/cli/memory_advice.h"
 #include "integrations/cli/train_options.h"
 #include "integrations/gpt/tensor_traffic.h"
@@ -67,17 +69,15 @@ constexpr std::string_view kOfTrain[] = {"strategy",
                                          "zero_stage"};
 
 std::vector<SettingOf<TrainOptions>> shared_table() {
-  std::vector<SettingOf<TrainOptions>> table;
-  for (const SettingOf<TrainOptions>& setting : train_table()) {
-    if (std::ranges::find(kOfTrain, setting.name) == std::end(kOfTrain)) continue;
-    table.push_back(setting);
+  std::vector<SettingOf<TrainOptions>> table = settings_of_train(kOfTrain);
+  for (SettingOf<TrainOptions>& setting : table) {
     if (setting.name == "checkpoint_dir")
-      table.back().help =
+      setting.help =
           "directory to which the run would write checkpoints; host memory is set aside for them";
     const bool stage = setting.name == "zero_stage";
     if (!stage && !setting.name.ends_with("_memory")) continue;
-    table.back().default_text.clear();
-    table.back().help +=
+    setting.default_text.clear();
+    setting.help +=
         stage ? "; if neither this nor a strategy is given, all stages are shown side by side"
               : " of a rank; if not given, as much as the rank can use well";
   }
@@ -106,6 +106,12 @@ PlannedModel read_model(const Settings& settings, int tp) {
           settings.described("model"), *count, kCountMin, kCountMax));
     }
     model.size = model_size(static_cast<std::uint64_t>(std::llround(*count)), tp);
+    return model;
+  }
+  // A published model that is not of the reference trainer's kind is planned by its count.
+  if (const auto published = model.config ? std::nullopt : named_model(model.name)) {
+    const auto count = static_cast<std::uint64_t>(count_parameters(*published).total);
+    model.size = model_size(count, tp);
     return model;
   }
   if (!model.config) {
@@ -201,7 +207,20 @@ std::span<const Setting> plan_settings() {
   static const std::vector<Setting> table = [] {
     std::vector<Setting> all{
         {"model", kText, "gpt2-small", "NAME",
-         "a parameter count (7B), LAYERSxWIDTHxHEADS, or " + preset_names()},
+         "a parameter count (7B), LAYERSxWIDTHxHEADS, or " + preset_names() +
+             "; with --machine a published model such as llama-3-8b, or the path of a config.json"},
+        {"machine", kText, "", "NAME|FILE",
+         "compare the strategies of DDP, FSDP, DeepSpeed, Megatron and Ziggurat on this machine: " +
+             machine_names() +
+             ", or a JSON file; or `this`, whose cores and drives `ziggurat profile --measure` "
+             "measures"},
+        {"lora_rank", kInteger, "0", "R",
+         "with --machine: train LoRA of this rank on all linear layers"},
+        {"write_config", kText, "", "FILE",
+         "with --machine: write what is recommended as a config for DeepSpeed and `ziggurat "
+         "train`"},
+        {"nvme_path", kText, "", "DIR",
+         "with --write-config: the folder that the config names for state on NVMe"},
         {"ranks", kInteger, "1", "N", "number of ranks in the whole job"},
         {"ranks_per_node", kInteger, "8", "P", "number of ranks on one machine"}};
     for (const Setting& setting : shared_table()) all.push_back(setting);
@@ -213,10 +232,26 @@ std::span<const Setting> plan_settings() {
   return table;
 }
 
+std::vector<SettingOf<TrainOptions>> settings_of_train(std::span<const std::string_view> names) {
+  std::vector<SettingOf<TrainOptions>> table;
+  for (const SettingOf<TrainOptions>& setting : train_table()) {
+    if (std::ranges::find(names, setting.name) != names.end()) table.push_back(setting);
+  }
+  return table;
+}
+
+void write_shared(const Settings& settings, TrainOptions& run) {
+  settings.write_to(run, shared_table());
+}
+
 PlanCommand read_plan(const Settings& settings) {
+  for (const char* const name : {"lora_rank", "write_config", "nvme_path"}) {
+    if (settings.given(name))
+      throw UsageError(fmt::format("{} needs --machine", settings.described(name)));
+  }
   PlanCommand command;
   TrainOptions run;
-  settings.write_to(run, shared_table());
+  write_shared(settings, run);
   const int ranks = read_int(settings, "ranks", 1, kRanksMax);
   const int per_node = read_int(settings, "ranks_per_node", 1, kRanksMax);
   command.world = {.ranks = ranks, .ranks_per_node = std::min(ranks, per_node)};

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "collectives/mesh.h"
@@ -21,6 +22,12 @@
 namespace ziggurat::cli {
 
 std::span<const Setting> plan_settings();
+
+/// Returns the settings of train_table() that have these names.
+std::vector<SettingOf<TrainOptions>> settings_of_train(std::span<const std::string_view> names);
+
+/// Writes into `run` the settings of `plan` that `train` has too. Errors: UsageError.
+void write_shared(const Settings& settings, TrainOptions& run);
 
 /// A model that is given by its shape, or only by its count of parameters.
 struct PlannedModel {

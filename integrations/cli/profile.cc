@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/cli/profile.cc: `ziggurat profile`, which shows the measured speeds of this machine
-// as planning reads them.
+// as planning reads them, and measures them with --measure.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -9,15 +9,18 @@
 #include "base/bytes.h"
 #include "base/topology/limits.h"
 #include "base/topology/topology.h"
+#include "core/engine/runtime.h"
 #include "core/plan/machine_profile.h"
 #include "integrations/cli/commands.h"
+#include "integrations/cli/console.h"
+#include "integrations/cli/flag_words.h"
+#include "integrations/gpt/core_rates.h"
+#include "integrations/measure/result_json.h"
 
 namespace ziggurat::cli {
 namespace {
 
-std::string rate(double gb_per_s) {
-  return gb_per_s > 0 ? fmt::format("{:.2f}", gb_per_s) : "not measured";
-}
+std::string rate(double per_s) { return per_s > 0 ? fmt::format("{:.2f}", per_s) : "not measured"; }
 
 void show(const DriveProfile& drive) {
   fmt::print("{}\n", drive.path);
@@ -30,15 +33,63 @@ void show(const DriveProfile& drive) {
   if (!drive.flags.empty()) fmt::print("  {:<12} {}\n", "doubts", fmt::join(drive.flags, ", "));
 }
 
+void show(const std::optional<ComputeProfile>& compute) {
+  if (!compute) {
+    fmt::print("cores        not measured: `ziggurat profile --measure` does it\n");
+    return;
+  }
+  fmt::print("cores        {} thread{}, {}\n", compute->threads, compute->threads == 1 ? "" : "s",
+             compute->measured_at);
+  fmt::print("  {:<12} of a layer {}, with unaligned sides {}, of attention {}\n", "GFLOP/s, bf16",
+             rate(compute->layer_gflop_per_s), rate(compute->unaligned_gflop_per_s),
+             rate(compute->attention_gflop_per_s));
+  fmt::print("  {:<13} passes over memory {}, a copy by one thread {}\n", "GB/s",
+             rate(compute->pass_gb_per_s), rate(compute->copy_gb_per_s));
+}
+
+std::string absolute(const std::string& path) {
+  return std::filesystem::absolute(path).lexically_normal().string();
+}
+
+/// Measures the cores, then the drive of `folder`. Each is written when it is known.
+void measure_machine(const ProfileCommand& command, const std::string& file,
+                     const std::string& folder) {
+  end_at_signals();
+  Console console;
+  const measure::Progress progress{[&](const std::string& text) { console.line(text); },
+                                   [&](const std::string& text) { console.live(text); }};
+  MachineProfile profile = read_profile(file).value_or(MachineProfile{});
+  {
+    const std::unique_ptr<Runtime> runtime = Runtime::create({});
+    console.line("Measures products, passes and copies of the cores");
+    profile.compute = gpt::measure_cores(*runtime->workers, command.seconds);
+    profile.cpu_model = runtime->topology.cpu_model;
+    profile.kernel = kernel_release();
+    write_profile(profile, file);
+  }
+  measure::BenchOptions options;
+  options.paths = {folder};
+  options.size_bytes = command.size_bytes / kMiB * kMiB;
+  options.seconds = command.seconds;
+  options.block_bytes = 4 * kMiB;  // as `bench io` has it
+  options.with_fio = false;
+  options.model = {"1B", 1e9, 32};
+  write_profile(measure::updated_profile(std::move(profile), measure::run_bench(options, progress)),
+                file);
+}
+
 }  // namespace
 
 int profile(const ProfileCommand& command) {
   const std::string file = command.file.empty() ? default_profile_path() : command.file;
+  const std::string path = command.path.empty() ? "" : absolute(command.path);
+  if (command.measure) measure_machine(command, file, path.empty() ? absolute(".") : path);
   const std::optional<MachineProfile> known = read_profile(file);
   if (!known) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{} does not exist; run `ziggurat bench io --path DIR` to write it", file));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} does not exist; run `ziggurat profile --measure` to write it, or "
+                            "`ziggurat bench io --path DIR` for a drive alone",
+                            file));
   }
   fmt::print("profile      {}\n", file);
   fmt::print("CPU          {}, Linux {}\n", known->cpu_model, known->kernel);
@@ -46,12 +97,12 @@ int profile(const ProfileCommand& command) {
     fmt::print("             it was measured on another CPU than this machine's: measure again\n");
   else if (known->kernel != kernel_release())
     fmt::print("             now Linux {}: measure again if it matters\n", kernel_release());
+  show(known->compute);
   fmt::print("host AdamW   {} GB/s\n", rate(known->host_adam_gb_per_s));
-  if (command.path.empty()) {
+  if (path.empty()) {
     for (const DriveProfile& drive : known->drives) show(drive);
     return 0;
   }
-  const std::string path = std::filesystem::absolute(command.path).lexically_normal().string();
   const DriveProfile* const drive = known->find(path);
   if (drive == nullptr) {
     throw Error(ErrorCode::kInvalidArgument,

@@ -65,7 +65,7 @@ Schedule make_warmup_lr(ScheduleParameters& given, std::uint64_t) {
 
 Schedule make_warmup_decay_lr(ScheduleParameters& given, std::uint64_t steps) {
   return WarmupDecayLR{.warmup = warmup(given, WarmupLR{}.warmup_max_lr),
-                       .total_num_steps = total(given, steps)};
+                       .total_num_steps = static_cast<double>(total(given, steps))};
 }
 
 Schedule make_warmup_cosine_lr(ScheduleParameters& given, std::uint64_t steps) {
@@ -74,7 +74,7 @@ Schedule make_warmup_cosine_lr(ScheduleParameters& given, std::uint64_t steps) {
                         .cos_min_ratio = given.cos_min_ratio,
                         .warmup_num_steps = given.warmup_num_steps,
                         .warmup_type = given.warmup_type,
-                        .total_num_steps = total(given, steps)};
+                        .total_num_steps = static_cast<double>(total(given, steps))};
 }
 
 Schedule make_one_cycle(ScheduleParameters& given, std::uint64_t) {
@@ -85,7 +85,10 @@ Schedule make_one_cycle(ScheduleParameters& given, std::uint64_t) {
     throw UsageError("--cycle-max-lr is missing: give OneCycle's highest learning rate");
   cycle.cycle_min_lr = *given.cycle_min_lr;
   cycle.cycle_max_lr = *given.cycle_max_lr;
-  if (!cycle.cycle_second_step_size) cycle.cycle_second_step_size = cycle.cycle_first_step_size;
+  if (!given.cycle_second_step_size) given.cycle_second_step_size = given.cycle_first_step_size;
+  cycle.cycle_first_step_size = static_cast<double>(given.cycle_first_step_size);
+  cycle.cycle_second_step_size = static_cast<double>(*given.cycle_second_step_size);
+  cycle.decay_step_size = static_cast<double>(given.decay_step_size);
   if (!cycle.cycle_second_stair_count)
     cycle.cycle_second_stair_count = cycle.cycle_first_stair_count;
   return cycle;
@@ -183,11 +186,9 @@ std::span<const SettingOf<ScheduleParameters>> schedule_settings() {
                  {.values = "RATE", .help = "OneCycle: highest rate (required)"}),
       In::number("decay_lr_rate", [](auto& p) -> auto& { return p.cycle.decay_lr_rate; }, kRate,
                  {.values = "X", .help = "OneCycle: decay of the rate after the cycle"}),
-      In::integer("cycle_first_step_size",
-                  [](auto& p) -> auto& { return p.cycle.cycle_first_step_size; }, kStepsFrom1,
+      In::integer("cycle_first_step_size", &P::cycle_first_step_size, kStepsFrom1,
                   {.values = "N", .help = "OneCycle: steps up"}),
-      In::integer("cycle_second_step_size",
-                  [](auto& p) -> auto& { return p.cycle.cycle_second_step_size; }, kSteps,
+      In::integer("cycle_second_step_size", &P::cycle_second_step_size, kSteps,
                   {.values = "N", .help = "OneCycle: steps down (default: as many as up)"}),
       In::integer("cycle_first_stair_count",
                   [](auto& p) -> auto& { return p.cycle.cycle_first_stair_count; }, kSteps,
@@ -196,7 +197,7 @@ std::span<const SettingOf<ScheduleParameters>> schedule_settings() {
                   [](auto& p) -> auto& { return p.cycle.cycle_second_stair_count; }, kSteps,
                   {.values = "N", .help = "OneCycle: stairs down (default: as many as up)"}),
       In::integer(
-          "decay_step_size", [](auto& p) -> auto& { return p.cycle.decay_step_size; }, kSteps,
+          "decay_step_size", &P::decay_step_size, kSteps,
           {.values = "N", .help = "OneCycle: steps from one decay to the next; 0 means no decay"}),
       In::truth("cycle_momentum", kTruth, [](auto& p) -> auto& { return p.cycle.cycle_momentum; },
                 {.values = "true|false",

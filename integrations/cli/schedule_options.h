@@ -40,7 +40,10 @@ struct ScheduleParameters {
   double warmup_min_ratio = 0;
   double cos_min_ratio = 0.0001;
   std::optional<double> cycle_min_lr, cycle_max_lr;
-  OneCycle cycle;  ///< without its rates, which are above
+  std::uint64_t cycle_first_step_size = 2000;
+  std::optional<std::uint64_t> cycle_second_step_size;
+  std::uint64_t decay_step_size = 0;
+  OneCycle cycle;  ///< without its rates and sizes, which are above
   LRRangeTest range_test;
 };
 

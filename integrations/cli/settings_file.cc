@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "collectives/rank_options.h"
+#include "core/plan/machines/machine.h"
 #include "integrations/cli/settings.h"
 #include "integrations/deepspeed/config_json.h"
 #include "integrations/deepspeed/setting_json.h"
@@ -38,6 +39,16 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
+/// Returns the ranks of the job that is meant: of a planned one those that flags say or the machine
+/// has, otherwise those that a launcher started.
+int ranks_of_the_job(const Settings& settings) {
+  if (settings.has("ranks") && settings.given("ranks"))
+    return static_cast<int>(settings.integer("ranks", {.min = 1, .max = 1'000'000}));
+  if (settings.has("machine") && settings.given("machine"))
+    return find_machine(settings.text("machine")).gpus;
+  return rank_options().world_size;
+}
+
 }  // namespace
 
 void Settings::apply_file(const std::string& path) { apply_json(read_file(path), path); }
@@ -52,7 +63,7 @@ void Settings::apply_json(std::string_view text, const std::string& name) {
                                                     : std::string();
                               },
                           .names = {},
-                          .launched_ranks = rank_options().world_size};
+                          .launched_ranks = ranks_of_the_job(*this)};
     for (const auto& [known, entry] : values_) context.names.push_back(known);
     take(read_config(text, name, context));
   } catch (const UsageError&) {

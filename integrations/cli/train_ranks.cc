@@ -24,7 +24,7 @@ TrainRanks::TrainRanks(Runtime& runtime) : runtime_(runtime) {
 TrainRanks::~TrainRanks() { runtime_.reactor.destroy(channel_); }
 
 std::vector<double> TrainRanks::reduce(std::vector<double> values, Communicator::Op op) {
-  const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
+  const CountedTime waited(runtime_.reactor.clock(), runtime_.metrics, Counter::kWaitRanksNs);
   return runtime_.reactor.block_on([](Communicator& channel, std::vector<double> its,
                                       Communicator::Op how) -> Task<std::vector<double>> {
     co_await channel.all_reduce(std::span<double>(its), how);

@@ -54,7 +54,8 @@ std::span<const DeepSpeedDefault> deepspeed_optimizer_defaults(std::string_view 
   if (optimizer == "lion") return kLionDefaults;
   if (optimizer == "adagrad") return kAdagradDefaults;
   if (optimizer == "sgd") return kSgdDefaults;
-  return kAdamDefaults;
+  if (optimizer == "adam" || optimizer == "adamw") return kAdamDefaults;
+  return {};
 }
 
 std::span<const DeepSpeedDefault> deepspeed_loss_scale_defaults() { return kLossScaleDefaults; }

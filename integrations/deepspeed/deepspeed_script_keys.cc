@@ -10,15 +10,11 @@ using enum DeepSpeedKey::Use;
 
 constexpr std::string_view kByUnits =
     "changes nothing: parameters are brought one unit at a time, in pieces that the engine chooses";
-constexpr std::string_view kOwnType =
-    "changes nothing: parameters are brought in their own type, which is more exact than asked";
 constexpr std::string_view kScriptBudgets =
     "changes nothing: `host_memory` decides how large buffers are";
 constexpr std::string_view kNotMeasured = "changes nothing: Ziggurat does not measure this";
 constexpr std::string_view kScripts = "changes nothing: the script does this itself";
 constexpr std::string_view kAlways = "changes nothing: Ziggurat always does this in its own way";
-constexpr std::string_view kExact =
-    "changes nothing: gradients are not quantized, which is more exact than asked";
 constexpr std::string_view kRecomputed =
     "changes nothing: checkpointed activations are computed again, as by torch.utils.checkpoint";
 constexpr std::string_view kOwnIo =
@@ -111,11 +107,10 @@ constexpr DeepSpeedKey kScript[] = {
      "changes nothing: `communication_data_type` sets the type in which gradients are exchanged"},
     {"zero_optimization.reduce_bucket_size", kAs, "reduce_bucket_size", kAsWhole},
     {"zero_optimization.model_persistence_threshold", kNumber, "9223372036854775807"},
-    {"zero_optimization.zero_hpz_partition_size", kNoted, "",
-     "changes nothing: no second copy of the parameters is kept"},
-    {"zero_optimization.zero_quantized_weights", kNoted, "", kOwnType},
-    {"zero_optimization.zero_quantized_nontrainable_weights", kNoted, "", kOwnType},
-    {"zero_optimization.zero_quantized_gradients", kNoted, "", kExact},
+    {"zero_optimization.zero_hpz_partition_size", kWhole, "1"},
+    {"zero_optimization.zero_quantized_weights", kSwitch, "false"},
+    {"zero_optimization.zero_quantized_nontrainable_weights", kSwitch, "false"},
+    {"zero_optimization.zero_quantized_gradients", kSwitch, "false"},
     {"zero_optimization.allgather_bucket_size", kNoted, "", kByUnits},
     {"zero_optimization.allgather_sequential", kNoted, "", kByUnits},
     {"zero_optimization.use_all_reduce_for_fetch_params", kNoted, "", kByUnits},

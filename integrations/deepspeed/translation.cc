@@ -109,7 +109,10 @@ void Translation::leave_to_flag(const DeepSpeedKey& key, const std::string& path
 void Translation::leave_to_default(const DeepSpeedKey& key, const std::string& path) {
   if (key.use == DeepSpeedKey::Use::kNoted) return note(path, key.text);
   if (DeepSpeedKeys::drops_auto(path))
-    return note(path, "is \"auto\" and was not filled in, so it has DeepSpeed's default");
+    return note(
+        path,
+        "is \"auto\" and was not filled in, so it has DeepSpeed's default: give a value, or let "
+        "Transformers or Accelerate fill it in");
   refuse(path, "is \"auto\": give a value, or fill it in first, as Transformers and Accelerate do");
 }
 

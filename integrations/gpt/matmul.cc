@@ -16,12 +16,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "integrations/gpt/kernels.h"
-
-// Functions of libgomp, declared here because <omp.h> belongs to the compiler's own OpenMP.
-extern "C" {
-int omp_get_max_threads(void);
-void omp_set_num_threads(int);
-}
+#include "integrations/gpt/onednn.h"
 
 namespace ziggurat::gpt {
 namespace {
@@ -32,7 +27,7 @@ using Memory = dnnl::memory;
 // to the embedder, so OneOpenMpThread restores its limit.
 void limit_this_worker_to_one_thread() {
   thread_local const bool done = [] {
-    ::omp_set_num_threads(1);
+    limit_openmp_threads(1);
     return true;
   }();
   static_cast<void>(done);
@@ -40,8 +35,8 @@ void limit_this_worker_to_one_thread() {
 
 class OneOpenMpThread {
  public:
-  OneOpenMpThread() : before_(::omp_get_max_threads()) { ::omp_set_num_threads(1); }
-  ~OneOpenMpThread() { ::omp_set_num_threads(before_); }
+  OneOpenMpThread() : before_(openmp_threads_max()) { limit_openmp_threads(1); }
+  ~OneOpenMpThread() { limit_openmp_threads(before_); }
   OneOpenMpThread(const OneOpenMpThread&) = delete;
   OneOpenMpThread& operator=(const OneOpenMpThread&) = delete;
 

@@ -29,7 +29,7 @@ TensorRanks::~TensorRanks() { runtime_.reactor.destroy(group_); }
 /// Waits for `call`, which makes one call of the group on the reactor's thread.
 template <class Call>
 void TensorRanks::wait_for(const Call& call) {
-  const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
+  const CountedTime waited(runtime_.reactor.clock(), runtime_.metrics, Counter::kWaitRanksNs);
   runtime_.reactor.block_on(
       [](Communicator& group, const Call& make) -> Task<> { co_await make(group); }(*group_, call));
 }

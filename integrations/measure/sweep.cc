@@ -107,7 +107,7 @@ class Sweep {
       hashes = update_record(step_, view, {&whole, 1}, &hashing);
       compute_ns_ += (thread_cpu() - begun).count();
     };
-    co_await bench_.workers.run(bench_.reactor, "adamw", job);
+    co_await bench_.workers.run(bench_.reactor, {"adamw", 2 * bytes.size()}, job);
     note_checked(bytes.size(), hashes.before == record.hash);
     record.hash = hashes.after;
     record.seed = hashing.seed_after;
@@ -150,7 +150,7 @@ Task<> make_some(const Bench& bench, Target& target, std::size_t lane, Lease buf
       make_record(bytes, record.seed);
       record.hash = record_hash(bytes, record.seed);
     };
-    co_await bench.workers.run(bench.reactor, "make record", job);
+    co_await bench.workers.run(bench.reactor, {"make record", bytes.size()}, job);
     co_await target.file().write(offset_of(target, i, 0), bytes);
     target.written_bytes += bytes.size();
   }

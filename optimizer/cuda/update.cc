@@ -40,7 +40,7 @@ class Pass {
     if (fill || view_.masters_from_param) launch(TakeMasters{record_, real_}, stream_);
     if (view_.grad.bytes.empty()) return;
     while (runs_.at() < stepped_) {
-      if (view_.format == StateFormat::k8Bit) {
+      if (has_codes(view_.format)) {
         next_codes();
       } else {
         const Runs::Part part = runs_.next(stepped_);
@@ -82,7 +82,7 @@ class Pass {
     auto* const values = reinterpret_cast<float*>(scratch_.data());
     const Slice codes = part_of(record_, begin, end);
     Slice block = codes;
-    block.format = StateFormat::kFp32;
+    block.format = decoded(codes.format);
     for (std::size_t k = 0; k < moment_count(kind_); ++k) {
       float* const moment = values + k * kEightBitBlock;
       launch(

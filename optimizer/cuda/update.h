@@ -3,7 +3,7 @@
 // memory.
 //
 // It gives the same bits as update_record for every optimizer, format, type and rounding, also for
-// odd counts and runs, because both are compiled from rules.h and slice_element.h. Kernels are
+// odd counts and runs, because both are compiled from optimizers.h and slice_element.h. Kernels are
 // queued, in order, on the caller's stream, and the function does not wait; memory must stay until
 // they have run. Errors: kInvalidArgument for an address that is not aligned to its elements,
 // kResourceExhausted and kUnavailable from the launch.
@@ -25,7 +25,7 @@ inline constexpr std::size_t kUpdateScratchBytes = 2 * kEightBitBlock * sizeof(f
 /// Updates a record; every span is memory of the device. Queues one kernel per run, so callers
 /// should put elements of one group and decay side by side. Each block of codes that runs share
 /// needs three more kernels, and only these blocks use `scratch` (kUpdateScratchBytes, used by no
-/// other stream; may be empty in every format but k8Bit). Takes no hash: see tile_hash.h.
+/// other stream; may be empty in every format without codes). Takes no hash: see tile_hash.h.
 void update_record(StreamHandle stream, StepView steps, const RecordView& view,
                    std::span<const DecayRun> runs, std::span<std::byte> scratch);
 

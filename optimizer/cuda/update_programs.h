@@ -47,7 +47,7 @@ struct Stretch {
   }
 };
 
-/// Updates elements in any format but k8Bit.
+/// Updates elements in any format without codes.
 struct UpdateElements {
   static constexpr std::uint32_t kThreads = 256;
   static constexpr std::uint32_t kEach = 4;  // elements per thread, kThreads apart
@@ -71,7 +71,7 @@ struct UpdateElements {
   }
 };
 
-/// Updates whole blocks of k8Bit, one per warp, so that only one warp has to wait between a block's
+/// Updates whole blocks of codes, one per warp, so that only one warp has to wait between a block's
 /// largest magnitude and its codes. Moments wait in shared memory, 2 KiB per block of codes.
 struct UpdateCodes {
   static constexpr std::uint32_t kWarp = 32;
@@ -79,8 +79,8 @@ struct UpdateCodes {
   static constexpr std::uint32_t kThreads = kWarps * kWarp;
   static constexpr int kPhases = 2;
   struct OfWarp {
-    float moments[internal::kMomentsMax][kEightBitBlock];
-    std::uint32_t largest[internal::kMomentsMax][kWarp];
+    float moments[kMomentsMax][kEightBitBlock];
+    std::uint32_t largest[kMomentsMax][kWarp];
   };
   struct Shared {
     OfWarp warps[kWarps];

@@ -13,7 +13,7 @@
 #include "base/bytes.h"
 
 namespace ziggurat {
-namespace {
+namespace aligned_bytes_test {
 
 std::uintptr_t address(const AlignedBytes& bytes) {
   return reinterpret_cast<std::uintptr_t>(bytes.span().data());
@@ -76,5 +76,5 @@ TEST(AlignedPool, MayEndBeforeWhatItMade) {
   std::ranges::fill(bytes.span(), std::byte{2});
 }
 
-}  // namespace
+}  // namespace aligned_bytes_test
 }  // namespace ziggurat

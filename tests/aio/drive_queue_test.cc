@@ -17,7 +17,7 @@
 #include "tests/aio/io_testing.h"
 
 namespace ziggurat {
-namespace {
+namespace drive_queue_test {
 
 using namespace testing_support;
 using ::testing::Each;
@@ -286,5 +286,5 @@ TEST_F(DriveQueueTest, SaysWhatItIs) {
   EXPECT_THAT(queue->description(), HasSubstr("at most 8.0 MiB at the drive"));
 }
 
-}  // namespace
+}  // namespace drive_queue_test
 }  // namespace ziggurat

@@ -33,7 +33,7 @@
 #include "tests/aio/io_testing.h"
 
 namespace ziggurat {
-namespace {
+namespace lock_holder_test {
 
 using namespace testing_support;
 
@@ -261,12 +261,11 @@ TEST_F(FileLock, ThatIsWaitedForIsNotKeptByAChild) {
     });
     while (count_open(path) < 2) std::this_thread::yield();  // `second`, and the engine's
     std::this_thread::sleep_for(milliseconds(20));
-    const pid_t child = ::fork();
-    if (child == 0) {
+    if (::fork() == 0) {
       second = UniqueFd();
-      for (;;) ::pause();
+      const pid_t child = ::getpid();  // said by itself: a fork returns before its child has run
+      if (::write(says[1], &child, sizeof(child)) < 0) ::_exit(1);
     }
-    if (::write(says[1], &child, sizeof(child)) < 0) ::_exit(1);
     for (;;) ::pause();
   }
   ::close(says[1]);
@@ -282,5 +281,5 @@ TEST_F(FileLock, ThatIsWaitedForIsNotKeptByAChild) {
   ::close(says[0]);
 }
 
-}  // namespace
+}  // namespace lock_holder_test
 }  // namespace ziggurat

@@ -10,7 +10,7 @@
 #include <vector>
 
 namespace ziggurat {
-namespace {
+namespace paged_bytes_test {
 
 constexpr std::uint64_t kPage = 64 * 1024;
 
@@ -94,5 +94,26 @@ TEST(PagedBytes, WhatRepeatsAWordTakesNoMemory) {
   EXPECT_LT(bytes.memory_bytes(), kPage);
 }
 
-}  // namespace
+TEST(PagedBytes, WhereNothingWasWrittenNothingIsStored) {
+  PagedBytes bytes;
+  constexpr std::uint64_t kFile = std::uint64_t{24} << 40;
+  bytes.resize(kFile);
+  const std::uint64_t empty = bytes.memory_bytes();
+  EXPECT_LT(empty, 32 << 20);
+  bytes.write(kFile / 3, filled(kPage, 0));
+  EXPECT_EQ(bytes.memory_bytes(), empty) << "zeros are not stored";
+  PagedBytes copy = bytes;
+  copy.write(kFile - 10, filled(10, 5));
+  EXPECT_FALSE(copy == bytes);
+  EXPECT_LT(copy.memory_bytes(), empty + kPage);
+  std::vector<std::byte> end(20);
+  copy.read(kFile - 20, end);
+  std::vector<std::byte> expected = filled(20, 5);
+  std::fill_n(expected.begin(), 10, std::byte{0});
+  EXPECT_EQ(end, expected);
+  bytes.read(kFile - 20, end);
+  EXPECT_EQ(end, filled(20, 0)) << "the other copy is as it was";
+}
+
+}  // namespace paged_bytes_test
 }  // namespace ziggurat

@@ -16,7 +16,7 @@
 #include "tests/aio/io_testing.h"
 
 namespace ziggurat {
-namespace {
+namespace range_file_test {
 
 using namespace testing_support;
 using ::testing::HasSubstr;
@@ -121,5 +121,5 @@ TEST_P(RangeFileTest, AFailureOfAnyPartIsAFailureOfTheRange) {
 INSTANTIATE_TEST_SUITE_P(Engines, RangeFileTest, ::testing::ValuesIn(engine_cases()),
                          [](const auto& its) { return its.param.name; });
 
-}  // namespace
+}  // namespace range_file_test
 }  // namespace ziggurat

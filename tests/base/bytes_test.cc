@@ -8,7 +8,7 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace bytes_test {
 
 TEST(ParseSize, ReadsBinaryAndDecimalUnitsInAnyCase) {
   EXPECT_EQ(parse_size("160MiB", "--device-memory"), 160 * kMiB);
@@ -51,5 +51,5 @@ TEST(RoundUp, TakesAnyPositiveAlignment) {
   EXPECT_EQ(round_up(10, 3), 12U);
 }
 
-}  // namespace
+}  // namespace bytes_test
 }  // namespace ziggurat

@@ -11,7 +11,7 @@
 #include <vector>
 
 namespace ziggurat {
-namespace {
+namespace checksum_test {
 
 constexpr std::uint64_t kPrime64 = 11400714785074694797ull;
 
@@ -80,5 +80,5 @@ TEST(MixSeed, KnowsTheOrder) {
   EXPECT_EQ(mix_seed(5, 6), mix_seed(5, 6));
 }
 
-}  // namespace
+}  // namespace checksum_test
 }  // namespace ziggurat

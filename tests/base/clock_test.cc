@@ -11,7 +11,7 @@
 #include "base/runtime/seconds.h"
 
 namespace ziggurat {
-namespace {
+namespace clock_test {
 
 TEST(VirtualClock, JumpsToTheEarliestDeadlineAndKeepsTheOrderOfEqualOnes) {
   Clock clock(Clock::Kind::kVirtual);
@@ -86,5 +86,5 @@ TEST(RealClock, IsMonotonic) {
   EXPECT_GE(clock.now().count(), first.count());
 }
 
-}  // namespace
+}  // namespace clock_test
 }  // namespace ziggurat

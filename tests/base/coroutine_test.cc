@@ -17,7 +17,7 @@
 #include "base/runtime/reactor.h"
 
 namespace ziggurat {
-namespace {
+namespace coroutine_test {
 
 std::exception_ptr error_of(const std::string& text) {
   return std::make_exception_ptr(std::runtime_error(text));
@@ -303,5 +303,5 @@ TEST(CompilerBug, TemporariesInsideCoAwaitAreDestroyedTwiceByGcc12) {
   }
 }
 
-}  // namespace
+}  // namespace coroutine_test
 }  // namespace ziggurat

@@ -13,7 +13,7 @@
 #include "base/numerics/float16.h"
 
 namespace ziggurat {
-namespace {
+namespace dtype_test {
 
 float from_bits(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
@@ -49,7 +49,7 @@ TEST(BFloat16, NanStaysNanAndBecomesQuiet) {
 
 TEST(BFloat16, IsTheNearestOfTheTwoNeighbours) {
   const std::uint32_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   for (int i = 0; i < 100'000; ++i) {
     const std::uint32_t bits = random();
@@ -110,5 +110,5 @@ TEST(DType, SizesAndNames) {
   EXPECT_EQ(parse_dtype(""), std::nullopt);
 }
 
-}  // namespace
+}  // namespace dtype_test
 }  // namespace ziggurat

@@ -14,7 +14,7 @@
 #include "base/log.h"
 
 namespace ziggurat {
-namespace {
+namespace error_test {
 
 TEST(SystemError, ChoosesTheCodeByWhatTheCallerDoesNext) {
   EXPECT_EQ(system_error(ENOSPC, "write").code(), ErrorCode::kResourceExhausted);
@@ -67,5 +67,5 @@ TEST(Check, EvaluatesItsConditionOnce) {
   EXPECT_EQ(evaluated, 1);
 }
 
-}  // namespace
+}  // namespace error_test
 }  // namespace ziggurat

@@ -19,7 +19,7 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace limits_test {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
@@ -291,5 +291,5 @@ TEST(Limits, NearestExistingParentIsUsedForWhatIsNotThere) {
   EXPECT_EQ(nearest_existing("/proc/self/no-such-file"), "/proc/self");
 }
 
-}  // namespace
+}  // namespace limits_test
 }  // namespace ziggurat

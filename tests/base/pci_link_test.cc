@@ -11,7 +11,7 @@
 #include "tests/support/scratch_directory.h"
 
 namespace ziggurat {
-namespace {
+namespace pci_link_test {
 
 constexpr const char* kAddress = "0000:3b:00.0";
 
@@ -59,5 +59,5 @@ TEST_F(PciLinkFiles, OfALinkThatIsNotToldAreNothing) {
   EXPECT_FALSE(pci_link(root(), kAddress));
 }
 
-}  // namespace
+}  // namespace pci_link_test
 }  // namespace ziggurat

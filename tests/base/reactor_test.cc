@@ -5,9 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -17,7 +19,7 @@
 #include "base/runtime/async.h"
 
 namespace ziggurat {
-namespace {
+namespace reactor_test {
 
 Task<int> answer() { co_return 42; }
 Task<> fail() {
@@ -245,6 +247,49 @@ TEST(Reactor, WaitingForATimerIsNoLockUp) {
   }
 }
 
+Task<> note(Reactor& reactor, Signal& go, int number, std::vector<int>& order) {
+  co_await go.wait();
+  order.push_back(number);
+  co_await pause(reactor, Nanoseconds(1));
+  order.push_back(10 + number);
+}
+
+std::vector<int> order_of_eight(std::uint64_t seed) {
+  Reactor reactor(Clock::Kind::kVirtual);
+  reactor.shuffle_ready(seed);
+  Signal go(reactor);
+  WorkGroup group(reactor);
+  std::vector<int> order;
+  for (int number = 0; number < 8; ++number) group.spawn(note(reactor, go, number, order));
+  reactor.post([&] { go.set(); });
+  reactor.block_on(group.wait_idle());
+  EXPECT_EQ(reactor.clock().now(), Nanoseconds(1)) << "what is ready comes before any timer";
+  return order;
+}
+
+TEST(Reactor, ShufflesWhatIsReadyBySeed) {
+  const std::vector<int> in_order = order_of_eight(0);
+  EXPECT_EQ(in_order, (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15, 16, 17}));
+  std::set<std::vector<int>> orders;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    std::vector<int> order = order_of_eight(seed);
+    EXPECT_EQ(order, order_of_eight(seed)) << "seed " << seed;
+    orders.insert(order);
+    std::ranges::sort(order);
+    EXPECT_EQ(order, in_order) << "each once; seed " << seed;
+  }
+  EXPECT_GT(orders.size(), 18U);
+}
+
+TEST(Reactor, ALockUpIsFoundWhereReadyHandlersAreShuffled) {
+  Reactor reactor(Clock::Kind::kVirtual);
+  reactor.shuffle_ready(3);
+  Signal never(reactor);
+  reactor.on_stall(
+      [&] { never.fail(std::make_exception_ptr(Error(ErrorCode::kCancelled, "a lock-up"))); });
+  EXPECT_THROW(reactor.block_on(wait_for(never)), Error);
+}
+
 TEST(Reactor, IdleReactorWithNobodyBlockedIsNoLockUp) {
   std::atomic<bool> stalled{false};
   Reactor reactor;
@@ -280,5 +325,5 @@ TEST(ReactorDeathTest, LockUpThatNoHandlerResolvesIsABrokenInvariant) {
       "nothing is in flight");
 }
 
-}  // namespace
+}  // namespace reactor_test
 }  // namespace ziggurat

@@ -12,7 +12,7 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace strict_json_test {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
@@ -99,5 +99,5 @@ TEST(StrictJson, RefusesWhatIsNoneOrMore) {
   EXPECT_THAT(refusal(std::string("[1]\0", 4)), HasSubstr("a NUL byte"));
 }
 
-}  // namespace
+}  // namespace strict_json_test
 }  // namespace ziggurat

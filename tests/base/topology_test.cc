@@ -23,7 +23,7 @@
 #include "base/topology/block_device.h"
 
 namespace ziggurat {
-namespace {
+namespace topology_test {
 
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
@@ -317,5 +317,5 @@ TEST(BlockDevice, IsAskedForByPathsThatDoNotExistYet) {
             internal::block_device_of_path("", folder.path().string()));
 }
 
-}  // namespace
+}  // namespace topology_test
 }  // namespace ziggurat

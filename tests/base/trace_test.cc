@@ -19,7 +19,7 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace trace_test {
 
 namespace fs = std::filesystem;
 
@@ -43,7 +43,7 @@ class TraceFile : public ::testing::Test {
 
 // Whatever is tried after a full disk has other errnos.
 TEST(Trace, SaysOnceThatItCannotBeWrittenAndTheErrnoOfTheFirstFailure) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   {
     const auto trace = Trace::open("/dev/full");
     const int track = trace->track("worker 0");
@@ -53,7 +53,7 @@ TEST(Trace, SaysOnceThatItCannotBeWrittenAndTheErrnoOfTheFirstFailure) {
     trace->span(track, "work", monotonic_now(), monotonic_now());
     EXPECT_FALSE(trace->flush());
   }
-  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(said.find("the trace /dev/full: ENOSPC"), std::string::npos) << said;
   EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
 }
@@ -142,5 +142,5 @@ TEST_F(TraceFile, FileThatCannotBeCreatedIsNamedWithItsFlag) {
   }
 }
 
-}  // namespace
+}  // namespace trace_test
 }  // namespace ziggurat

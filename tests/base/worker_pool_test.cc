@@ -20,7 +20,7 @@
 #include <vector>
 
 namespace ziggurat {
-namespace {
+namespace worker_pool_test {
 
 WorkerPoolOptions with_threads(std::size_t threads) {
   WorkerPoolOptions options;
@@ -192,7 +192,7 @@ TEST_P(Workers, DestructorFinishesQueuedJobs) {
 Task<> run_and_count(WorkerPool& pool, Reactor& reactor, int& resumed) {
   std::thread::id worker;
   const std::function<void()> job = [&] { worker = std::this_thread::get_id(); };
-  co_await pool.run(reactor, "job", job);
+  co_await pool.run(reactor, {"job", 0}, job);
   EXPECT_NE(worker, std::thread::id());
   EXPECT_NE(worker, std::this_thread::get_id());
   EXPECT_TRUE(reactor.on_reactor_thread());
@@ -210,7 +210,7 @@ TEST_P(Workers, AwaitedJobResumesOnTheReactor) {
 
 Task<> run_failing(WorkerPool& pool, Reactor& reactor) {
   const std::function<void()> job = [] { throw std::runtime_error("in the job"); };
-  co_await pool.run(reactor, "job", job);
+  co_await pool.run(reactor, {"job", 0}, job);
 }
 
 TEST_P(Workers, AwaitedJobRethrowsWhatItThrew) {
@@ -221,7 +221,7 @@ TEST_P(Workers, AwaitedJobRethrowsWhatItThrew) {
 
 TEST_P(Workers, RegionsAndJobsMixWithoutLosingEither) {
   const std::uint32_t seed = std::random_device{}();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   std::atomic<int> jobs{0};
   std::atomic<bool> stop{false};
@@ -402,5 +402,5 @@ TEST(WorkerPinning, UsesTheCpusGiven) {
   });
 }
 
-}  // namespace
+}  // namespace worker_pool_test
 }  // namespace ziggurat

@@ -10,10 +10,10 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace mesh_test {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using Group = std::vector<int>;
 
 template <class Call>
@@ -144,5 +144,5 @@ TEST(Mesh, RunsOfAGroupAreShardGroupsAndTheirReplicas) {
   EXPECT_THAT(refusal([&] { in_runs_of(2, 2, members); }).what(), HasSubstr("rank 2 is not in"));
 }
 
-}  // namespace
+}  // namespace mesh_test
 }  // namespace ziggurat

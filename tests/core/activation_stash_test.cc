@@ -17,12 +17,13 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "core/engine/state/storage.h"
 #include "tests/support/environment_number.h"
 #include "tests/support/faults_under.h"
 #include "tests/support/scratch_directory.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace activation_stash_test {
 
 using ::testing::HasSubstr;
 
@@ -139,13 +140,34 @@ TEST_F(ActivationStashTest, RandomCallsFindTheBytesThatWerePut) {
     std::uint64_t size_bytes, seed;
   };
   std::map<ActivationStash::Ticket, Known> known;
+  struct Lent {
+    Stash::Loan loan;
+    Known its;
+  };
+  std::vector<Lent> lent;
   std::mt19937_64 random(7);
+  const auto come_back = [&](std::size_t at) {
+    const auto [loan, its] = lent[at];
+    ASSERT_TRUE(std::ranges::equal(loan.bytes, content(its.size_bytes, its.seed)));
+    stash_->give_back(loan.number);
+    lent.erase(lent.begin() + static_cast<std::ptrdiff_t>(at));
+  };
   for (std::uint64_t call = 0; call < calls; ++call) {
     const auto chosen =
         known.empty()
             ? known.end()
             : std::next(known.begin(), static_cast<std::ptrdiff_t>(random() % known.size()));
-    switch (random() % 4) {
+    switch (random() % 6) {
+      case 4: {
+        if (chosen == known.end()) break;
+        const Stash::Loan loan = stash_->lend(chosen->first);
+        if (loan.number != 0) lent.push_back({.loan = loan, .its = chosen->second});
+        break;
+      }
+      case 5: {
+        if (!lent.empty()) come_back(random() % lent.size());
+        break;
+      }
       case 0:
       case 1: {
         if (known.size() >= 60) break;
@@ -171,7 +193,9 @@ TEST_F(ActivationStashTest, RandomCallsFindTheBytesThatWerePut) {
       }
     }
   }
+  while (!lent.empty()) come_back(0);
   EXPECT_GT(stash_->figures().written_bytes, 0U);
+  EXPECT_GT(stash_->figures().lent_bytes, 2 * kMiB);
   EXPECT_LE(stash_->figures().memory_peak_bytes, 2 * kMiB);
 }
 
@@ -310,6 +334,136 @@ TEST_P(ActivationStashThreads, PutAndReadWithLittleRoom) {
 INSTANTIATE_TEST_SUITE_P(Sizes, ActivationStashThreads,
                          ::testing::Values(90 * kKiB, kMiB + 4096, 2 * kMiB));
 
+TEST_F(ActivationStashTest, LendsUpToHalfOfItsMemory) {
+  open(kMiB);
+  std::vector<ActivationStash::Ticket> tickets;
+  for (std::uint64_t i = 0; i < 16; ++i) tickets.push_back(put(128 * kKiB, i));
+  std::vector<std::uint64_t> loans;
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    const Stash::Loan loan = stash_->lend(tickets[i]);
+    ASSERT_NE(loan.number, 0U);
+    EXPECT_TRUE(std::ranges::equal(loan.bytes, content(128 * kKiB, i))) << "item " << i;
+    loans.push_back(loan.number);
+  }
+  EXPECT_EQ(stash_->lend(tickets[4]).number, 0U);
+  EXPECT_EQ(stash_->lend(tickets[0]).number, 0U);  // also what is lent already
+  EXPECT_EQ(stash_->figures().lent_bytes, 512 * kKiB);
+  stash_->give_back(loans[2]);
+  stash_->give_back(loans[2]);  // changes nothing
+  const Stash::Loan next = stash_->lend(tickets[4]);
+  EXPECT_TRUE(std::ranges::equal(next.bytes, content(128 * kKiB, 4)));
+  EXPECT_EQ(stash_->lend(tickets[5]).number, 0U);
+  for (std::uint64_t i = 16; i-- > 0;) expect(tickets[i], 128 * kKiB, i);
+  EXPECT_LE(stash_->figures().memory_peak_bytes, kMiB);
+}
+
+TEST_F(ActivationStashTest, WhatIsLentStaysUntilItComesBackAlsoIfItIsDropped) {
+  open(kMiB);
+  const ActivationStash::Ticket first = put(256 * kKiB, 1);
+  const Stash::Loan one = stash_->lend(first), other = stash_->lend(first);
+  ASSERT_NE(other.number, 0U);
+  stash_->drop(first);
+  stash_->give_back(one.number);
+  std::map<ActivationStash::Ticket, std::uint64_t> there;
+  for (std::uint64_t i = 2; i < 30; ++i) there.emplace(put(200 * kKiB, i), i);
+  EXPECT_TRUE(std::ranges::equal(other.bytes, content(256 * kKiB, 1)));
+  stash_->give_back(other.number);
+  const ActivationStash::Ticket whole = put(kMiB, 30);  // needs all of the memory
+  expect(whole, kMiB, 30);
+  for (const auto& [ticket, seed] : there) expect(ticket, 200 * kKiB, seed);
+}
+
+TEST_F(ActivationStashTest, NobodyWaitsForWhatIsLent) {
+  open(kMiB);
+  const ActivationStash::Ticket away = put(900 * kKiB, 1), lent = put(500 * kKiB, 2);
+  const Stash::Loan loan = stash_->lend(lent);
+  ASSERT_NE(loan.number, 0U);
+  EXPECT_EQ(stash_->take(900 * kKiB).ticket, 0U);
+  const Error error = error_of([&] { put(900 * kKiB, 3); });
+  EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(error.what(), HasSubstr("is lent"));
+  expect(away, 900 * kKiB, 1);  // beyond the budget
+  stash_->drop(away);
+  stash_->give_back(loan.number);
+  expect(put(900 * kKiB, 4), 900 * kKiB, 4);
+  EXPECT_LE(stash_->figures().memory_peak_bytes, kMiB);
+}
+
+// Who waits for room hears it too when a reader leaves an item that is lent besides: then nothing
+// more comes by itself.
+TEST_F(ActivationStashTest, WhoWaitsForAReaderOfWhatIsLentGoesOn) {
+  open(kMiB);
+  std::unique_ptr<Storage> storage;
+  std::unique_ptr<Stash> stash;
+  Stash::Ticket item = 0;
+  std::uint64_t loan = 0;
+  on_reactor([&] {
+    storage = Storage::open(*runtime_, *runtime_->ranks, {{.path = folder_.path()}});
+    stash = std::make_unique<Stash>(runtime_->reactor, runtime_->jobs(), kMiB, storage->places);
+  });
+  item = runtime_->reactor.block_on(stash->put(400 * kKiB)).ticket;
+  on_reactor([&] { stash->filled(item); });
+  loan = runtime_->reactor.block_on(stash->lend(item)).number;
+  EXPECT_NE(loan, 0U);
+  runtime_->reactor.block_on(stash->bring(item));
+  Stash::Room room;
+  std::atomic<bool> ended = false;
+  std::jthread waits([&] {
+    room = runtime_->reactor.block_on(stash->put(900 * kKiB));
+    ended = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(ended) << "the reader may be about to leave the item";
+  on_reactor([&] { stash->release(item); });
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!ended && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(ended) << "it waits for a loan to come back";
+  on_reactor([&] { stash->give_back(loan); });
+  waits.join();
+  EXPECT_EQ(room.ticket, 0U);
+  runtime_->reactor.block_on(stash->settle());
+  on_reactor([&] {
+    stash.reset();
+    storage.reset();
+  });
+}
+
+TEST_F(ActivationStashTest, ClosesWithWhatIsLentAndBeyondTheBudget) {
+  open(kMiB);
+  const ActivationStash::Ticket away = put(900 * kKiB, 1), lent = put(500 * kKiB, 2);
+  ASSERT_NE(stash_->lend(lent).number, 0U);
+  expect(away, 900 * kKiB, 1);
+  stash_.reset();
+}
+
+TEST_F(ActivationStashTest, WhatIsBeingWrittenIsNotLent) {
+  open(kMiB);
+  plan(Fault::slow(FaultPoint::kWrite, std::chrono::milliseconds(100)).from_then_on());
+  const ActivationStash::Ticket first = put(400 * kKiB, 1);
+  put(400 * kKiB, 2);  // has the first one written
+  std::uint64_t asked = 0;
+  while (asked == 0) on_reactor([&] { asked = drive_->calls(FaultPoint::kWrite); });
+  const Stash::Loan loan = stash_->lend(first);
+  if (stash_->figures().written_bytes == 0) {
+    EXPECT_EQ(loan.number, 0U);
+  }
+  expect(first, 400 * kKiB, 1);
+}
+
+TEST_F(ActivationStashTest, WhatNobodyFillsIsForgotten) {
+  open(kMiB);
+  for (int turn = 0; turn < 3; ++turn) {
+    const Stash::Room room = stash_->take(kMiB);
+    EXPECT_EQ(room.bytes.size(), kMiB);
+    const Error error = error_of([&] { read(room.ticket, 1); });
+    EXPECT_THAT(error.what(), HasSubstr("was dropped, or never put"));
+    stash_->drop(room.ticket);
+    stash_->filled(room.ticket);  // too late, which changes nothing
+  }
+  expect(put(kMiB, 1), kMiB, 1);
+}
+
 TEST_F(ActivationStashTest, ADriveThatGivesNothingIsAskedAheadOnce) {
   open(kMiB);
   std::vector<ActivationStash::Ticket> tickets;
@@ -334,5 +488,5 @@ TEST_F(ActivationStashTest, NeedsADirectoryAndMemory) {
   EXPECT_EQ(nothing.code(), ErrorCode::kInvalidArgument);
 }
 
-}  // namespace
+}  // namespace activation_stash_test
 }  // namespace ziggurat::testing

@@ -17,7 +17,7 @@
 #include "tests/support/loop_filesystem.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace checkpoint_background_test {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -424,5 +424,5 @@ TEST(SaveSettings, AreNeededBeforeACheckpointIsAskedFor) {
               HasSubstr("Checkpoint::saves"));
 }
 
-}  // namespace
+}  // namespace checkpoint_background_test
 }  // namespace ziggurat::testing

@@ -14,7 +14,7 @@
 #include "tests/core/checkpoint_rig.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace checkpoint_files_test {
 
 using ::testing::AnyOf;
 using ::testing::Contains;
@@ -377,5 +377,5 @@ TEST(Retention, NeverTouchesTheCheckpointThatWasJustMade) {
         << step;
 }
 
-}  // namespace
+}  // namespace checkpoint_files_test
 }  // namespace ziggurat::testing

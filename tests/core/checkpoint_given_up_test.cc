@@ -17,7 +17,7 @@
 #include "tests/support/hanging_engine.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace checkpoint_given_up_test {
 
 using test::HangingEngine;
 using test::HangingTarget;
@@ -348,5 +348,5 @@ std::vector<Way> with_all_in_memory() {
 INSTANTIATE_TEST_SUITE_P(Saves, SaveInMidBackward, ::testing::ValuesIn(with_all_in_memory()),
                          [](const auto& its) { return its.param.layout.name; });
 
-}  // namespace
+}  // namespace checkpoint_given_up_test
 }  // namespace ziggurat::testing

@@ -12,7 +12,7 @@
 #include "tests/core/checkpoint_rig.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace checkpoint_lines_test {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
@@ -316,5 +316,5 @@ TEST_F(CheckpointFolder, TakesANameThatIsGoneForDone) {
   });
 }
 
-}  // namespace
+}  // namespace checkpoint_lines_test
 }  // namespace ziggurat::testing

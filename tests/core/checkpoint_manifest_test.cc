@@ -14,7 +14,7 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace checkpoint_manifest_test {
 
 using ::testing::HasSubstr;
 
@@ -254,5 +254,5 @@ TEST(ManifestText, SurvivesTenThousandCorruptions) {
   EXPECT_GT(accepted, 0U);
 }
 
-}  // namespace
+}  // namespace checkpoint_manifest_test
 }  // namespace ziggurat

@@ -12,7 +12,7 @@
 #include "core/checkpoint/tensor_piece.h"
 
 namespace ziggurat {
-namespace {
+namespace checkpoint_piece_test {
 
 using Shape = std::vector<std::int64_t>;
 
@@ -138,5 +138,5 @@ TEST(TensorPiece, ASliceOfAMatrixIsPlannedOnceAFile) {
   EXPECT_EQ(plan.files[2].name, "rank-00001-of-00002-00002.safetensors");
 }
 
-}  // namespace
+}  // namespace checkpoint_piece_test
 }  // namespace ziggurat

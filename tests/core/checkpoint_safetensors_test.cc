@@ -22,12 +22,12 @@
 #include "core/checkpoint/safetensors_writer.h"
 
 namespace ziggurat {
-namespace {
+namespace checkpoint_safetensors_test {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-class SafetensorsTest : public testing::Test {
+class SafetensorsTest : public ::testing::Test {
  protected:
   SafetensorsTest() {
     std::string pattern = (fs::current_path() / "safetensors-XXXXXX").string();
@@ -127,7 +127,7 @@ TEST_F(SafetensorsTest, HoldsNamesShapesTypesAndValuesInTheFormatsTerms) {
 
 TEST_F(SafetensorsTest, AnySplitOfTheValuesMakesTheSameFile) {
   const unsigned seed = std::random_device()();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 20; ++round) {
     std::vector<SafetensorsTensor> tensors;
@@ -186,7 +186,7 @@ TEST_F(SafetensorsTest, AFileThatIsThereStaysUnlessAskedFor) {
     FAIL() << "replaced a file unasked";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), testing::HasSubstr("`force`"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("`force`"));
   }
   EXPECT_EQ(contents(path()), "precious");
 
@@ -243,7 +243,7 @@ TEST_F(SafetensorsTest, AFullDiskIsSaidAtOnceAndLeavesNothing) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   ::signal(SIGXFSZ, handler);
   EXPECT_EQ(code, ErrorCode::kResourceExhausted) << message;
-  EXPECT_THAT(message, testing::HasSubstr("model.safetensors"));
+  EXPECT_THAT(message, ::testing::HasSubstr("model.safetensors"));
   EXPECT_EQ(files(), 1U);
   EXPECT_EQ(contents(path()), "precious");
 }
@@ -293,5 +293,5 @@ TEST(SafetensorsHeader, BeginsDataAtAMultipleOfEight) {
   }
 }
 
-}  // namespace
+}  // namespace checkpoint_safetensors_test
 }  // namespace ziggurat

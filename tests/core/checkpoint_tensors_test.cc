@@ -17,7 +17,7 @@
 #include "core/checkpoint/shard_plan.h"
 
 namespace ziggurat {
-namespace {
+namespace checkpoint_tensors_test {
 
 using nlohmann::ordered_json;
 
@@ -222,5 +222,5 @@ TEST_F(KeptBytes, AreAsManyAsTheirPagesAllow) {
   EXPECT_EQ(reads_[2 * kPages - 1], 2);
 }
 
-}  // namespace
+}  // namespace checkpoint_tensors_test
 }  // namespace ziggurat

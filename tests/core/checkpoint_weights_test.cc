@@ -20,7 +20,7 @@
 #include "tests/support/scratch_directory.h"
 
 namespace ziggurat {
-namespace {
+namespace checkpoint_weights_test {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -239,5 +239,5 @@ TEST_F(SafetensorsSourceTest, RefusesFilesAndIndexesThatDoNotAgree) {
   EXPECT_THAT(index("[]"), HasSubstr("weight_map must be a JSON object"));
 }
 
-}  // namespace
+}  // namespace checkpoint_weights_test
 }  // namespace ziggurat

@@ -15,7 +15,7 @@
 #include "tests/support/scratch_directory.h"
 
 namespace ziggurat {
-namespace {
+namespace checkpoint_writer_test {
 
 std::vector<StateTensor> tensors_of_several_types() {
   const auto tensor = [](const char* name, TensorType type, std::vector<std::int64_t> shape) {
@@ -102,5 +102,5 @@ TEST_F(ArraysForAWriter, MayLieAnywhere) {
   }
 }
 
-}  // namespace
+}  // namespace checkpoint_writer_test
 }  // namespace ziggurat

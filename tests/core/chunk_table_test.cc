@@ -14,7 +14,7 @@
 #include "tests/core/engine_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace chunk_table_test {
 
 class EveryChunkSize : public ::testing::TestWithParam<std::uint64_t> {};
 
@@ -509,5 +509,5 @@ TEST(ChunkTable, OneRankHasTheTableOfNoRanksWhateverTheStage) {
   }
 }
 
-}  // namespace
+}  // namespace chunk_table_test
 }  // namespace ziggurat::testing

@@ -118,6 +118,37 @@ Results rounded(Machine& machine) {
   return results;
 }
 
+/// Rows at once are as each by itself, and what lies between them stays.
+Results rounded_in_rows(Machine& machine) {
+  constexpr std::uint64_t kRows = 3;
+  constexpr std::uint64_t kStride = 2 * kTileElements * sizeof(float);
+  const std::vector<std::byte> values = hard_floats(kRows * 2 * kTileElements, 6);
+  const DeviceBuffer at_once = machine.with(values);
+  const DeviceBuffer one_by_one = machine.with(values);
+  const auto rounding = [](const DeviceBuffer& buffer) {
+    return Compute::Rounding{
+        .values = device_span(buffer).as<float>().first(kTileElements),
+        .out = {DType::kBFloat16, device_span(buffer).first(2 * kTileElements)},
+        .squares = {},
+        .rows = kRows,
+        .stride_bytes = kStride};
+  };
+  machine.run(machine.compute().round(rounding(at_once)));
+  for (std::uint64_t row = 0; row < kRows; ++row)
+    machine.run(machine.compute().round(rounding(one_by_one).row(row)));
+  const std::vector<std::byte> bytes = machine.bytes_of(at_once);
+  EXPECT_TRUE(bytes == machine.bytes_of(one_by_one));
+  Results results;
+  for (std::uint64_t row = 0; row < kRows; ++row) {
+    const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(row * kStride);
+    results.emplace_back(begin, begin + 2 * kTileElements);
+    EXPECT_TRUE(
+        std::equal(begin + kStride / 2, begin + kStride,
+                   values.begin() + static_cast<std::ptrdiff_t>(row * kStride) + kStride / 2));
+  }
+  return results;
+}
+
 /// A few blocks, and more than a GPU quantizes at once.
 Results quantized(Machine& machine) {
   Results results;
@@ -185,6 +216,7 @@ TEST_P(ComputeOperation, HasTheSameBitsOnTheGpuAndOnTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(All, ComputeOperation,
                          ::testing::Values(Operation{"Clear", cleared}, Operation{"Round", rounded},
+                                           Operation{"RoundRows", rounded_in_rows},
                                            Operation{"Quantize", quantized},
                                            Operation{"Update", updated}),
                          [](const auto& param) { return std::string(param.param.name); });

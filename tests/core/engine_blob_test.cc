@@ -11,7 +11,7 @@
 #include "tests/core/engine_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_blob_test {
 
 using ::testing::HasSubstr;
 
@@ -125,5 +125,5 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, EngineBlob,
                                                  EngineConfig::Speculation::kAlways}),
                          [](const auto& its) { return std::string(its.param.name); });
 
-}  // namespace
+}  // namespace engine_blob_test
 }  // namespace ziggurat::testing

@@ -11,7 +11,7 @@
 #include "tests/core/engine_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_calls_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -135,5 +135,5 @@ TEST_P(EngineCalls, AfterCloseAreRefusedAndNothingIsHeld) {
   EXPECT_EQ(next->generation(), 1U);
 }
 
-}  // namespace
+}  // namespace engine_calls_test
 }  // namespace ziggurat::testing

@@ -16,7 +16,7 @@
 #include "tiers/cuda_device.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_cuda_ranks_test {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
@@ -326,5 +326,5 @@ TEST(EngineCudaRanks, GpusLostInStage3EndTheRunOfAllAndNothingElse) {
   EXPECT_GE(lost, 3U);
 }
 
-}  // namespace
+}  // namespace engine_cuda_ranks_test
 }  // namespace ziggurat::testing

@@ -13,7 +13,7 @@
 #include "tiers/cuda_device.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_cuda_streams_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -91,5 +91,5 @@ TEST_F(EngineCudaStreams, CallsOnALostDeviceThrowItsError) {
   static_cast<void>(close());  // a lost device frees nothing
 }
 
-}  // namespace
+}  // namespace engine_cuda_streams_test
 }  // namespace ziggurat::testing

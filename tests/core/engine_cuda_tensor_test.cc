@@ -14,7 +14,7 @@
 #include "tiers/cuda_device.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_cuda_tensor_test {
 
 constexpr std::uint64_t kSteps = 3;
 
@@ -116,5 +116,5 @@ INSTANTIATE_TEST_SUITE_P(
                       World{.name = "TwoPartsOfTwoRanksStage3", .data = 2, .stage = 3}),
     [](const auto& one) { return std::string(one.param.name); });
 
-}  // namespace
+}  // namespace engine_cuda_tensor_test
 }  // namespace ziggurat::testing

@@ -13,7 +13,7 @@
 #include "tests/support/faults_under.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_damage_test {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -159,5 +159,5 @@ TEST(EngineDamageInASweep, SaysThatNoGenerationIsWholeAnyMore) {
   expect_what_a_sweep_says(store, {store.records(0, kSteps).back()}, false);
 }
 
-}  // namespace
+}  // namespace engine_damage_test
 }  // namespace ziggurat::testing

@@ -11,7 +11,7 @@
 #include "tests/core/equal_units.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_divided_test {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -240,5 +240,5 @@ TEST(AutoPlacement, SaysWhatIsMissingWhereNothingFits) {
   }
 }
 
-}  // namespace
+}  // namespace engine_divided_test
 }  // namespace ziggurat::testing

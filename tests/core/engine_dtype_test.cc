@@ -16,7 +16,7 @@
 #include "tests/core/open_store.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_dtype_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -199,5 +199,5 @@ TEST(EngineDtypeMemory, IsWhatTheTypeTakes) {
   EXPECT_GT(permanent_bytes(DType::kFloat32), halves * 19 / 10);
 }
 
-}  // namespace
+}  // namespace engine_dtype_test
 }  // namespace ziggurat::testing

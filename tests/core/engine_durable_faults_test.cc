@@ -13,7 +13,7 @@
 #include "tests/core/ranks_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_durable_faults_test {
 
 using ::testing::HasSubstr;
 
@@ -220,5 +220,5 @@ TEST_F(FaultyDrives, OfOneRankAreAnErrorOnAll) {
   }));
 }
 
-}  // namespace
+}  // namespace engine_durable_faults_test
 }  // namespace ziggurat::testing

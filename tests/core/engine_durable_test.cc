@@ -14,7 +14,7 @@
 #include "tests/core/ranks_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_durable_test {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -177,5 +177,5 @@ TEST(EngineDurableKill, WithStateInMemoryGoesBackNoFurtherThanDurableEvery) {
   }
 }
 
-}  // namespace
+}  // namespace engine_durable_test
 }  // namespace ziggurat::testing

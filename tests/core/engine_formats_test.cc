@@ -14,7 +14,7 @@
 #include "tests/core/open_store.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_formats_test {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -254,5 +254,5 @@ TEST(EngineFormats, SplitMastersAreNotRoundedStochastically) {
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
 
-}  // namespace
+}  // namespace engine_formats_test
 }  // namespace ziggurat::testing

@@ -12,7 +12,7 @@
 #include "tests/core/open_store.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_frozen_test {
 
 using ::testing::HasSubstr;
 using Speculation = EngineConfig::Speculation;
@@ -260,5 +260,5 @@ TEST_P(EngineFrozenIn, GenerationsAreMadeAlsoWhereNothingIsTrained) {
   run(plain, {frozen("*")}, 3);
 }
 
-}  // namespace
+}  // namespace engine_frozen_test
 }  // namespace ziggurat::testing

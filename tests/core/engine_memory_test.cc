@@ -64,7 +64,7 @@ void free(void* memory) {
 #endif
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_memory_test {
 
 constexpr std::uint64_t kChunksPerUnit = 8;
 
@@ -142,5 +142,5 @@ TEST_P(EngineMemory, OfWaitingWorkDoesNotGrowWithTheNumberOfChunks) {
   EXPECT_LT((many.open - few.open) / more, 1024);
 }
 
-}  // namespace
+}  // namespace engine_memory_test
 }  // namespace ziggurat::testing

@@ -13,7 +13,7 @@
 #include "tests/support/recording_policy.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_nodes_test {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -210,5 +210,5 @@ TEST(EngineOnTwoNodesNotes, SayWhereMemoryWorkersAndDrivesAreAndWhatWasRefused) 
             Contains(HasSubstr("the NUMA node of the drive of " + second.path() + " is unknown"))));
 }
 
-}  // namespace
+}  // namespace engine_nodes_test
 }  // namespace ziggurat::testing

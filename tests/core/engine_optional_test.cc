@@ -15,7 +15,7 @@
 #include "tests/core/ranks_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_optional_test {
 
 using ::testing::HasSubstr;
 using enum StateFormat;
@@ -305,5 +305,5 @@ TEST(EngineOptionalRanksOrder, IsOfTheModelWhateverEachRankFinishesFirst) {
   }));
 }
 
-}  // namespace
+}  // namespace engine_optional_test
 }  // namespace ziggurat::testing

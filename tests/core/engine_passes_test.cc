@@ -9,7 +9,7 @@
 #include "tests/core/ranks_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_passes_test {
 
 using ::testing::HasSubstr;
 
@@ -83,5 +83,5 @@ TEST(EnginePassesMemory, ThatDoesNotHoldAllAccumulatorsIsAnErrorThatSaysSo) {
   }
 }
 
-}  // namespace
+}  // namespace engine_passes_test
 }  // namespace ziggurat::testing

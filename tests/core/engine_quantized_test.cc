@@ -11,7 +11,7 @@
 #include "tests/core/ranks_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_quantized_test {
 
 using ::testing::HasSubstr;
 
@@ -243,5 +243,5 @@ TEST(EngineQuantizedOpen, SaysHowFarOffEachValueMayBe) {
   expect_none(errors);
 }
 
-}  // namespace
+}  // namespace engine_quantized_test
 }  // namespace ziggurat::testing

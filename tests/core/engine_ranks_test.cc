@@ -17,7 +17,7 @@
 #include "tests/core/ranks_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_ranks_test {
 
 using ::testing::HasSubstr;
 
@@ -617,5 +617,5 @@ TEST(EngineRanksOpen, ARankThatCannotOpenEndsTheOthersOpeningToo) {
   EXPECT_THAT(error_in(errors[0]).what(), HasSubstr("`host_memory`"));
 }
 
-}  // namespace
+}  // namespace engine_ranks_test
 }  // namespace ziggurat::testing

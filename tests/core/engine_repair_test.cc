@@ -14,7 +14,7 @@
 #include "tests/core/trained_store.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_repair_test {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -212,5 +212,5 @@ INSTANTIATE_TEST_SUITE_P(Shapes, EngineRepair,
                                               one.param.stripes, one.param.copies);
                          });
 
-}  // namespace
+}  // namespace engine_repair_test
 }  // namespace ziggurat::testing

@@ -7,7 +7,7 @@
 #include "tests/core/engine_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_residency_test {
 
 constexpr std::uint64_t kWarmSteps = 2;
 constexpr std::uint64_t kSteps = 3;
@@ -90,5 +90,5 @@ TEST(EngineResidency, SmallUnitsPersistAndAreLoadedOnceAStep) {
   EXPECT_EQ(fewer.hits, 2 * kSteps) << "in backward";
 }
 
-}  // namespace
+}  // namespace engine_residency_test
 }  // namespace ziggurat::testing

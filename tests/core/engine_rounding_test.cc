@@ -12,7 +12,7 @@
 #include "tests/core/ranks_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_rounding_test {
 
 using ::testing::HasSubstr;
 
@@ -270,5 +270,5 @@ TEST(StoreRounding, OfACopyIsAsItWas) {
   EXPECT_EQ(rounding_of_copy(config, of, true), std::nullopt);
 }
 
-}  // namespace
+}  // namespace engine_rounding_test
 }  // namespace ziggurat::testing

@@ -11,9 +11,9 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace engine_settings_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const SettingOf<EngineConfig>& setting(std::string_view name) {
   for (const SettingOf<EngineConfig>& its : engine_settings()) {
@@ -174,5 +174,5 @@ TEST(EngineSettings, AStageIsTwoUnlessAStrategySaysMore) {
   EXPECT_THROW(strategy_of(config, 4), Error);
 }
 
-}  // namespace
+}  // namespace engine_settings_test
 }  // namespace ziggurat

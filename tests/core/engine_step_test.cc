@@ -13,7 +13,7 @@
 #include "tests/support/group_settings.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_step_test {
 
 using ::testing::HasSubstr;
 
@@ -337,5 +337,5 @@ TEST(EngineStepOptions, NonsenseIsRefused) {
   EXPECT_THAT(refusal({.loss_scale = 0.0F, .blob = {}}), HasSubstr("loss scale is 0"));
 }
 
-}  // namespace
+}  // namespace engine_step_test
 }  // namespace ziggurat::testing

@@ -17,7 +17,7 @@
 #include "tests/core/ranks_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_streams_test {
 
 using ::testing::HasSubstr;
 
@@ -228,5 +228,5 @@ TEST(EngineStreams, CallsComeFromAnyThread) {
   EXPECT_TRUE(same_params(*rig.engine, plain, model));
 }
 
-}  // namespace
+}  // namespace engine_streams_test
 }  // namespace ziggurat::testing

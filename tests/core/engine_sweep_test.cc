@@ -14,7 +14,7 @@
 #include "tests/core/equal_units.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_sweep_test {
 
 using ::testing::HasSubstr;
 using Speculation = EngineConfig::Speculation;
@@ -303,5 +303,5 @@ TEST(EngineRecordCache, SaysWhatItKeeps) {
   EXPECT_GT(rig.engine->kept_record_bytes(), kRecordsBytes - 1);
 }
 
-}  // namespace
+}  // namespace engine_sweep_test
 }  // namespace ziggurat::testing

@@ -10,7 +10,7 @@
 #include "tests/core/tensor_rig.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_tensor_test {
 
 using ::testing::HasSubstr;
 
@@ -214,5 +214,5 @@ TEST(EngineTensorOpen, RefusesRanksThatDoNotDivideAndThatDoNotAgree) {
     EXPECT_THAT(error_in(thrown).what(), HasSubstr("tp"));
 }
 
-}  // namespace
+}  // namespace engine_tensor_test
 }  // namespace ziggurat::testing

@@ -9,7 +9,7 @@
 #include "tests/core/ranks_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_traffic_test {
 
 constexpr std::uint64_t kSteps = 2;
 
@@ -213,5 +213,5 @@ TEST(EngineTrafficTwoNodes, OfZeroPlusPlusIsThreeQuartersOfPsiBetweenThem) {
   EXPECT_NEAR(of_node / psi - scales, 0.75, 0.003);
 }
 
-}  // namespace
+}  // namespace engine_traffic_test
 }  // namespace ziggurat::testing

@@ -18,7 +18,7 @@
 #include "tests/core/ranks_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_verdict_test {
 
 using ::testing::HasSubstr;
 
@@ -336,5 +336,5 @@ TEST(EngineVerdictBlob, OfTheLargestSizeIsStoredAndResumed) {
   EXPECT_TRUE(std::ranges::equal(rig.engine->resumed_blob(), blob));
 }
 
-}  // namespace
+}  // namespace engine_verdict_test
 }  // namespace ziggurat::testing

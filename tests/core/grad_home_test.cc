@@ -11,7 +11,7 @@
 #include "tests/core/home_rig.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace grad_home_test {
 
 constexpr Need kNow{.generation = 0, .position = 0};
 
@@ -116,5 +116,5 @@ INSTANTIATE_TEST_SUITE_P(Tiers, EveryGradHome,
                            return std::string(suite.param).substr(std::strlen("grads="));
                          });
 
-}  // namespace
+}  // namespace grad_home_test
 }  // namespace ziggurat::testing

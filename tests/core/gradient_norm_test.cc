@@ -12,7 +12,7 @@
 #include "tests/core/engine_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace gradient_norm_test {
 
 float value_of(UnitId unit, std::uint64_t element) {
   return initial_value(unit, element) * static_cast<float>(1 + unit);
@@ -131,5 +131,5 @@ TEST(GradientNorm, IsInTheHostsAccount) {
             GradientNorm::memory_bytes(ChunkTable(model, 1000, {})));
 }
 
-}  // namespace
+}  // namespace gradient_norm_test
 }  // namespace ziggurat::testing

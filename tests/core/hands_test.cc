@@ -20,7 +20,7 @@
 #include "tiers/host_device.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace hands_test {
 
 using enum StateFormat;
 
@@ -199,5 +199,5 @@ INSTANTIATE_TEST_SUITE_P(
                                                  : "Demo");
     });
 
-}  // namespace
+}  // namespace hands_test
 }  // namespace ziggurat::testing

@@ -15,7 +15,7 @@
 #include "tiers/store_layout.h"
 
 namespace ziggurat {
-namespace {
+namespace hostile_layout_test {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
@@ -178,5 +178,5 @@ TEST_F(StoreText, WhoseFileWouldBeLongerThanAnyIsRefused) {
   EXPECT_THROW(static_cast<void>(StoreLayout::of(spec, 100)), Error);
 }
 
-}  // namespace
+}  // namespace hostile_layout_test
 }  // namespace ziggurat

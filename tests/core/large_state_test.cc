@@ -31,7 +31,7 @@
 #include "tests/core/engine_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace large_state_test {
 
 constexpr std::uint64_t kStep = 7;
 constexpr std::uint64_t kBytesPerElement = 12;
@@ -322,5 +322,5 @@ TEST(LargeState, MovesAtTheDrivesSpeedInMemoryThatDoesNotGrow) {
   }
 }
 
-}  // namespace
+}  // namespace large_state_test
 }  // namespace ziggurat::testing

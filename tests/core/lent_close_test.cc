@@ -15,7 +15,7 @@
 #include "tiers/device.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_close_test {
 
 using test::HangingEngine;
 using test::HangingTarget;
@@ -61,5 +61,5 @@ TEST(LentClose, OfARankWhoseDriveHangsIsToldToTheOthers) {
   }));
 }
 
-}  // namespace
+}  // namespace lent_close_test
 }  // namespace ziggurat::testing

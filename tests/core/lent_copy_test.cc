@@ -12,7 +12,7 @@
 #include "tests/core/lent_kinds.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_copy_test {
 
 using ::testing::HasSubstr;
 using enum StateFormat;
@@ -331,5 +331,5 @@ TEST(LentCopies, ThatAreGivenUpSayWhy) {
   }
 }
 
-}  // namespace
+}  // namespace lent_copy_test
 }  // namespace ziggurat::testing

@@ -19,7 +19,7 @@
 #include "tiers/host_device.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_cuda_faults_test {
 
 using enum StateFormat;
 
@@ -132,5 +132,5 @@ TEST_P(LentCudaFaults, AtCallsAndCompletionsEndTheRunAndNothingElse) {
   campaign.fail_everywhere(healthy);
 }
 
-}  // namespace
+}  // namespace lent_cuda_faults_test
 }  // namespace ziggurat::testing

@@ -20,7 +20,7 @@
 #include "tests/cuda_double/clockwork.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_cuda_test {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -348,5 +348,5 @@ TEST_F(OneUnitOnGpu, AStreamThatCapturesIsRefusedAndNothingChanges) {
   EXPECT_THAT(cuda_double::report(), IsEmpty());
 }
 
-}  // namespace
+}  // namespace lent_cuda_test
 }  // namespace ziggurat::testing

@@ -17,7 +17,7 @@
 #include "tests/core/lent_trainer.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_engine_test {
 
 using ::testing::HasSubstr;
 using enum StateFormat;
@@ -390,5 +390,5 @@ TEST_F(LentCalls, TellATrainerThatWroteAParameterInSecret) {
               HasSubstr("was changed since the last step, but the engine was not told"));
 }
 
-}  // namespace
+}  // namespace lent_engine_test
 }  // namespace ziggurat::testing

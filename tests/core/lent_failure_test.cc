@@ -18,7 +18,7 @@
 #include "tests/support/held_memory.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_failure_test {
 
 constexpr UnitId kHeld = 0;
 constexpr UnitId kFailing = 1;
@@ -139,5 +139,5 @@ INSTANTIATE_TEST_SUITE_P(Calls, LentFailure,
                                             ::testing::ValuesIn(kCounts)),
                          name_of);
 
-}  // namespace
+}  // namespace lent_failure_test
 }  // namespace ziggurat::testing

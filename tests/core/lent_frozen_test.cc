@@ -15,7 +15,7 @@
 #include "tiers/host_device.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_frozen_test {
 
 using ::testing::HasSubstr;
 using enum StateFormat;
@@ -359,5 +359,5 @@ TEST(FrozenParams, HaveNeitherGradientsNorState) {
   EXPECT_THAT(opening(wrong), HasSubstr("is frozen, but in the caller's memory"));
 }
 
-}  // namespace
+}  // namespace lent_frozen_test
 }  // namespace ziggurat::testing

@@ -32,9 +32,6 @@ inline std::string name_of(const LentKind& kind) {
   return name;
 }
 
-/// Where records are.
-enum class Where { kMemory, kHost, kNvme };
-
 inline std::string name_of(const std::tuple<LentKind, Where>& one) {
   constexpr std::array kNames{"memory", "host", "nvme"};
   return fmt::format("{}_{}", name_of(std::get<0>(one)),

@@ -18,7 +18,7 @@
 #include "tests/core/lent_kinds.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_packing_test {
 
 using ::testing::ElementsAre;
 using enum StateFormat;
@@ -455,5 +455,5 @@ TEST_P(PackedBits, AreThoseOfEachParameterAlone) {
   }
 }
 
-}  // namespace
+}  // namespace lent_packing_test
 }  // namespace ziggurat::testing

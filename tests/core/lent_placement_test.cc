@@ -13,7 +13,7 @@
 #include "tiers/host_device.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_placement_test {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -181,5 +181,5 @@ TEST(LentAutoRanks, AllChooseOrNoneDoes) {
   }
 }
 
-}  // namespace
+}  // namespace lent_placement_test
 }  // namespace ziggurat::testing

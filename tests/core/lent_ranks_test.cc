@@ -18,7 +18,7 @@
 #include "tests/core/lent_world.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_ranks_test {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -328,5 +328,5 @@ TEST(LentRanksDurable, StoreStateInMemoryAsOftenOnEveryRank) {
   EXPECT_LE(std::max(durable[0], durable[1]) - std::min(durable[0], durable[1]), 1U);
 }
 
-}  // namespace
+}  // namespace lent_ranks_test
 }  // namespace ziggurat::testing

@@ -13,7 +13,7 @@
 #include "tiers/state_store.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_reshard_test {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -278,5 +278,5 @@ TEST(LentReshardOf8Bits, IsRefusedWherePiecesAreCutWithinBlocks) {
               HasSubstr("cut within such blocks"));
 }
 
-}  // namespace
+}  // namespace lent_reshard_test
 }  // namespace ziggurat::testing

@@ -24,7 +24,7 @@
 #include "tiers/superblock.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_serve_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -616,5 +616,5 @@ TEST(LentServeFault, OfADriveIsSaidToWhoAsks) {
   }));
 }
 
-}  // namespace
+}  // namespace lent_serve_test
 }  // namespace ziggurat::testing

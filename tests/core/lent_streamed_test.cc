@@ -22,7 +22,7 @@
 #include "tiers/host_device.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_streamed_test {
 
 using ::testing::HasSubstr;
 using enum StateFormat;
@@ -477,5 +477,5 @@ TEST_F(OneAtATime, AThreadWaitsUntilAnotherReleases) {
   other.join();
 }
 
-}  // namespace
+}  // namespace lent_streamed_test
 }  // namespace ziggurat::testing

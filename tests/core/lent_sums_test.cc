@@ -14,7 +14,7 @@
 #include "tests/core/lent_kinds.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_sums_test {
 
 using ::testing::HasSubstr;
 using enum StateFormat;
@@ -264,5 +264,5 @@ TEST(LentSumsCalls, SayWhatIsWrong) {
   EXPECT_THAT(refused(*engine, open), HasSubstr("`store` is missing"));
 }
 
-}  // namespace
+}  // namespace lent_sums_test
 }  // namespace ziggurat::testing

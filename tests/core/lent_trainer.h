@@ -18,6 +18,9 @@
 
 namespace ziggurat::testing {
 
+/// Where records are.
+enum class Where { kMemory, kHost, kNvme };
+
 /// Units of `counts` elements, each in a group of its own.
 inline ModelSpec lent_model(const std::vector<std::int64_t>& counts, DType dtype) {
   ModelSpec model{.name = "lent", .units = {}, .dtype = dtype};

@@ -16,7 +16,7 @@
 #include "tests/support/faults_under.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_wholes_end_test {
 
 using namespace std::chrono_literals;
 using ::testing::AllOf;
@@ -347,6 +347,7 @@ TEST_F(LentWholesRefusals, NameAWholeThatRanksDoNotHaveAlike) {
   of_rank_0([](WholeParam& its) { its.dtype = DType::kBFloat16; });
   of_rank_0([](WholeParam& its) { its.unit = 1; });
   of_rank_0([](WholeParam& its) { its.trained = false; });
+  of_rank_0([](WholeParam& its) { its.quantized = true; });
   const std::vector<std::string> words = opening([](int rank, EngineConfig& config, ModelSpec&) {
     if (rank == 1) config.wholes.erase(config.wholes.begin());
   });
@@ -390,5 +391,5 @@ TEST_F(LentWholesRefusals, KeepSlicesOffTheDevice) {
               ::testing::Each(HasSubstr("`placement=params=device` cannot be used with whole")));
 }
 
-}  // namespace
+}  // namespace lent_wholes_end_test
 }  // namespace ziggurat::testing

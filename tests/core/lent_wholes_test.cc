@@ -14,26 +14,65 @@
 #include "tests/core/wholes_world.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_wholes_test {
 
 using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class LentWholes : public ::testing::TestWithParam<std::tuple<Tier, int, std::uint64_t>> {
+struct Shape {
+  const char* name;
+  int ranks;
+  int group;  ///< ranks that have all slices
+  int hpz = 0;
+  bool quantized = false;
+};
+constexpr Shape kAlone[] = {{"1_rank", 1, 1}, {"2_ranks", 2, 2}, {"3_ranks", 3, 3}};
+constexpr Shape kInGroups[] = {{"2_groups_of_2_ranks", 4, 2}, {"2_nodes_of_2_ranks", 4, 4, 2}};
+constexpr Shape kQuantized[] = {{"1_rank_quantized", 1, 1, 0, true},
+                                {"2_ranks_quantized", 2, 2, 0, true},
+                                {"3_ranks_quantized", 3, 3, 0, true},
+                                {"2_groups_of_2_ranks_quantized", 4, 2, 0, true},
+                                {"2_nodes_of_2_ranks_quantized", 4, 4, 2, true}};
+
+class LentWholes : public ::testing::TestWithParam<std::tuple<Tier, Shape, std::uint64_t>> {
  protected:
-  WholesWorld world_{std::get<1>(GetParam()), std::get<0>(GetParam()), std::get<2>(GetParam())};
+  static const Shape& shape() { return std::get<1>(GetParam()); }
+  LentWholes()
+      : world_(shape().ranks, std::get<0>(GetParam()), std::get<2>(GetParam()), shape().group) {
+    world_.change = [](int, EngineConfig& config, ModelSpec&) {
+      config.strategy.hpz = shape().hpz;
+    };
+    if (shape().quantized) world_.quantize_params();
+  }
+  WholesWorld world_;
 };
 
+std::string name_of(const ::testing::TestParamInfo<LentWholes::ParamType>& one) {
+  return fmt::format("{}_{}_{}", to_string(std::get<0>(one.param)), std::get<1>(one.param).name,
+                     std::get<2>(one.param) == kRoomy ? "roomy" : "tight");
+}
 INSTANTIATE_TEST_SUITE_P(Worlds, LentWholes,
                          ::testing::Combine(::testing::Values(Tier::kHost, Tier::kNvme),
-                                            ::testing::Values(1, 2, 3),
+                                            ::testing::ValuesIn(kAlone),
                                             ::testing::Values(kRoomy, kTight)),
-                         [](const auto& one) {
-                           return fmt::format("{}_{}_ranks_{}", to_string(std::get<0>(one.param)),
-                                              std::get<1>(one.param),
-                                              std::get<2>(one.param) == kRoomy ? "roomy" : "tight");
-                         });
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Groups, LentWholes,
+                         ::testing::Values(std::tuple{Tier::kHost, kInGroups[0], kTight},
+                                           std::tuple{Tier::kNvme, kInGroups[0], kRoomy},
+                                           std::tuple{Tier::kHost, kInGroups[1], kRoomy},
+                                           std::tuple{Tier::kNvme, kInGroups[1], kTight}),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Quantized, LentWholes,
+                         ::testing::Values(std::tuple{Tier::kHost, kQuantized[0], kRoomy},
+                                           std::tuple{Tier::kHost, kQuantized[1], kRoomy},
+                                           std::tuple{Tier::kNvme, kQuantized[1], kTight},
+                                           std::tuple{Tier::kHost, kQuantized[2], kTight},
+                                           std::tuple{Tier::kNvme, kQuantized[2], kRoomy},
+                                           std::tuple{Tier::kNvme, kQuantized[3], kRoomy},
+                                           std::tuple{Tier::kHost, kQuantized[4], kRoomy},
+                                           std::tuple{Tier::kNvme, kQuantized[4], kTight}),
+                         name_of);
 
 TEST_P(LentWholes, AreBroughtInTheSameOrderInEachStep) {
   expect_none(world_.run([](WholesRank& rank) {
@@ -130,7 +169,7 @@ std::uint64_t smallest_budget(const WholesWorld& world) {
     EngineConfig config = world.config(rank);
     config.host_budget_bytes = 4096;
     const auto runtime = Runtime::create({.threads = 1, .trace_path = ""});
-    WholesRank alone(rank, world.size());
+    WholesRank alone(rank, rank % world.group, world.group);
     try {
       alone.open(config, alone.model(), *runtime, kRoomy);
     } catch (const MemoryExhausted& error) {
@@ -263,5 +302,61 @@ TEST_P(LentWholes, AreThoseOfTheStoreThatIsOpenedAgain) {
   }));
 }
 
-}  // namespace
+// With hpZ each slice of another node comes to a node once, however often its ranks need it.
+TEST(LentWholesOfNodes, ComeToANodeOnceInAGeneration) {
+  std::uint64_t all_bytes = 0;
+  for (const Whole& its : kWholes) all_bytes += its.count * size_bytes(its.dtype);
+  for (const int hpz : {0, 2}) {
+    WholesWorld world(4, Tier::kHost, kTight);  // so that no unit stays
+    world.change = [&](int, EngineConfig& config, ModelSpec&) { config.strategy.hpz = hpz; };
+    std::vector<FromRanks> came(4);
+    expect_none(world.run([&](WholesRank& rank) {
+      for (int n = 0; n < 3; ++n) rank.look_at_all();
+      came[static_cast<std::size_t>(rank.number)] = rank.engine->from_ranks();
+    }));
+    FromRanks together;
+    for (const FromRanks& its : came) {
+      together.bytes += its.bytes;
+      together.other_nodes_bytes += its.other_nodes_bytes;
+    }
+    // Each brings what the others have three times, but for units that happen to stay.
+    EXPECT_GT(together.bytes, 3 * all_bytes);
+    EXPECT_EQ(together.other_nodes_bytes, hpz == 0 ? 0 : all_bytes);
+  }
+}
+
+// Rank 3 keeps copies of rank 1's slices, for which rank 2 asks it.
+TEST(LentWholesOfNodes, NameTheRankThatHasClosedItsEngine) {
+  for (const int closes : {1, 3}) {
+    WholesWorld world(4, Tier::kHost);
+    world.change = [](int, EngineConfig& config, ModelSpec&) { config.strategy.hpz = 2; };
+    world.connect();
+    std::barrier<> all(4);
+    expect_none(run_ranks(4, [&](int number) {
+      world.open(number);
+      WholesRank& rank = *world.ranks[static_cast<std::size_t>(number)];
+      all.arrive_and_wait();
+      if (number == closes) rank.close();
+      all.arrive_and_wait();
+      if (number == 2) {
+        const Error error = thrown_by([&] { rank.engine->acquire(0, rank.host); });
+        EXPECT_THAT(error.what(), HasSubstr(fmt::format("rank {} has closed its engine", closes)));
+      }
+      all.arrive_and_wait();
+      if (number != closes) rank.close();
+    }));
+  }
+}
+
+TEST(LentWholesOfNodes, AreRefusedUnlessTheyDivideTheRanks) {
+  for (const int hpz : {1, 3, 4}) {
+    WholesWorld world(4, Tier::kHost);
+    world.change = [&](int, EngineConfig& config, ModelSpec&) { config.strategy.hpz = hpz; };
+    for (const std::exception_ptr& error : world.run([](WholesRank&) {}))
+      EXPECT_THAT(error_in(error).what(),
+                  HasSubstr(fmt::format("`hpz={}` does not divide the 4 ranks", hpz)));
+  }
+}
+
+}  // namespace lent_wholes_test
 }  // namespace ziggurat::testing

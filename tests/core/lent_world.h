@@ -25,8 +25,6 @@ inline const Owners kTwo{{1, 3, 4}, {0, 2, 5, 6}};
 inline const Owners kTiny{{0, 1, 2, 3, 4, 6}, {5}};
 inline const Owners kThree{{6, 0}, {5}, {1, 2, 3, 4}};
 
-enum class Where { kMemory, kHost, kNvme };
-
 inline EngineConfig config_of(Where where, const std::string& directory) {
   EngineConfig config = small_config(directory);
   config.host_budget_bytes = 32 * kMiB;

@@ -11,7 +11,7 @@
 #include "tests/core/open_store.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace load_options_test {
 
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -168,5 +168,5 @@ TEST_F(PartialLoad, RefusesRulesThatMeanNothingOrTwoThings) {
                     HasSubstr("both be loaded as 'unit1.weight'")));
 }
 
-}  // namespace
+}  // namespace load_options_test
 }  // namespace ziggurat::testing

@@ -11,7 +11,7 @@
 #include "tests/core/home_rig.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace param_home_test {
 
 constexpr Need kNow{.generation = 0, .position = 0};
 
@@ -176,5 +176,5 @@ INSTANTIATE_TEST_SUITE_P(Tiers, EveryParamHome,
                            return std::string(suite.param).substr(std::strlen("params="));
                          });
 
-}  // namespace
+}  // namespace param_home_test
 }  // namespace ziggurat::testing

@@ -9,9 +9,9 @@
 #include "base/memory_exhausted.h"
 
 namespace ziggurat {
-namespace {
+namespace plan_device_plan_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// Units of 4, 16, 16 and 16 tiles: accumulators of 256 KiB and 1 MiB, and a page each.
 ChunkTable table(Sharding sharding = {}) {
@@ -87,5 +87,5 @@ TEST(DevicePlan, Stage3GathersIntoOneRegionThatLeavesRoomForWhatComesLater) {
   EXPECT_EQ(plan_device(half, Placement{}, kept, 0).in_use_bytes, 3 * 512 * kKiB + 128 * kKiB);
 }
 
-}  // namespace
+}  // namespace plan_device_plan_test
 }  // namespace ziggurat

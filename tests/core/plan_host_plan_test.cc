@@ -11,7 +11,7 @@
 #include "core/plan/memory.h"
 
 namespace ziggurat {
-namespace {
+namespace plan_host_plan_test {
 
 ModelSpec model_of(std::initializer_list<std::int64_t> units) {
   ModelSpec model{.name = "m", .units = {}};
@@ -167,5 +167,5 @@ TEST(HostPlan, WhatABudgetLeavesBecomesWorkItemsAndThenKeptRecords) {
   EXPECT_EQ(plan_with(0).comfortable_bytes(), plan_with(0).smallest_bytes() + 11 * kItem);
 }
 
-}  // namespace
+}  // namespace plan_host_plan_test
 }  // namespace ziggurat

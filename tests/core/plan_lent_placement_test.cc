@@ -14,7 +14,7 @@
 #include "core/sharding/chunk_table.h"
 
 namespace ziggurat {
-namespace {
+namespace plan_lent_placement_test {
 
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
@@ -210,5 +210,5 @@ TEST(LentPlacement, GivesAStateOnNvmeAnEighthOfTheFreeMemoryIfThatKeepsRecords) 
       << "and the parameters, which stay in host memory too";
 }
 
-}  // namespace
+}  // namespace plan_lent_placement_test
 }  // namespace ziggurat

@@ -15,9 +15,9 @@
 #include "core/plan/machine_profile.h"
 
 namespace ziggurat {
-namespace {
+namespace plan_machine_profile_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 MachineProfile sample() {
   MachineProfile profile;
@@ -38,6 +38,13 @@ MachineProfile sample() {
   drive.queue_depth = 16;
   drive.flags = {"unsteady", "small"};
   profile.drives.push_back(drive);
+  profile.compute = ComputeProfile{.measured_at = "2026-11-21T12:00:00Z",
+                                   .threads = 2,
+                                   .layer_gflop_per_s = 200.5,
+                                   .unaligned_gflop_per_s = 150,
+                                   .attention_gflop_per_s = 100,
+                                   .pass_gb_per_s = 25,
+                                   .copy_gb_per_s = 10.25};
   profile.aio = DeepSpeedAio{.block_size = 524'288, .queue_depth = 32};
   return profile;
 }
@@ -70,8 +77,20 @@ TEST(MachineProfile, ComesBackAsItWasWritten) {
   EXPECT_EQ(read.drives[0].sweep_gb_per_s, 4.125);
   EXPECT_EQ(read.drives[0].outstanding_bytes(), 16U << 20);
   EXPECT_EQ(read.drives[0].flags, written.drives[0].flags);
+  ASSERT_TRUE(read.compute);
+  EXPECT_EQ(read.compute->layer_gflop_per_s, 200.5);
+  EXPECT_EQ(read.compute->threads, 2U);
   ASSERT_TRUE(read.aio);
   EXPECT_EQ(read.aio->queue_depth, 32U);
+}
+
+// As `bench io` alone writes it, and as it was written before cores were measured.
+TEST(MachineProfile, OneWithoutFiguresOfCoresIsRead) {
+  nlohmann::json old = nlohmann::json::parse(to_json_text(sample()));
+  old.erase("compute");
+  const MachineProfile read = parse_profile(old.dump(), "profile.json");
+  EXPECT_FALSE(read.compute);
+  EXPECT_EQ(nlohmann::json::parse(to_json_text(read)), old);
 }
 
 TEST(MachineProfile, MeasuringAPathAgainReplacesItsFigures) {
@@ -106,6 +125,8 @@ TEST(MachineProfile, AnythingUnknownMissingOrImpossibleIsAnErrorThatNamesIt) {
   EXPECT_THAT(changed("/surprise", 1), HasSubstr("unknown key \"surprise\""));
   EXPECT_THAT(changed("/machine/surprise", 1), HasSubstr("unknown key machine \"surprise\""));
   EXPECT_THAT(changed("/drives/0/surprise", 1), HasSubstr("unknown key drives[0] \"surprise\""));
+  EXPECT_THAT(changed("/compute/surprise", 1), HasSubstr("unknown key compute \"surprise\""));
+  EXPECT_THAT(changed("/compute/copy_gb_per_s", -1), HasSubstr("copy_gb_per_s"));
   EXPECT_THAT(changed("/aio/num_threads", 1), HasSubstr("unknown key aio \"num_threads\""));
   EXPECT_THAT(changed("/drives/0/read_gb_per_s", -1), HasSubstr("read_gb_per_s"));
   EXPECT_THAT(changed("/drives/0/read_gb_per_s", "fast"), HasSubstr("must be a number"));
@@ -147,5 +168,5 @@ TEST(MachineProfile, LivesWhereXdgSays) {
   EXPECT_THROW(default_profile_path(), Error);
 }
 
-}  // namespace
+}  // namespace plan_machine_profile_test
 }  // namespace ziggurat

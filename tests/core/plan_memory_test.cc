@@ -11,7 +11,7 @@
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
-namespace {
+namespace plan_memory_test {
 
 constexpr double kGB = 1e9;
 constexpr Placement kAllOnDevice{Tier::kDevice, Tier::kDevice, Tier::kDevice};
@@ -157,8 +157,8 @@ TEST(ShardingMemory, AgreesWithTheChunkTableOfEveryStage) {
           one.model = model_size(model, 1);
           one.chunk_tiles_max = tiles;
           const RankMemory memory = rank_memory(one);
-          SCOPED_TRACE(testing::Message() << to_string(format) << " in chunks of " << tiles
-                                          << ", stage " << stage << " of " << ranks);
+          SCOPED_TRACE(::testing::Message() << to_string(format) << " in chunks of " << tiles
+                                            << ", stage " << stage << " of " << ranks);
           EXPECT_EQ(memory.bytes(StateClass::kMasters) + memory.bytes(StateClass::kMoments),
                     table.total_record_bytes());
           std::uint64_t home_count = 0;
@@ -204,5 +204,5 @@ TEST(ShardingMemory, TensorParallelRanksDivideWhatIsMarkedAndRoundUp) {
   EXPECT_EQ(model_size(std::uint64_t{1000}, 3).rank_count(), 334u);
 }
 
-}  // namespace
+}  // namespace plan_memory_test
 }  // namespace ziggurat

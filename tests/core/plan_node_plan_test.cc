@@ -9,18 +9,18 @@
 #include "base/bytes.h"
 
 namespace ziggurat {
-namespace {
+namespace plan_node_plan_test {
 
-using testing::Each;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr const char* kTwoNodes = "pack:2 [numa] core:2 pu:1";
 constexpr const char* kFourNodes = "pack:4 [numa] core:1 pu:1";
 
 /// A model of eight equal chunks, and what is asked about it.
-class Nodes : public testing::Test {
+class Nodes : public ::testing::Test {
  protected:
   static ModelSpec model() {
     ModelSpec model{.name = "m", .units = {}};
@@ -113,5 +113,5 @@ TEST_F(Nodes, MoreThanTwoNeedABudgetThatTheLongestLeaseFitsHoweverItIsDivided) {
   EXPECT_THAT(tight.why_not, HasSubstr("too small to be divided among 4 NUMA nodes"));
 }
 
-}  // namespace
+}  // namespace plan_node_plan_test
 }  // namespace ziggurat

@@ -8,7 +8,7 @@
 #include "core/plan/step_bound.h"
 
 namespace ziggurat {
-namespace {
+namespace plan_step_bound_test {
 
 constexpr std::uint64_t kGB = 1'000'000'000;
 
@@ -71,7 +71,7 @@ TEST(StepBound, ASlowCopyLinkLimits) {
 
 TEST(StepBound, IsNoLessThanAnyResourceAloneAndMonotone) {
   const unsigned seed = std::random_device()();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
   const auto amount = [&] { return random() % (4 * kGB); };
   std::uniform_real_distribution<double> time(0, 2);
@@ -107,7 +107,7 @@ TEST(StepBound, IsNoLessThanAnyResourceAloneAndMonotone) {
 // sooner.
 TEST(StepBound, NoOtherSplitOfTheSweepEndsSooner) {
   const unsigned seed = std::random_device()();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> time(0, 2);
   for (int round = 0; round < 200; ++round) {
@@ -131,5 +131,5 @@ TEST(StepBound, NoOtherSplitOfTheSweepEndsSooner) {
   }
 }
 
-}  // namespace
+}  // namespace plan_step_bound_test
 }  // namespace ziggurat

@@ -9,7 +9,7 @@
 #include "core/sharding/shard.h"
 
 namespace ziggurat {
-namespace {
+namespace plan_traffic_test {
 
 constexpr std::uint64_t kElements = 1 << 30;  // divides by every number of ranks here
 constexpr double kPsi = 2.0 * kElements;      // bytes
@@ -154,18 +154,19 @@ TEST(ShardingTraffic, WhatCannotBeQuantizedIsRefused) {
   };
   EXPECT_THAT(
       refusal(request({.zero_stage = 2}, 8, 8), {.weights = true}),
-      testing::HasSubstr("`quantized_weights` can be used only with `zero_stage=3` over all"));
+      ::testing::HasSubstr("`quantized_weights` can be used only with `zero_stage=3` over all"));
   const StrategyRequest groups{.name = StrategyName::kHybrid, .shard_group = 4};
   EXPECT_THAT(
       refusal(request(groups, 8, 8), {.weights = true, .gradient_bits = 4}),
-      testing::HasSubstr("`quantized_weights` and `quantized_gradients=4` can be used only with "
-                         "`zero_stage=3` over all ranks; this run has stage 3 in groups of 4"));
+      ::testing::HasSubstr("`quantized_weights` and `quantized_gradients=4` can be used only with "
+                           "`zero_stage=3` over all ranks; this run has stage 3 in groups of 4"));
   EXPECT_THAT(refusal(request({}, 1, 8), {.gradient_bits = 8}),
-              testing::HasSubstr("`quantized_gradients=8` cannot be used with one rank"));
-  EXPECT_THAT(refusal(request({}, 8, 8), {.gradient_bits = 5}), testing::HasSubstr("give 4 or 8"));
+              ::testing::HasSubstr("`quantized_gradients=8` cannot be used with one rank"));
+  EXPECT_THAT(refusal(request({}, 8, 8), {.gradient_bits = 5}),
+              ::testing::HasSubstr("give 4 or 8"));
   EXPECT_THAT(refusal(request({}, 12, 8), {.gradient_bits = 8}),
-              testing::HasSubstr("12 ranks do not fill nodes of 8"));
+              ::testing::HasSubstr("12 ranks do not fill nodes of 8"));
 }
 
-}  // namespace
+}  // namespace plan_traffic_test
 }  // namespace ziggurat

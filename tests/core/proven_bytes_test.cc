@@ -10,7 +10,7 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace proven_bytes_test {
 
 constexpr std::uint64_t kEntryBytes = 4096;
 
@@ -92,5 +92,5 @@ TEST_F(ProvenBytesTest, ThatAreReadAnewAreNotThoseThatOneHadWaitedFor) {
   EXPECT_EQ(reads_, 6);
 }
 
-}  // namespace
+}  // namespace proven_bytes_test
 }  // namespace ziggurat

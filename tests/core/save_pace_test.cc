@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 namespace ziggurat {
-namespace {
+namespace save_pace_test {
 
 using namespace std::chrono_literals;
 
@@ -42,5 +42,5 @@ TEST(SavePace, OfAPieceThatTakesAlmostForEverIsNoOverflow) {
   EXPECT_EQ(pace.begin(6s, 1), 5s + kLongestWait);
 }
 
-}  // namespace
+}  // namespace save_pace_test
 }  // namespace ziggurat

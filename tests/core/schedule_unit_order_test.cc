@@ -10,7 +10,7 @@
 #include <vector>
 
 namespace ziggurat::testing {
-namespace {
+namespace schedule_unit_order_test {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -102,5 +102,5 @@ TEST_F(OrderOfUnits, IsLearnedOfExpertsAloneToo) {
   EXPECT_THAT(order_.ahead(9), IsEmpty());
 }
 
-}  // namespace
+}  // namespace schedule_unit_order_test
 }  // namespace ziggurat::testing

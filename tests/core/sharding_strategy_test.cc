@@ -9,9 +9,9 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace sharding_strategy_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// Groups of parameters; groups of gradients and optimizer state.
 std::array<int, 2> shards(const Strategy& strategy) {
@@ -89,5 +89,5 @@ TEST(Strategy, WhatContradictsItselfIsRefusedByItsFlags) {
               HasSubstr("does not divide the 4 ranks that share a copy"));
 }
 
-}  // namespace
+}  // namespace sharding_strategy_test
 }  // namespace ziggurat

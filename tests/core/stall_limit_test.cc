@@ -7,7 +7,7 @@
 #include "base/runtime/seconds.h"
 
 namespace ziggurat {
-namespace {
+namespace stall_limit_test {
 
 using std::chrono::seconds;
 
@@ -80,5 +80,5 @@ TEST_F(Stall, WithTheLongestLimitIsNeverReached) {
   EXPECT_FALSE(reached);
 }
 
-}  // namespace
+}  // namespace stall_limit_test
 }  // namespace ziggurat

@@ -19,7 +19,7 @@
 #include "optimizer/state_values.h"
 
 namespace ziggurat {
-namespace {
+namespace state_loader_test {
 
 constexpr std::int64_t kFirst = 300;  // its block ends within the second
 constexpr std::int64_t kSecond = 500;
@@ -258,5 +258,5 @@ TEST_F(LoadedNumbers, ComeUnderTheNamesOfThePieces) {
   EXPECT_EQ(arrays, 4U * 3U);
 }
 
-}  // namespace
+}  // namespace state_loader_test
 }  // namespace ziggurat

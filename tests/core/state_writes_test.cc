@@ -9,7 +9,7 @@
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
-namespace {
+namespace state_writes_test {
 
 constexpr StateKind kAdamW{};
 constexpr std::size_t kExpAvg = 1;
@@ -48,5 +48,5 @@ TEST(StateWrites, StayForWhoWasGivenThem) {
   EXPECT_EQ(exp_avg_of(*given), all(1)) << "a sweep has put it into the record";
 }
 
-}  // namespace
+}  // namespace state_writes_test
 }  // namespace ziggurat

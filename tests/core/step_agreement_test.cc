@@ -12,7 +12,7 @@
 #include <vector>
 
 namespace ziggurat::testing {
-namespace {
+namespace step_agreement_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -94,5 +94,5 @@ TEST(StepAgreement, FindsFactsAtTheBeginningOfEachMessage) {
   EXPECT_EQ(all[1].generation, 11U);
 }
 
-}  // namespace
+}  // namespace step_agreement_test
 }  // namespace ziggurat::testing

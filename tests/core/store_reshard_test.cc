@@ -16,7 +16,7 @@
 #include "tests/core/open_store.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace store_reshard_test {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -186,5 +186,5 @@ TEST_F(CutOffReshard, IsReadAsTheStoreThatStandsAndSaysWhatIsLeftToDo) {
   }
 }
 
-}  // namespace
+}  // namespace store_reshard_test
 }  // namespace ziggurat::testing

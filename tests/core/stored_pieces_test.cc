@@ -19,7 +19,7 @@
 #include "tests/core/open_store.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace stored_pieces_test {
 
 using ::testing::HasSubstr;
 
@@ -189,5 +189,5 @@ TEST(LayoutOfPieces, IsKnownOfStoresThatTheCInterfaceMadeBeforeLayoutsSaidSo) {
   EXPECT_FALSE(is_of_pieces(ChunkTable(model, 4).layout()));
 }
 
-}  // namespace
+}  // namespace stored_pieces_test
 }  // namespace ziggurat::testing

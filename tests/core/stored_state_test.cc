@@ -15,7 +15,7 @@
 #include "tiers/store_reader.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace stored_state_test {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -252,5 +252,5 @@ TEST_F(LiveStore, BecomesTheStateOfAnotherNumberOfRanks) {
               IsEmpty());
 }
 
-}  // namespace
+}  // namespace stored_state_test
 }  // namespace ziggurat::testing

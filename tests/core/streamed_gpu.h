@@ -29,9 +29,10 @@ class GpuStreams {
     std::unique_ptr<StreamRef> ref{};
   };
 
-  GpuStreams(CudaDevice& device, std::size_t pinned_bytes) : streams_(3) {
+  /// Makes streams of `device`, which is GPU `index`.
+  GpuStreams(CudaDevice& device, std::size_t pinned_bytes, int index = 0) : streams_(3) {
     void* memory = nullptr;
-    require(0, "cudaSetDevice", cudaSetDevice(0));
+    require(index, "cudaSetDevice", cudaSetDevice(index));
     require(0, "cudaHostAlloc", cudaHostAlloc(&memory, pinned_bytes, cudaHostAllocDefault));
     pinned_ = static_cast<std::byte*>(memory);
     try {

@@ -11,7 +11,7 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace tensor_part_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -109,5 +109,5 @@ TEST(TensorPart, OfADimensionThatDoesNotDivideIsRefusedWithTheArithmetic) {
   }
 }
 
-}  // namespace
+}  // namespace tensor_part_test
 }  // namespace ziggurat

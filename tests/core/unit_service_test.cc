@@ -21,7 +21,7 @@
 #include "collectives/simulated/simulated_communicator.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace unit_service_test {
 
 using namespace std::chrono_literals;
 using ::testing::AllOf;
@@ -48,8 +48,8 @@ class Rank {
       : reactor_(reactor),
         rank_(ranks.rank()),
         service(cancel, reactor, ranks,
-                {.slices = [this](StreamedUnit unit,
-                                  const UnitService::Give& give) { return slices(unit, give); },
+                {.slices = [this](const UnitService::Asked& asked,
+                                  const UnitService::Give& give) { return slices(asked, give); },
                  .spawn = [this](Task<> task) { tasks.spawn(std::move(task)); }}) {}
 
   /// What message `m` of `unit` has at this rank's generation.
@@ -67,12 +67,17 @@ class Rank {
   }
   Task<UnitService::Came> bring_at(int from, StreamedUnit unit, std::uint64_t asked) {
     std::vector<std::vector<std::uint64_t>> came(unit + 1);
+    std::vector<std::uint64_t> room(10 + 100 * unit);  // of all messages
     std::vector<std::span<std::byte>> into;
-    for (std::size_t m = 0; m < came.size(); ++m) {
-      came[m].resize(10 + 100 * m);
-      into.push_back(std::as_writable_bytes(std::span(came[m])));
-    }
-    const UnitService::Came how = co_await service.bring(from, unit, asked, into);
+    for (std::size_t m = 0; m < came.size(); ++m)
+      into.push_back(std::as_writable_bytes(std::span(room).first(10 + 100 * m)));
+    const UnitService::Landed landed = [&](std::size_t m) -> Task<> {
+      co_await pause(reactor_, std::chrono::microseconds(1));
+      came[m].assign(room.begin(), room.begin() + static_cast<std::ptrdiff_t>(10 + 100 * m));
+    };
+    const UnitService::Asked what{
+        .of = from, .unit = unit, .generation = asked, .form = WholeForm::kQuantized};
+    const UnitService::Came how = co_await service.bring(from, what, into, landed);
     for (std::size_t m = 0; m < came.size() && how == kWhole; ++m)
       EXPECT_EQ(came[m], message(from, unit, m, asked)) << "unit " << unit << " of " << from;
     co_return how;
@@ -91,14 +96,17 @@ class Rank {
   UnitService service;
 
  private:
-  Task<> slices(StreamedUnit unit, const UnitService::Give& give) {
-    for (std::size_t m = 0; m <= unit; ++m) {
+  Task<UnitService::Came> slices(UnitService::Asked asked, const UnitService::Give& give) {
+    EXPECT_EQ(asked.of, rank_);
+    EXPECT_EQ(asked.form, WholeForm::kQuantized);
+    for (std::size_t m = 0; m <= asked.unit; ++m) {
       if (seed != 0) co_await pause(reactor_, std::chrono::microseconds(random_() % seed));
       if (fails_after == m) throw Error(ErrorCode::kDataLoss, "the record is damaged");
-      const std::vector<std::uint64_t> values = message(rank_, unit, m, generation);
+      const std::vector<std::uint64_t> values = message(rank_, asked.unit, m, generation);
       co_await give(std::as_bytes(std::span(values)));
       ++served;
     }
+    co_return kWhole;
   }
 };
 
@@ -421,5 +429,5 @@ TEST_P(UnitServicesAtRandom, GiveWhatIsAskedForOrSayWhyNot) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, UnitServicesAtRandom, ::testing::Range(1U, 101U));
 
-}  // namespace
+}  // namespace unit_service_test
 }  // namespace ziggurat::testing

@@ -13,7 +13,7 @@
 #include "base/error.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace whole_layout_test {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -80,29 +80,78 @@ TEST(WholeLayout, KnowsWhereASliceLies) {
   EXPECT_EQ(layout.slice_of(1, 1).first, 4U);
 }
 
+std::vector<std::size_t> wholes_in(const WholeLayout::Message& message) {
+  std::vector<std::size_t> wholes;
+  for (const WholeLayout::Run& run : message.runs) wholes.push_back(run.whole);
+  return wholes;
+}
+
 TEST(WholeLayout, SendsSmallSlicesTogetherAndEachLargeOneAlone) {
   const WholeLayout layout = two_ranks();
-  const std::vector<WholeLayout::Message> of_0 = layout.messages_of(0, 0);
+  const std::vector<WholeLayout::Message> of_0 = layout.messages_of(0, 0, WholeForm::kExact);
   ASSERT_EQ(of_0.size(), 2U);
-  EXPECT_THAT(of_0[0].wholes, ElementsAre(0, 2));
+  EXPECT_THAT(wholes_in(of_0[0]), ElementsAre(0, 2));
   EXPECT_EQ(of_0[0].bytes, 4U + 34U);
-  EXPECT_THAT(of_0[1].wholes, ElementsAre(3));
+  EXPECT_THAT(wholes_in(of_0[1]), ElementsAre(3));
   EXPECT_EQ(of_0[1].bytes, 360'000U);
-  const std::vector<WholeLayout::Message> of_1 = layout.messages_of(1, 0);
+  const std::vector<WholeLayout::Message> of_1 = layout.messages_of(1, 0, WholeForm::kExact);
   ASSERT_EQ(of_1.size(), 1U);
-  EXPECT_THAT(of_1[0].wholes, ElementsAre(2, 3)) << "40 kB are little";
+  EXPECT_THAT(wholes_in(of_1[0]), ElementsAre(2, 3)) << "40 kB are little";
   EXPECT_EQ(of_1[0].bytes, 32U + 40'000U);
+}
+
+// The codes of a large slice go in messages of 1 Mi elements; those of small slices go together,
+// and beside them small slices that are not quantized.
+TEST(WholeLayout, SendsCodesInMessagesOfTheirOwn) {
+  constexpr std::uint64_t kMost = 1024 * 1024;
+  constexpr std::uint64_t kBlockBytes = 256 + 4;
+  std::vector<WholeParam> wholes{{.name = "bias", .count = 700, .quantized = true},
+                                 {.name = "large", .count = 2 * kMost + 300, .quantized = true},
+                                 {.name = "scale", .count = 256, .quantized = true},
+                                 {.name = "exact", .count = 33},
+                                 {.name = "other unit", .count = 8, .unit = 1}};
+  WholeLayout layout(wholes);
+  EXPECT_TRUE(layout.units()[0].quantized);
+  EXPECT_FALSE(layout.units()[1].quantized);
+  layout.set_slices({{{0, 700}, {0, 2 * kMost + 300}, {0, 256}, {0, 33}, {0, 8}}});
+
+  const auto messages = layout.messages_of(0, 0, WholeForm::kQuantized);
+  ASSERT_EQ(messages.size(), 5U);
+  EXPECT_FALSE(messages[0].quantized);
+  EXPECT_THAT(wholes_in(messages[0]), ElementsAre(3));
+  EXPECT_EQ(messages[0].bytes, 66U);
+  EXPECT_THAT(wholes_in(messages[1]), ElementsAre(0, 2));
+  EXPECT_EQ(messages[1].bytes, (2 * kBlockBytes + 700 - 512 + 4) + kBlockBytes);
+  std::uint64_t first = 0;
+  for (std::size_t m = 2; m < 5; ++m) {
+    EXPECT_TRUE(messages[m].quantized);
+    ASSERT_THAT(wholes_in(messages[m]), ElementsAre(1));
+    const WholeLayout::Run& run = messages[m].runs[0];
+    EXPECT_EQ(run.first, first);
+    EXPECT_EQ(run.count, m < 4 ? kMost : 300U);
+    EXPECT_EQ(layout.range_of(0, run).begin, layout.offset_of(1) + 2 * first);
+    EXPECT_EQ(layout.range_of(0, run).bytes, 2 * run.count);
+    first += run.count;
+  }
+  EXPECT_EQ(messages[2].bytes, kMost / 256 * kBlockBytes);
+  EXPECT_EQ(messages[4].bytes, kBlockBytes + 44 + 4);
+
+  const auto exact = layout.messages_of(0, 0, WholeForm::kExact);
+  ASSERT_EQ(exact.size(), 2U);
+  EXPECT_THAT(wholes_in(exact[0]), ElementsAre(0, 2, 3));
+  EXPECT_EQ(exact[1].bytes, 2 * (2 * kMost + 300));
 }
 
 TEST(WholeLayout, SendsASliceOf64KiBAlone) {
   WholeLayout layout({{.name = "a", .count = 16'384, .dtype = kFloat32, .unit = 0},
                       {.name = "b", .count = 16'383, .dtype = kFloat32, .unit = 0}});
   layout.set_slices({{{0, 16'384}, {0, 16'383}}, {{0, 0}, {0, 0}}});
-  const std::vector<WholeLayout::Message> messages = layout.messages_of(0, 0);
+  const auto messages = layout.messages_of(0, 0, WholeForm::kExact);
   ASSERT_EQ(messages.size(), 2U);
-  EXPECT_THAT(messages[0].wholes, ElementsAre(1));
-  EXPECT_THAT(messages[1].wholes, ElementsAre(0));
-  EXPECT_THAT(layout.messages_of(1, 0), IsEmpty()) << "a rank that has nothing sends nothing";
+  EXPECT_THAT(wholes_in(messages[0]), ElementsAre(1));
+  EXPECT_THAT(wholes_in(messages[1]), ElementsAre(0));
+  EXPECT_THAT(layout.messages_of(1, 0, WholeForm::kExact), IsEmpty())
+      << "a rank that has nothing sends nothing";
 }
 
 TEST(WholeLayout, RefusesUnitsWithGapsByName) {
@@ -142,6 +191,21 @@ TEST(WholeLayout, RefusesSlicesThatAreNotAllOfAParameterByName) {
   EXPECT_THAT(refused({0, 0}, {0, 0}), HasSubstr("all ranks' slices 0"));
 }
 
+TEST(WholeLayout, FindsTheGroupsWhoseRanksHaveAllSlices) {
+  WholeLayout layout({{.name = "whole", .count = 10, .unit = 0}});
+  layout.set_slices({{{0, 4}}, {{4, 6}}, {{0, 4}}, {{4, 6}}});
+  EXPECT_EQ(layout.group_ranks(), 2U);
+  EXPECT_EQ(layout.range_of(3, 0).begin, 8U);
+  layout.set_slices({{{0, 10}}, {{0, 10}}, {{0, 10}}});
+  EXPECT_EQ(layout.group_ranks(), 1U);
+  layout.set_slices({{{0, 4}}, {{4, 6}}});
+  EXPECT_EQ(layout.group_ranks(), 2U);
+  EXPECT_THAT(refusal([&] {
+                layout.set_slices({{{0, 4}}, {{4, 6}}, {{0, 4}}});
+              }),
+              HasSubstr("rank 2 has those from 0 on, but the ranks before it end at 10"));
+}
+
 TEST(WholeLayout, TakesRanksThatHaveNothingWhereverTheyStand) {
   WholeLayout layout({{.name = "whole", .count = 10, .unit = 0}});
   layout.set_slices({{{0, 0}}, {{0, 10}}, {{7, 0}}});
@@ -149,5 +213,5 @@ TEST(WholeLayout, TakesRanksThatHaveNothingWhereverTheyStand) {
   EXPECT_EQ(layout.range_of(2, 0).bytes, 0U);
 }
 
-}  // namespace
+}  // namespace whole_layout_test
 }  // namespace ziggurat::testing

@@ -13,9 +13,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "collectives/quantize/quantize.h"
 #include "tests/core/lent_world.h"
 #include "tiers/host_device.h"
 
@@ -137,14 +139,15 @@ class PlainWholes {
 /// One rank's engine, its device, and what it must find.
 class WholesRank {
  public:
-  WholesRank(int rank, int ranks) : number(rank) {
+  /// Has slice number `part` of `parts` of each whole.
+  WholesRank(int rank, int part, int parts) : number(rank), parts_(parts) {
     for (const bool trained : {true, false}) {
       for (std::size_t w = 0; w < kWholes.size(); ++w)
-        if (kWholes[w].trained == trained && cut_of(kWholes[w], rank, ranks).count > 0)
+        if (kWholes[w].trained == trained && cut_of(kWholes[w], part, parts).count > 0)
           own.push_back(w);
     }
     for (std::size_t w = 0; w < kWholes.size(); ++w)
-      cuts.push_back(cut_of(kWholes[w], rank, ranks));
+      cuts.push_back(cut_of(kWholes[w], part, parts));
   }
 
   ModelSpec model() const {
@@ -173,9 +176,27 @@ class WholesRank {
                      .own = own_of(w),
                      .first = cuts[w].first,
                      .trained = its.trained,
-                     .optional = its.optional});
+                     .optional = its.optional,
+                     .quantized = is_quantized(w)});
     }
     return all;
+  }
+  /// If parameters are quantized, those of unit 4 are not, nor is one of unit 1.
+  bool is_quantized(std::size_t w) const {
+    return quantized && kWholes[w].unit != 4 && std::string_view(kWholes[w].name) != "few";
+  }
+  /// What a whole is for a use: each rank's slice of a quantized one is rounded for itself.
+  TypedArray used(std::size_t w) const {
+    TypedArray values = plain.values(w);
+    if (!is_quantized(w) || parts_ == 1) return values;
+    for (int part = 0; part < parts_; ++part) {
+      const Cut cut = cut_of(kWholes[w], part, parts_);
+      const TypedSpan<std::byte> its = values.span().subspan(cut.first, cut.count);
+      std::vector<std::byte> codes(quantized_bytes(QuantizedBits::k8, cut.count));
+      quantize(QuantizedBits::k8, its, codes);
+      dequantize(QuantizedBits::k8, codes, its);
+    }
+    return values;
   }
   /// This rank's slice of a whole, if it has one.
   std::optional<ParamId> own_of(std::size_t w) const {
@@ -188,29 +209,31 @@ class WholesRank {
   void open(const EngineConfig& config, const ModelSpec& model, Runtime& its,
             std::uint64_t device_bytes) {
     runtime = &its;
-    device_ = HostDevice::create(its.reactor, device_bytes);
+    device = make_device ? make_device(its.reactor, device_bytes)
+                         : HostDevice::create(its.reactor, device_bytes);
     std::vector<TypedArray> given;
     std::vector<TypedSpan<std::byte>> lent;
     for (const std::size_t w : own) given.push_back(slice(PlainWholes::initial(w), cuts[w]));
     for (TypedArray& values : given) lent.push_back(values.span());
-    engine = LentEngine::open(model, config, its, lent, device_.get());
+    engine = LentEngine::open(model, config, its, lent, device.get());
   }
   void close() {
     engine.reset();
-    device_.reset();
+    device.reset();
   }
 
   std::span<std::byte> place(ParamId param) const {
     const DeviceSpan<std::byte> bytes = engine->place(param).bytes;
-    return {reinterpret_cast<std::byte*>(bytes.address()), bytes.size()};
+    auto* const address = reinterpret_cast<std::byte*>(bytes.address());
+    return {reach ? reach(address, bytes.size()) : address, bytes.size()};
   }
   /// Whether all parameters of a unit that is acquired are what they must be, and this rank's
   /// slices lie in them.
-  ::testing::AssertionResult is_right(StreamedUnit unit) const {
+  ::testing::AssertionResult is_right(StreamedUnit unit, bool aside = false) const {
     for (std::size_t w = 0; w < kWholes.size(); ++w) {
       if (kWholes[w].unit != unit) continue;
       const std::span<const std::byte> found = place(whole(w));
-      const TypedArray expected = plain.values(w);
+      const TypedArray expected = aside ? plain.values(w) : used(w);
       if (!std::ranges::equal(found, expected.bytes))
         return ::testing::AssertionFailure()
                << "rank " << number << ", generation " << engine->generation() << ", '"
@@ -232,7 +255,7 @@ class WholesRank {
     } else {
       engine->acquire(unit, host);
     }
-    EXPECT_TRUE(is_right(unit));
+    EXPECT_TRUE(is_right(unit, aside));
     engine->release(unit, host);
   }
   void look_at_all() {
@@ -266,27 +289,33 @@ class WholesRank {
   }
 
   int number;
+  bool quantized = false;
   std::vector<std::size_t> own;  ///< by ParamId: the whole of which it is a slice
   std::vector<Cut> cuts;         ///< by whole
   PlainWholes plain;
   Host host;
   Runtime* runtime = nullptr;
+  /// Makes a device that is not the host-emulated one, and finds its memory for the CPU.
+  std::function<std::unique_ptr<Device>(Reactor&, std::uint64_t size_bytes)> make_device;
+  std::function<std::byte*(std::byte* address, std::size_t size_bytes)> reach;
 
  private:
+  int parts_;
   std::vector<TypedArray> gradients_;
-  std::unique_ptr<HostDevice> device_;
 
  public:
+  std::unique_ptr<Device> device;
   std::unique_ptr<LentEngine> engine;
 };
 
 /// All ranks.
 class WholesWorld {
  public:
-  WholesWorld(int size, Tier params, std::uint64_t device_bytes = kRoomy)
-      : device_bytes_(device_bytes), params_(params) {
+  /// Every `parts` ranks have all slices; 0: all ranks together.
+  WholesWorld(int size, Tier params, std::uint64_t device_bytes = kRoomy, int parts = 0)
+      : group(parts == 0 ? size : parts), device_bytes_(device_bytes), params_(params) {
     for (int rank = 0; rank < size; ++rank)
-      ranks.push_back(std::make_unique<WholesRank>(rank, size));
+      ranks.push_back(std::make_unique<WholesRank>(rank, rank % group, group));
   }
   int size() const { return static_cast<int>(ranks.size()); }
   EngineConfig config(int rank) const {
@@ -296,6 +325,10 @@ class WholesWorld {
     config.wholes = ranks[static_cast<std::size_t>(rank)]->wholes();
     if (host_budget_bytes != 0) config.host_budget_bytes = host_budget_bytes;
     return config;
+  }
+  /// Lets parameters come in int8.
+  void quantize_params() {
+    for (const std::unique_ptr<WholesRank>& rank : ranks) rank->quantized = true;
   }
   void connect(std::size_t threads = 2) { runtimes = connected_runtimes(size(), threads, timeout); }
   void open(int rank) {
@@ -324,6 +357,7 @@ class WholesWorld {
     });
   }
 
+  int group;                            ///< consecutive ranks that have all slices
   std::uint64_t host_budget_bytes = 0;  ///< of each engine; 0: config_of()'s
   /// Changes what a rank opens its engine with.
   std::function<void(int rank, EngineConfig& config, ModelSpec& model)> change;

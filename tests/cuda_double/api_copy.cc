@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <string_view>
+#include <utility>
 
 #include "tests/cuda_double/api.h"
 
@@ -190,6 +191,8 @@ using namespace ziggurat::cuda_double;
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size_bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   return call("cudaMemcpyAsync", [&](Machine& its, Machine::Lock& lock) {
+    if (its.options.mischief == Mischief::kStaleSource && kind == cudaMemcpyHostToDevice)
+      from = std::exchange(its.newest_sources.try_emplace(size_bytes, from).first->second, from);
     return copy(its, lock, to, from, size_bytes, kind, stream, "cudaMemcpyAsync");
   });
 }

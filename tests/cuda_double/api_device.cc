@@ -106,7 +106,9 @@ cudaError_t admit(Machine& its, const char* name) {
   if (in_host_function()) {
     return refuse(its, cudaErrorNotPermitted, "{} was called in a host function", name);
   }
-  if (!its.installed) return cudaErrorInsufficientDriver;
+  // A driver serves the runtimes of its major version, and older ones.
+  const bool is_old = its.options.driver_version / 1000 < CUDART_VERSION / 1000;
+  if (!its.installed || is_old) return cudaErrorInsufficientDriver;
   if (its.devices.empty()) return cudaErrorNoDevice;
   ++its.calls;
   DeviceState& device = current(its);
@@ -150,7 +152,8 @@ const char* cudaGetErrorName(cudaError_t error) { return text_of(error).name; }
 const char* cudaGetErrorString(cudaError_t error) { return text_of(error).text; }
 
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = machine().installed ? CUDART_VERSION : 0;  // 0: "if no driver is installed"
+  const Machine& its = machine();
+  *version = its.installed ? its.options.driver_version : 0;  // 0: "if no driver is installed"
   return cudaSuccess;
 }
 

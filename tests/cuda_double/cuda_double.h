@@ -8,13 +8,14 @@
 // status 1. Thread-safe, except reset(), which no call of CUDA may accompany.
 #pragma once
 
-#include <driver_types.h>
+#include <cuda_runtime_api.h>
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,13 +30,26 @@ enum class Pace {
   kByHand,  ///< advance_to() alone
 };
 
+/// What the runtime does wrong, for tests of those that are to see it.
+enum class Mischief {
+  kNone,
+  kNoWaits,     ///< cudaStreamWaitEvent lets no stream wait
+  kStaleSource  ///< a copy to the device takes the source of the copy of that size before it
+};
+
 struct Options {
   int devices = 1;                         ///< 0: a machine with a driver and no GPU
   int first_gpu = 0;                       ///< how the machine numbers device 0: its bus tells
   std::uint64_t memory_bytes = 512 << 20;  ///< each device
+  int driver_version = CUDART_VERSION;     ///< the newest CUDA that the driver knows
   /// What cudaHostRegister and cudaHostAlloc give in all.
   std::uint64_t pinned_bytes_max = std::numeric_limits<std::uint64_t>::max();
   Pace pace = Pace::kWhenWaitedFor;
+  /// With kWhenQuiet: the number (gettid) of the one thread that has to sleep, which itself need
+  /// not wait for it; 0: all others. Much cheaper, and the trace may differ.
+  int computing_thread = 0;
+  bool has_sections = false;  ///< whether begin_section() may be called
+  Mischief mischief = Mischief::kNone;
   /// The clock waits this long, in real time, for a host function that runs; then it goes on, and
   /// the trace depends on real time.
   std::chrono::milliseconds host_function_patience{200};
@@ -93,6 +107,22 @@ void host_writes(const void* address, std::size_t size_bytes);
 /// Where the CPU may look at `address` of a device, behind the device's back.
 /// Nothing waits. Errors: kInvalidArgument if no allocation holds these bytes.
 std::byte* device_bytes(const void* address, std::size_t size_bytes);
+
+/// Memory of a device that a section uses.
+struct SectionMemory {
+  const void* address = nullptr;
+  std::size_t size_bytes = 0;
+  bool writes = false;
+};
+/// In the place of a kernel the CPU computes with a device's memory, as one operation of a stream.
+/// Time goes on until the stream has come to it, and no further; then section_view() of that memory
+/// is accessible, until end_section(): its pages, which may have neighbours. An access at any other
+/// time faults. A stream has one section at a time.
+cudaError_t begin_section(cudaStream_t stream, std::span<const SectionMemory> memory);
+/// Errors: kInvalidArgument if the stream is in no section.
+void end_section(cudaStream_t stream);
+/// Where sections find `address`, always the same. Errors: as device_bytes().
+std::byte* section_view(const void* address, std::size_t size_bytes);
 
 /// As between cudaStreamBeginCapture and EndCapture: operations and waits are refused.
 void set_capturing(cudaStream_t stream, bool capturing);

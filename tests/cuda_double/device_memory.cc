@@ -66,9 +66,12 @@ void unguard(Range range) {
   }
 }
 
-void* map(std::uint64_t size_bytes, int protection) {
-  void* memory =
-      mmap(nullptr, size_bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+constexpr std::uintptr_t kPage = 4096;
+
+/// Maps a file, or for -1 nothing.
+void* map(std::uint64_t size_bytes, int protection, int file = -1) {
+  const int kind = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+  void* memory = mmap(nullptr, size_bytes, protection, kind | MAP_NORESERVE, file, 0);
   ZIGGURAT_CHECK(memory != MAP_FAILED, "cuda_double: mmap of {} bytes: errno {}", size_bytes,
                  errno);
   return memory;
@@ -90,15 +93,30 @@ void fill_with_poison(std::byte* bytes, std::size_t size_bytes, std::uint64_t se
   }
 }
 
-DeviceMemory::DeviceMemory(std::uint64_t capacity_bytes, std::uint64_t seed) : seed_(seed) {
+DeviceMemory::DeviceMemory(std::uint64_t capacity_bytes, std::uint64_t seed, bool has_view)
+    : seed_(seed) {
   const std::uint64_t reach = capacity_bytes * kAddressesPerByte + (1 << 20);
   addresses_ = range_of(map(reach, PROT_NONE), reach);
-  bytes_ = static_cast<std::byte*>(map(reach, PROT_READ | PROT_WRITE));
   next_ = addresses_.begin;
   guard(addresses_);
+  if (!has_view) {
+    bytes_ = static_cast<std::byte*>(map(reach, PROT_READ | PROT_WRITE));
+    return;
+  }
+  const int file = memfd_create("cuda_double", MFD_CLOEXEC);
+  ZIGGURAT_CHECK(file >= 0 && ftruncate(file, static_cast<off_t>(reach)) == 0,
+                 "cuda_double: memory of {} bytes to map twice: errno {}", reach, errno);
+  bytes_ = static_cast<std::byte*>(map(reach, PROT_READ | PROT_WRITE, file));
+  view_ = static_cast<std::byte*>(map(reach, PROT_NONE, file));
+  ::close(file);
+  guard(range_of(view_, reach));
 }
 
 DeviceMemory::~DeviceMemory() {
+  if (view_ != nullptr) {
+    unguard(range_of(view_, addresses_.size_bytes()));
+    munmap(view_, addresses_.size_bytes());
+  }
   unguard(addresses_);
   munmap(reinterpret_cast<void*>(addresses_.begin), addresses_.size_bytes());
   munmap(bytes_, addresses_.size_bytes());
@@ -129,9 +147,8 @@ void DeviceMemory::release(Allocation& allocation) {
   const Range range = allocation.range;
   poison(range);
   if (range.size_bytes() > kPoisonMax) {
-    const std::uintptr_t page = 4096;
-    const std::uintptr_t first = (range.begin + page - 1) / page * page;
-    madvise(bytes(first), (range.end - first) / page * page, MADV_DONTNEED);
+    const std::uintptr_t first = (range.begin + kPage - 1) / kPage * kPage;
+    madvise(bytes(first), (range.end - first) / kPage * kPage, MADV_DONTNEED);
   }
   allocations_.erase(range.begin);
 }
@@ -144,6 +161,30 @@ void DeviceMemory::poison(Range range) {
   }
   poison({range.begin, range.begin + kPoisonMax / 2});
   poison({range.end - kPoisonMax / 2, range.end});
+}
+
+void DeviceMemory::change_view(Range range, int by) {
+  const std::uintptr_t end = range.end - addresses_.begin;
+  std::uintptr_t page = (range.begin - addresses_.begin) / kPage * kPage;
+  std::uintptr_t changed_from = page;  // the pages from here on change
+  for (; page < end; page += kPage) {
+    int& count = opened_[page];
+    const bool was_open = count > 0;
+    count += by;
+    const bool is_open = count > 0;
+    if (!is_open) opened_.erase(page);
+    if (is_open != was_open) continue;
+    protect(changed_from, page, by > 0);
+    changed_from = page + kPage;
+  }
+  protect(changed_from, page, by > 0);
+}
+
+void DeviceMemory::protect(std::uintptr_t begin, std::uintptr_t end, bool is_open) {
+  if (begin >= end) return;
+  const int protection = is_open ? PROT_READ | PROT_WRITE : PROT_NONE;
+  ZIGGURAT_CHECK(mprotect(view_ + begin, end - begin, protection) == 0,
+                 "cuda_double: mprotect: errno {}", errno);
 }
 
 Allocation* DeviceMemory::find(std::uintptr_t address) {

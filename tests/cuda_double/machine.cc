@@ -54,6 +54,7 @@ void Machine::reset(std::uint64_t new_seed, const Options& new_options) {
   host_knows = {};
   host_tick = 0;
   history = {};
+  newest_sources.clear();
   host_functions_queued_ = 0;
   for (const std::string& finding : findings) {
     std::fprintf(stderr, "cuda_double: not taken before reset(): %s\n", finding.c_str());
@@ -182,6 +183,12 @@ void Machine::complete(Lock&, const OperationRef& operation, std::uint64_t end_n
   trace = mix(mix(trace, operation->stream->actor), operation->number);
   trace = mix(mix(trace, std::hash<std::string>{}(operation->what)), end_ns);
   trace = mix(trace, static_cast<std::uint64_t>(operation->error));
+  if (operation->is_section && operation->error == cudaSuccess) {
+    operation->state = Operation::State::kOnHost;
+    operation->outside_time = true;
+    changed_.notify_all();
+    return;
+  }
   if (operation->on_host && (operation->error == cudaSuccess || operation->on_host_after_error)) {
     // "The start of execution of the function has the same effect as synchronizing an event
     // recorded in the same stream immediately prior" (cuda_runtime_api.h:4101-4102).
@@ -251,6 +258,20 @@ cudaError_t Machine::wait_for(Lock& lock, const OperationRef& operation) {
   return devices[static_cast<std::size_t>(device)]->sticky;
 }
 
+cudaError_t Machine::wait_for_begin(Lock& lock, const OperationRef& section) {
+  const auto limit = std::chrono::steady_clock::now() + options.hang_after;
+  const auto& device = *devices[static_cast<std::size_t>(section->stream->device)];
+  while (section->state == Operation::State::kQueued && device.sticky == cudaSuccess)
+    go_on(lock, limit, *section);
+  return device.sticky;
+}
+
+void Machine::end(Operation& section) {
+  section.outside_time = false;
+  section.end_ns = std::max(now_ns, section.end_ns);
+  finish(section);
+}
+
 void Machine::go_on(Lock& lock, std::chrono::steady_clock::time_point limit,
                     const Operation& operation) {
   if (options.pace == Pace::kWhenWaitedFor && step(lock)) return;
@@ -267,12 +288,14 @@ void Machine::go_on_when_quiet(Lock& lock) {
   keeps_time_ = true;
   const std::uint64_t calls_before = calls;
   lock.unlock();
-  const bool quiet = all_others_sleep();
+  const int computing = options.computing_thread;
+  const bool quiet =
+      computing == 0 ? all_others_sleep() : computing == gettid() || sleeps(computing);
   if (!quiet) std::this_thread::sleep_for(kPause);
   lock.lock();
   keeps_time_ = false;
   // Who sleeps for the mutex has counted no call yet, but was seen before it let go of it.
-  if (quiet && calls == calls_before) static_cast<void>(step(lock));
+  if (quiet && (computing != 0 || calls == calls_before)) static_cast<void>(step(lock));
 }
 
 cudaError_t Machine::query(Lock& lock, const OperationRef& operation) {

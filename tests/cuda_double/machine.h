@@ -39,6 +39,7 @@ struct Operation {
   std::function<cudaError_t(std::vector<Access>&)> body{};
   std::function<void(cudaError_t)> on_host{};  ///< in place of a body: a callback
   bool on_host_after_error = false;            ///< cudaStreamAddCallback
+  bool is_section = false;                     ///< of the CPU: it ends when end_section() says so
   std::vector<OperationRef> after{};           ///< besides the one before it on the stream
 
   // Set by submit() and complete().
@@ -48,7 +49,7 @@ struct Operation {
   std::uint64_t end_ns = 0;
   Clock knows{};
   State state = State::kQueued;
-  bool outside_time = false;  ///< a host function that took longer than our patience
+  bool outside_time = false;  ///< a section, or a host function that took longer than our patience
   cudaError_t error = cudaSuccess;
 };
 
@@ -62,7 +63,8 @@ struct Pool {
 
 struct DeviceState {
   DeviceState(int index, const Options& options, std::uint64_t seed)
-      : memory(options.memory_bytes, seed), capacity_bytes(options.memory_bytes) {
+      : memory(options.memory_bytes, seed, options.has_sections),
+        capacity_bytes(options.memory_bytes) {
     default_pool.device = index;
     default_pool.is_default = true;
   }
@@ -89,6 +91,9 @@ class Machine {
   static bool idle(cudaStream_t stream);
   /// Drives time until the operation is done (null: at once). The host then knows what it knew.
   cudaError_t wait_for(Lock& lock, const OperationRef& operation);
+  /// Drives time until the stream has come to the section, and no further.
+  cudaError_t wait_for_begin(Lock& lock, const OperationRef& section);
+  void end(Operation& section);
   /// Whether it is done; if not, time goes on by one operation.
   cudaError_t query(Lock& lock, const OperationRef& operation);
   /// Completes the operation that ends next, if it ends until `until_ns`. False: there is none.
@@ -124,6 +129,7 @@ class Machine {
   Clock host_knows;
   std::uint64_t host_tick = 0;
   AccessHistory history;
+  std::map<std::size_t, const void*> newest_sources;  // of copies of a size, for kStaleSource
   std::vector<std::string> findings;
   std::vector<std::unique_ptr<CUstream_st>> streams;                       // destroyed ones too
   std::map<std::pair<std::thread::id, int>, cudaStream_t> thread_streams;  // by device

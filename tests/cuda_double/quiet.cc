@@ -26,6 +26,13 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
+/// 'S': it sleeps; 0: it is gone.
+char state_of(const std::string& task) {
+  const std::string stat = read_file(task + "/stat");
+  const std::size_t name_end = stat.rfind(')');
+  return name_end == std::string::npos ? '\0' : stat[name_end + 2];
+}
+
 /// How often each other thread has been given a core, by thread; none if one runs.
 std::optional<std::map<std::string, std::uint64_t>> runs_of_sleeping_threads() {
   const std::string own = std::to_string(::gettid());
@@ -34,9 +41,7 @@ std::optional<std::map<std::string, std::uint64_t>> runs_of_sleeping_threads() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", gone)) {
     const std::string thread = entry.path().filename();
     if (thread == own) continue;
-    const std::string stat = read_file(entry.path() / "stat");
-    const std::size_t name_end = stat.rfind(')');
-    if (name_end == std::string::npos || stat[name_end + 2] != 'S') return std::nullopt;
+    if (state_of(entry.path()) != 'S') return std::nullopt;
     // Time on a core, time in the queue for one, and how often.
     const std::string schedule = read_file(entry.path() / "schedstat");
     const std::size_t begin = schedule.rfind(' ');
@@ -51,6 +56,11 @@ std::optional<std::map<std::string, std::uint64_t>> runs_of_sleeping_threads() {
 bool all_others_sleep() {
   const auto before = runs_of_sleeping_threads();
   return before && before == runs_of_sleeping_threads();
+}
+
+bool sleeps(int thread) {
+  const char state = state_of("/proc/self/task/" + std::to_string(thread));
+  return state == 'S' || state == '\0';
 }
 
 }  // namespace ziggurat::cuda_double

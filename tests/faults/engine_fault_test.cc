@@ -19,7 +19,7 @@
 #include "tests/core/engine_harness.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace engine_fault_test {
 
 constexpr std::uint64_t kSteps = 3;
 constexpr float kLearningRate = 0.01F;
@@ -179,5 +179,5 @@ TEST_F(EngineFaults, TheTrainerIsToldAndNothingPromisedIsLost) {
   EXPECT_GE(placed, 100);
 }
 
-}  // namespace
+}  // namespace engine_fault_test
 }  // namespace ziggurat::testing

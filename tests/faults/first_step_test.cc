@@ -13,7 +13,7 @@
 #include "tests/faults/striker.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace first_step_test {
 
 constexpr std::uint64_t kSteps = 2;
 
@@ -106,5 +106,5 @@ TEST_P(FirstStep, IsThereAsAWholeOrNotAtAll) {
   EXPECT_EQ(found, (std::set<std::uint64_t>{0, 1, 2}));
 }
 
-}  // namespace
+}  // namespace first_step_test
 }  // namespace ziggurat::testing

@@ -20,7 +20,7 @@ from pathlib import Path
 FLOORS = [
     "base", "base/numerics", "base/topology", "base/runtime", "aio", "tiers", "optimizer",
     "collectives", *(f"collectives/{folder}" for folder in ("quantize", "exchange", "tcp", "mpi", "nccl", "simulated", "rendezvous")),
-    "core/sharding", "core/compute", "core/schedule", "core/stash", "core/checkpoint", "core/plan", "core/engine", "core/engine/state", "core/engine/stash", "core/engine/units", "core/engine/lent",
+    "core/sharding", "core/compute", "core/schedule", "core/stash", "core/checkpoint", "core/plan", "core/engine", "core/engine/state", "core/engine/stash", "core/engine/units", "core/engine/lent", "core/rehearsal",
     "integrations/gpt", "integrations/measure", "integrations/device_mlp", "integrations/deepspeed", "integrations/cli", "integrations/c", "integrations/python", "tests/support", "bench",
     "tests",
 ]

@@ -1,21 +1,29 @@
 # The command `ziggurat`: parts of it in the test's process, the whole of it as a child.
 ziggurat_test(deepspeed_config_test SOURCES deepspeed_config_test.cc deepspeed_script_test.cc USES ziggurat::deepspeed)
 if(TARGET ziggurat)
-  ziggurat_test(cli_settings_test SOURCES cli_settings_test.cc USES ziggurat::cli)
-  target_compile_definitions(cli_settings_test PRIVATE ZIGGURAT_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  ziggurat_test(cli_lost_store_test SOURCES cli_lost_store_test.cc USES ziggurat::cli)
-  ziggurat_test(cli_report_test SOURCES cli_report_test.cc USES ziggurat::cli nlohmann_json::nlohmann_json)
-  foreach(part checkpoint_faults reshard resume world)
-    set(support_${part} ../support/loop_filesystem.h ../support/loop_filesystem.cc)
-  endforeach()
-  foreach(part command bits checkpoint checkpoint_faults kill launch lines load plan ranks reading reshard resume schedule signals stored tensor world)
+  ziggurat_test(cli_parts_test SOURCES cli_settings_test.cc cli_lost_store_test.cc cli_report_test.cc
+    USES ziggurat::cli nlohmann_json::nlohmann_json)
+  target_compile_definitions(cli_parts_test PRIVATE ZIGGURAT_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  # Those apart run once more on other I/O paths, or for long.
+  set(cli_command cli_command_test.cc)
+  set(cli_bits cli_bits_test.cc)
+  set(cli_kill cli_kill_test.cc)
+  set(cli_lines cli_lines_test.cc)
+  set(cli_run cli_launch_test.cc cli_plan_test.cc cli_ranks_test.cc cli_reading_test.cc cli_schedule_test.cc cli_signals_test.cc
+    cli_simulate_test.cc cli_tensor_test.cc cli_world_test.cc profile_command_test.cc)
+  set(cli_stores cli_checkpoint_test.cc cli_checkpoint_faults_test.cc cli_load_test.cc cli_reshard_test.cc cli_resume_test.cc
+    cli_stored_test.cc)
+  foreach(part command bits kill lines run stores)
     ziggurat_test(cli_${part}_test
-      SOURCES cli_${part}_test.cc cli_process.h cli_process.cc ${support_${part}}
+      SOURCES ${cli_${part}} cli_process.h cli_process.cc ../support/loop_filesystem.h ../support/loop_filesystem.cc
       USES ziggurat::cli nlohmann_json::nlohmann_json
       LABELS multiprocess)
     target_compile_definitions(cli_${part}_test PRIVATE ZIGGURAT_BINARY="$<TARGET_FILE:ziggurat>")
     add_dependencies(cli_${part}_test ziggurat)
   endforeach()
+  # The command starts where oneDNN and CUDA's runtime are not: it opens them when they are used, or has them in it.
+  add_test(NAME cli_links_little COMMAND sh -c "! ldd $<TARGET_FILE:ziggurat> | grep -E 'libdnnl|libgomp|libcuda|libnccl'")
+  set_tests_properties(cli_links_little PROPERTIES LABELS unit TIMEOUT 60)
   # Over a network that can be cut, where the kernel lets us make one.
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   add_test(NAME cli_two_hosts

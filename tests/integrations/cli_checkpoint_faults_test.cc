@@ -20,7 +20,7 @@
 #include "tests/support/loop_filesystem.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_checkpoint_faults_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -69,7 +69,7 @@ TEST(CliCheckpointFaults, ARunThatIsAskedToEndLeavesWholeCheckpointsAloneAndItsL
                                    Arguments{"--nproc", ranks, "--checkpoint-dir", target.string(),
                                              "--checkpoint-every", "3", "--keep-last", "2"});
     const int delay = delay_ms(random);
-    SCOPED_TRACE(testing::Message() << ranks << " ranks, SIGTERM after " << delay << " ms");
+    SCOPED_TRACE(::testing::Message() << ranks << " ranks, SIGTERM after " << delay << " ms");
     // Every other time in the midst of training, whatever a start takes on this machine.
     if (round % 4 >= 2) {
       ASSERT_TRUE(run.wait_for_output("loss-bits")) << run.err();
@@ -115,5 +115,5 @@ TEST(CliCheckpointFaults, AFullTargetCostsTheSaveAndIsNamedAndTheNextRunSaves) {
   EXPECT_TRUE(verified_checkpoints(folder, target).contains(step_name(8)));
 }
 
-}  // namespace
+}  // namespace cli_checkpoint_faults_test
 }  // namespace ziggurat::test

@@ -14,7 +14,7 @@
 #include "tests/integrations/cli_process.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_checkpoint_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -355,5 +355,5 @@ TEST_F(CliCheckpoint, SettingsThatNeedEachOtherSaySo) {
               AllOf(HasSubstr("checkpoint is required"), HasSubstr("ckpt verify --help")));
 }
 
-}  // namespace
+}  // namespace cli_checkpoint_test
 }  // namespace ziggurat::test

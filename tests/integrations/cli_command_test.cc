@@ -71,7 +71,7 @@ TEST(CliCommand, UsageErrorsAreOneLineAndExitWithTwo) {
     Arguments arguments;
     const char* names;
   } cases[] = {
-      {{}, "profile, sample, schedule or train"},
+      {{}, "profile, sample, schedule, simulate or train"},
       {{"trian"}, "did you mean train"},
       {good + Arguments{"--bach", "2"}, "did you mean --batch"},
       {good + Arguments{"--batch"}, "--batch"},

@@ -8,10 +8,10 @@
 #include "tests/integrations/cli_process.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_launch_test {
 
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// Each rank runs `script` in a shell.
 Arguments launched(int ranks, const std::string& script) {
@@ -99,5 +99,5 @@ TEST(CliLaunch, BenchCollectivesStartsItsOwnRanks) {
   }
 }
 
-}  // namespace
+}  // namespace cli_launch_test
 }  // namespace ziggurat::test

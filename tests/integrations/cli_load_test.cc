@@ -10,7 +10,7 @@
 #include "tests/integrations/cli_process.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_load_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -104,5 +104,5 @@ TEST_F(CliLoad, TakesTensorsByOtherNamesOnTwoRanksToo) {
   EXPECT_THAT(train("wrong", {"--load-partial"}).err, HasSubstr("give --load too"));
 }
 
-}  // namespace
+}  // namespace cli_load_test
 }  // namespace ziggurat::test

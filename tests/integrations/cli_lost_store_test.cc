@@ -14,7 +14,7 @@
 #include "tiers/state_store.h"
 
 namespace ziggurat::cli {
-namespace {
+namespace cli_lost_store_test {
 
 namespace fs = std::filesystem;
 
@@ -91,5 +91,5 @@ TEST_F(LostStoreOfMachines, IsKeptByAllWhereOneHadKeptItAlone) {
   EXPECT_EQ(kept(), (std::vector<std::uint64_t>{2, 2}));
 }
 
-}  // namespace
+}  // namespace cli_lost_store_test
 }  // namespace ziggurat::cli

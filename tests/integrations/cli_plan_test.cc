@@ -4,18 +4,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/integrations/cli_process.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_plan_test {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
-class CliPlan : public testing::Test {
+class CliPlan : public ::testing::Test {
  protected:
   Output plan(const Arguments& flags) {
     return ziggurat(folder_.path(), Arguments{"plan"} + flags);
@@ -43,8 +44,8 @@ TEST_F(CliPlan, ShowsAllStagesBesideThePapersFormula) {
   const std::string out = shown({"--model", "7.5B", "--ranks", "64", "--placement", "all=device"});
   EXPECT_THAT(out, AllOf(HasSubstr("7,500,000,000 parameters"), HasSubstr("2 + 2 + 12 bytes"),
                          HasSubstr("GB (1e9 bytes)"), HasSubstr("dp 64 x tp 1 x pp 1 x cp 1")));
-  EXPECT_THAT(out, testing::ContainsRegex("formula +120\\.000 +31\\.406 +16\\.641 +1\\.875\n"));
-  EXPECT_THAT(out, testing::ContainsRegex("one copy +120\\.000 +16\\.641 +16\\.641 +1\\.875\n"));
+  EXPECT_THAT(out, ::testing::ContainsRegex("formula +120\\.000 +31\\.406 +16\\.641 +1\\.875\n"));
+  EXPECT_THAT(out, ::testing::ContainsRegex("one copy +120\\.000 +16\\.641 +16\\.641 +1\\.875\n"));
   EXPECT_THAT(out, HasSubstr("Stage 1 keeps what stage 2 keeps"));
 }
 
@@ -229,9 +230,9 @@ TEST_F(CliPlan, ShowsWhatDividedLayersSend) {
 TEST_F(CliPlan, ShowsWhatIsSentInAStep) {
   const std::string out =
       shown({"--model", "8B", "--ranks", "16", "--ranks-per-node", "8", "--accumulate", "4"});
-  EXPECT_THAT(out, testing::ContainsRegex("\nsum +30\\.000 +30\\.000 +30\\.000 +45\\.000\n"));
-  EXPECT_THAT(out, testing::ContainsRegex("to other nodes +16\\.000 +16\\.000 +16\\.000 +24"));
-  EXPECT_THAT(out, testing::ContainsRegex("4 passes[a-z ]+ +30\\.000 .* 135\\.000\n"));
+  EXPECT_THAT(out, ::testing::ContainsRegex("\nsum +30\\.000 +30\\.000 +30\\.000 +45\\.000\n"));
+  EXPECT_THAT(out, ::testing::ContainsRegex("to other nodes +16\\.000 +16\\.000 +16\\.000 +24"));
+  EXPECT_THAT(out, ::testing::ContainsRegex("4 passes[a-z ]+ +30\\.000 .* 135\\.000\n"));
   EXPECT_THAT(shown({"--model", "8B", "--ranks", "16", "--memory"}), Not(HasSubstr("sends")));
   EXPECT_THAT(shown({"--model", "8B", "--ranks", "16", "--traffic"}), Not(HasSubstr("masters")));
 }
@@ -260,5 +261,88 @@ TEST_F(CliPlan, AWrongQuestionIsAnsweredWithTheRightOne) {
   EXPECT_THAT(complaint({"--dtype", "fp32", "--state-format", "split"}), HasSubstr("bf16"));
 }
 
-}  // namespace
+TEST_F(CliPlan, ComparesStrategiesOnAMachine) {
+  const std::string out = shown({"--model", "llama-3-8b", "--machine", "h100x8"});
+  EXPECT_THAT(out, AllOf(::testing::StartsWith("It fits: llama-3-8b trains on 8 GPUs of h100x8"),
+                         HasSubstr("8.03 billion parameters"), HasSubstr("* FSDP2 (ZeRO-3)"),
+                         HasSubstr("* is where to begin"), HasSubstr("you do not need offload"),
+                         HasSubstr("States alone would fit on 2 GPUs"),
+                         HasSubstr("How exact this is"), HasSubstr("docs/choosing.md")));
+  // What fits says what fills first; what does not, what is too much, and no effort or time.
+  EXPECT_THAT(out, ::testing::ContainsRegex("what fills first\n\\*? *FSDP2.*% full, most of it"));
+  EXPECT_THAT(out, ::testing::ContainsRegex("what does not fit.*\n +DDP +[0-9]+ +[0-9.]+ +- +GPU "
+                                            "memory: [0-9.]+ GB of 85.5 GB, most of it moments\n"));
+  EXPECT_THAT(out, ::testing::ContainsRegex("  moments +[0-9.]+ GB  AdamW's two running averages"));
+  EXPECT_THAT(out, ::testing::ContainsRegex("  compute +[0-9.]+ s  the busiest: no schedule"));
+  std::ofstream(folder_ / "ds.json")
+      << R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}})";
+  const Arguments judged{"--model", "llama-3-8b", "--machine",
+                         "h100x8",  "--config",   folder_ / "ds.json"};
+  EXPECT_THAT(shown(judged), HasSubstr("as you asked"));
+  EXPECT_THAT(shown(judged + Arguments{"--tp", "8"}), HasSubstr("AutoTP"));
+  // The ranks of a plan divide a batch, not those of this process: 32 = 2 x 2 x 8.
+  std::ofstream(folder_ / "ds.json")
+      << R"({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2,
+             "zero_optimization": {"stage": 3}})";
+  EXPECT_THAT(shown(judged), HasSubstr("a step is 2 of them for each GPU"));
+  EXPECT_THAT(shown(judged + Arguments{"--ranks", "16"}),
+              HasSubstr("a step is 1 of them for each GPU"));
+}
+
+// Host memory and drives are shown beside GPU memory, the fullest first, and add up.
+TEST_F(CliPlan, ShowsTheMemoryOfEachTierThatIsUsed) {
+  const std::string out = shown({"--model", "llama-3-8b", "--machine", "4090"});
+  EXPECT_THAT(out, AllOf(HasSubstr("GPU memory of Ziggurat, state on NVMe, at the worst instant"),
+                         HasSubstr("\nHost memory of a node, all the time: "),
+                         HasSubstr("\nNVMe of a node, all the time: "),
+                         HasSubstr("the other slot of masters and moments"),
+                         HasSubstr("Of the others that offload, ")));
+  EXPECT_THAT(out, ::testing::ContainsRegex("in each pass \\(2 B\\) +[0-9,]+  (not )?hidden\n"));
+}
+
+TEST_F(CliPlan, AConfigNamesTheFolderOnNvmeAndWhatItCannotSay) {
+  const Arguments question{"--model", "llama-3-8b",     "--machine",
+                           "4090",    "--write-config", folder_ / "ds.json"};
+  EXPECT_THAT(complaint(question), HasSubstr("give its folder with --nvme-path"));
+  const Output output = plan(question + Arguments{"--nvme-path", "/data/nvme"});
+  EXPECT_EQ(output.exit_code, 0) << output.err;
+  const auto config = nlohmann::json::parse(contents(folder_ / "ds.json"));
+  const nlohmann::json& offload = config.at("zero_optimization").at("offload_optimizer");
+  EXPECT_EQ(offload.at("nvme_path"), "/data/nvme");
+  EXPECT_EQ(config.contains("activation_checkpointing"),
+            output.err.find("each layer again in backward") != std::string::npos);
+  const Output longer =
+      plan(question + Arguments{"--nvme-path", "/data/nvme", "--context", "16384"});
+  EXPECT_THAT(longer.err, AllOf(HasSubstr("fits only if the script does what a config cannot say"),
+                                HasSubstr("compute each layer again in backward"),
+                                HasSubstr("the loss in chunks of 1,024 tokens")));
+  EXPECT_EQ(nlohmann::json::parse(contents(folder_ / "ds.json"))
+                .at("activation_checkpointing")
+                .at("cpu_checkpointing"),
+            longer.err.find("inputs of layers in host memory") != std::string::npos);
+  EXPECT_THAT(complaint({"--model", "gpt2-xl", "--nvme-path", "/x"}), HasSubstr("needs --machine"));
+}
+
+TEST_F(CliPlan, WritesTheRecommendationAsAConfig) {
+  const Arguments question{"--model", "llama-3-8b", "--machine", "h100x8"};
+  const nlohmann::json report = json(question);
+  EXPECT_EQ(report.at("recommended"), "FSDP2 (ZeRO-3)");
+  EXPECT_EQ(report.at("parameters"), 8'030'261'248);
+  shown(question + Arguments{"--write-config", folder_ / "ds.json"});
+  const auto config = nlohmann::json::parse(contents(folder_ / "ds.json"));
+  EXPECT_EQ(config.at("zero_optimization").at("stage"), 3);
+  shown({"--model", "gpt2-xl", "--machine", "b200x8", "--ranks", "64", "--context", "2048",
+         "--accumulate", "1", "--write-config", folder_ / "plus.json"});
+  const auto plus = nlohmann::json::parse(contents(folder_ / "plus.json")).at("zero_optimization");
+  EXPECT_EQ(plus.at("zero_hpz_partition_size"), 8);
+  EXPECT_EQ(plus.at("zero_quantized_weights"), true);
+  EXPECT_THAT(complaint({"--model", "no-such-model", "--machine", "h100x8"}),
+              HasSubstr("is not a known model"));
+  EXPECT_THAT(complaint({"--model", "gpt2", "--machine", "cray"}), HasSubstr("h100x8"));
+  EXPECT_THAT(complaint(question + Arguments{"--slots", "1"}),
+              HasSubstr("--slots 1 is of our own trainer"));
+  EXPECT_THAT(complaint({"--model", "gpt2-xl", "--lora-rank", "8"}), HasSubstr("needs --machine"));
+}
+
+}  // namespace cli_plan_test
 }  // namespace ziggurat::test

@@ -18,9 +18,9 @@
 #include "tests/integrations/cli_process.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_ranks_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int kSteps = 6;
 
@@ -28,7 +28,7 @@ double loss_of(const std::string& bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(std::stoul(bits, nullptr, 16)));
 }
 
-class CliRanks : public testing::Test {
+class CliRanks : public ::testing::Test {
  protected:
   Output run(const std::string& store, int steps, const Arguments& more) {
     Output output = ziggurat(folder_.path(), tiny_train(folder_, store, steps) + more);
@@ -69,7 +69,7 @@ TEST_F(CliRanks, HaveTheSameBitsInEveryStagePlacementAndBucketSize) {
         Arguments{"--zero-stage", "3"}, Arguments{"--zero-stage", "3", "--placement", "all=nvme"},
         Arguments{"--zero-stage", "3", "--reduce-bucket-size", "1", "--prefetch-bucket-size", "1"},
         Arguments{"--zero-stage", "2", "--placement", "all=host", "--threads", "2"}}) {
-    EXPECT_EQ(bits(two + more), expected) << testing::PrintToString(more);
+    EXPECT_EQ(bits(two + more), expected) << ::testing::PrintToString(more);
   }
 }
 
@@ -97,10 +97,10 @@ TEST_F(CliRanks, HaveTheLossOfExactExchangesWithQuantizedOnesToOnePercent) {
        {Arguments{"--quantized-weights"}, Arguments{"--quantized-gradients", "8"},
         Arguments{"--quantized-weights", "--quantized-gradients", "4"}}) {
     const auto quantized = bits(nodes + how);
-    EXPECT_NE(quantized, exact) << testing::PrintToString(how);
+    EXPECT_NE(quantized, exact) << ::testing::PrintToString(how);
     for (const auto& [step, its] : exact) {
       EXPECT_NEAR(loss_of(quantized.at(step)), loss_of(its), 0.01 * loss_of(its))
-          << testing::PrintToString(how) << ", step " << step;
+          << ::testing::PrintToString(how) << ", step " << step;
     }
   }
   const Arguments both = nodes + Arguments{"--quantized-weights", "--quantized-gradients", "4"};
@@ -200,13 +200,13 @@ struct Killed {
 };
 void PrintTo(const Killed& killed, std::ostream* out) { *out << killed.name; }
 
-class CliRanksKill : public testing::TestWithParam<Killed> {};
+class CliRanksKill : public ::testing::TestWithParam<Killed> {};
 
 TEST_P(CliRanksKill, OfAnyAtAnyMomentIsReportedAndLosesNoStepThatAllHadFinished) {
   constexpr int kKills = 6;
   constexpr int kRunSteps = 30;
   const unsigned seed = std::random_device()();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   const TemporaryFolder folder;
   const Arguments more = Arguments{"--nproc", "2"} + GetParam().more;
@@ -264,13 +264,13 @@ TEST_P(CliRanksKill, OfAnyAtAnyMomentIsReportedAndLosesNoStepThatAllHadFinished)
 
 INSTANTIATE_TEST_SUITE_P(
     Stages, CliRanksKill,
-    testing::Values(Killed{"Stage0", {"--zero-stage", "0"}},
-                    Killed{"Stage1", {"--zero-stage", "1", "--placement", "all=host"}},
-                    Killed{"Stage2", {}},
-                    Killed{"Stage2Guesses", {"--speculate", "always", "--clip", "2.1"}},
-                    Killed{"Stage3", {"--zero-stage", "3", "--placement", "all=nvme"}},
-                    Killed{"DividedLayers", {"--tp", "2", "--sp"}}),
+    ::testing::Values(Killed{"Stage0", {"--zero-stage", "0"}},
+                      Killed{"Stage1", {"--zero-stage", "1", "--placement", "all=host"}},
+                      Killed{"Stage2", {}},
+                      Killed{"Stage2Guesses", {"--speculate", "always", "--clip", "2.1"}},
+                      Killed{"Stage3", {"--zero-stage", "3", "--placement", "all=nvme"}},
+                      Killed{"DividedLayers", {"--tp", "2", "--sp"}}),
     [](const auto& one) { return std::string(one.param.name); });
 
-}  // namespace
+}  // namespace cli_ranks_test
 }  // namespace ziggurat::test

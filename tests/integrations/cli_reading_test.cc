@@ -13,7 +13,7 @@
 #include "tests/integrations/cli_process.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_reading_test {
 
 namespace fs = std::filesystem;
 
@@ -90,5 +90,5 @@ TEST_P(CliReading, NeedsNoLeaveToWriteWhereItReadsOrWorks) {
 INSTANTIATE_TEST_SUITE_P(Filesystems, CliReading, ::testing::Values("tmpfs", "ramfs"),
                          [](const auto& its) { return std::string(its.param); });
 
-}  // namespace
+}  // namespace cli_reading_test
 }  // namespace ziggurat::test

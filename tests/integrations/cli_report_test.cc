@@ -23,13 +23,13 @@
 #include "integrations/cli/run_state.h"
 
 namespace ziggurat::cli {
-namespace {
+namespace cli_report_test {
 
-using testing::AllOf;
-using testing::Contains;
-using testing::ContainsRegex;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 CounterSnapshot counters(const std::map<Counter, std::uint64_t>& values) {
   Metrics metrics;
@@ -133,7 +133,7 @@ TEST(CliReport, SkippedStepsAreCountedAndTimedAndNothingElse) {
   EXPECT_EQ(report.wall_s, 7);
   EXPECT_LT(report.mean_loss_last_10, 3);
   const std::vector<std::string> lines = table(report);
-  EXPECT_THAT(lines, testing::Contains(HasSubstr("the loss scale is 512; 1 of 7 attempts")));
+  EXPECT_THAT(lines, ::testing::Contains(HasSubstr("the loss scale is 512; 1 of 7 attempts")));
   EXPECT_EQ(to_json(report).at("skipped"), 1);
   EXPECT_EQ(to_json(report).at("loss_scale"), 512);
   EXPECT_EQ(to_json(log.newest().front()).at("skipped"), false);
@@ -313,7 +313,7 @@ TEST(CliReport, JsonThatHasNoRoomIsGivenUpAndStaysValid) {
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   const sighandler_t handler = ::signal(SIGXFSZ, SIG_IGN);
   std::size_t steps = 0;
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   {
     JsonReport report(path, {{"model", "2x64x2"}});
     const rlimit small{.rlim_cur = 5000, .rlim_max = before.rlim_max};
@@ -325,7 +325,7 @@ TEST(CliReport, JsonThatHasNoRoomIsGivenUpAndStaysValid) {
     ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   }
   ::signal(SIGXFSZ, handler);
-  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(said, AllOf(HasSubstr(path), HasSubstr("EFBIG"), HasSubstr("training goes on")));
   EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
   std::ifstream file(path);
@@ -370,7 +370,7 @@ TEST(CliRunState, WithoutAttemptsThereWasOneForEachStep) {
 TEST(CliRunState, ChangesAreNamedAndNothingElse) {
   EXPECT_THAT(differences({{"lr", "1"}, {"clip", "1"}, {"gone", "x"}},
                           {{"lr", "2"}, {"clip", "1"}, {"fresh", "y"}}),
-              testing::ElementsAre("lr 1 -> 2"));
+              ::testing::ElementsAre("lr 1 -> 2"));
 }
 
 TrainOptions tiny() {
@@ -453,5 +453,5 @@ TEST(CliAdvice, ADiskThatIsNotTheStoresGetsNoAdviceAboutTheStore) {
   EXPECT_TRUE(advice(Error(ErrorCode::kResourceExhausted, "no space", ENOSPC), tiny(), 2).empty());
 }
 
-}  // namespace
+}  // namespace cli_report_test
 }  // namespace ziggurat::cli

@@ -13,7 +13,7 @@
 #include "tests/support/loop_filesystem.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_reshard_test {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
@@ -159,5 +159,5 @@ TEST_F(CliReshard, LeavesOneStoreWheneverItIsKilled) {
   }
 }
 
-}  // namespace
+}  // namespace cli_reshard_test
 }  // namespace ziggurat::test

@@ -13,7 +13,7 @@
 #include "tests/support/loop_filesystem.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_resume_test {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
@@ -216,5 +216,5 @@ TEST_P(CliResume, EndsWhereThereIsNoRoomForAnotherStoreAndGoesOnWhenThereIs) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, CliResume, ::testing::Values(1, 2));
 
-}  // namespace
+}  // namespace cli_resume_test
 }  // namespace ziggurat::test

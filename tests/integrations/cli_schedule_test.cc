@@ -9,16 +9,16 @@
 #include "tests/integrations/cli_process.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_schedule_test {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 const Arguments kOneCycle{"--schedule",     "OneCycle", "--cycle-min-lr",          "1e-4",
                           "--cycle-max-lr", "1e-2",     "--cycle-first-step-size", "2"};
 const Arguments kGroups{"--param-groups", "*.bias:lr-scale=3,beta2=0.9;wte.*:weight-decay=0"};
 
-class CliSchedule : public testing::Test {
+class CliSchedule : public ::testing::Test {
  protected:
   Output train(const std::string& store, int steps, const Arguments& more) {
     Output output = ziggurat(folder_.path(), tiny_train(folder_, store, steps) + more);
@@ -68,7 +68,7 @@ TEST_F(CliSchedule, AResumedRunGoesOnWithItsScheduleBitForBit) {
   train("parts", 3, flags);
   const Output rest = train("parts", 6, flags);
   for (const auto& [step, bits] : loss_bits(rest.out)) EXPECT_EQ(bits, whole.at(step)) << step;
-  EXPECT_THAT(rest.out, testing::Not(HasSubstr("changed: schedule")));
+  EXPECT_THAT(rest.out, ::testing::Not(HasSubstr("changed: schedule")));
 }
 
 TEST_F(CliSchedule, AnotherScheduleAtAResumeIsAllowedAndSaid) {
@@ -91,5 +91,5 @@ TEST_F(CliSchedule, PlacementAndThreadsDoNotChangeTheBitsOfMomentumAndGroups) {
       expected);
 }
 
-}  // namespace
+}  // namespace cli_schedule_test
 }  // namespace ziggurat::test

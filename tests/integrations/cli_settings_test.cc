@@ -17,10 +17,10 @@
 #include "integrations/cli/train_options.h"
 
 namespace ziggurat::cli {
-namespace {
+namespace cli_settings_test {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 Settings defaults() {
   Settings settings(train_settings());
@@ -132,7 +132,7 @@ TEST(CliSettings, AFileMayBeDeepSpeeds) {
   EXPECT_EQ(to_string(a.engine.placement), to_string(b.engine.placement));
   EXPECT_EQ(a.engine.strategy.zero_stage, b.engine.strategy.zero_stage);
   EXPECT_EQ(a.engine.reduce_bucket_elements, b.engine.reduce_bucket_elements);
-  EXPECT_THAT(theirs.notes(), testing::ElementsAre(HasSubstr("zero_optimization.overlap_comm")));
+  EXPECT_THAT(theirs.notes(), ::testing::ElementsAre(HasSubstr("zero_optimization.overlap_comm")));
   EXPECT_THAT(complaint([&] {
                 Settings wrong = defaults();
                 wrong.apply_json(R"({"train_micro_batch_size_per_gpu": 0})", "ds.json");
@@ -224,7 +224,7 @@ TEST(CliSettings, AFilesMistakesAreNamedByFileAndKey) {
 // Whatever is in the file, the answer is settings or a usage error: nothing else, and no crash.
 TEST(CliSettings, AnyBytesAreSettingsOrAUsageError) {
   const unsigned seed = std::random_device()();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   const std::string good =
       R"({"model": "2x64x2", "lr": 1e-3, "betas": [0.8, 0.9], "device-memory": "8MiB", "steps": 7})";
@@ -461,7 +461,7 @@ TEST(CliSettings, EveryWordThatALibraryQuotesIsAFlagOrACommand) {
         if (word.starts_with("ziggurat ") || word.starts_with("{") || others.contains(word))
           continue;
         ++seen;
-        EXPECT_THAT(in_flags("`" + word + "`"), testing::StartsWith("--")) << name;
+        EXPECT_THAT(in_flags("`" + word + "`"), ::testing::StartsWith("--")) << name;
       }
     }
   }
@@ -476,8 +476,8 @@ std::vector<std::string> notes_with(const std::map<std::string, std::string>& fl
 }
 
 TEST(CliSettings, WhatIsGivenAndChangesNothingIsNoted) {
-  using testing::ElementsAre;
-  using testing::IsEmpty;
+  using ::testing::ElementsAre;
+  using ::testing::IsEmpty;
   EXPECT_THAT(notes_with({}), IsEmpty());
   EXPECT_THAT(notes_with({{"reduce-dtype", "fp32"}}),
               ElementsAre(AllOf(HasSubstr("reduce-dtype"), HasSubstr("one data-parallel rank"))));
@@ -527,5 +527,5 @@ TEST(StorePaths, ADriveIsGivenWhatItWasMeasuredToNeed) {
   EXPECT_EQ(store[1].outstanding_bytes, 0U) << "not known";
 }
 
-}  // namespace
+}  // namespace cli_settings_test
 }  // namespace ziggurat::cli

@@ -21,12 +21,12 @@
 #include "tests/integrations/cli_process.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_signals_test {
 
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// The value of a line of /proc/PID/status, a mask of signals.
 std::uint64_t signals_of(pid_t pid, const std::string& line) {
@@ -64,7 +64,7 @@ class Inherited {
   sighandler_t before_;
 };
 
-class CliSignals : public testing::Test {
+class CliSignals : public ::testing::Test {
  protected:
   Arguments train(int steps, int ranks = 1) const {
     return tiny_train(folder_, "store", steps) +
@@ -123,7 +123,7 @@ TEST_F(CliSignals, AskTheLauncherForOneCheckpointOfAllRanks) {
 TEST_F(CliSignals, ThatEveryProcessOfARunGetsEndItInOrder) {
   for (const bool launcher_first : {true, false}) {
     for (const auto gap : {0ms, 2ms, 20ms}) {
-      SCOPED_TRACE(testing::Message() << launcher_first << ", " << gap.count() << " ms");
+      SCOPED_TRACE(::testing::Message() << launcher_first << ", " << gap.count() << " ms");
       Process run(folder_.path(), train_in_memory(100'000, 2));
       ASSERT_TRUE(run.wait_for_output("step 3 loss-bits")) << run.err();
       std::vector<pid_t> all = processes(run.pid());
@@ -257,7 +257,7 @@ void to_file(int fd, const std::string& path) {
 TEST_F(CliSignals, AndStandardStreamsMayBeMissing) {
   for (const std::vector<int>& closed :
        {std::vector<int>{0}, std::vector<int>{1}, std::vector<int>{2}, std::vector<int>{0, 1, 2}}) {
-    SCOPED_TRACE(testing::PrintToString(closed));
+    SCOPED_TRACE(::testing::PrintToString(closed));
     bool looked = false;
     const int code = run_after(
         [&] {
@@ -308,5 +308,5 @@ TEST_F(CliSignals, AndNobodyMayReadWhatARunSays) {
   }
 }
 
-}  // namespace
+}  // namespace cli_signals_test
 }  // namespace ziggurat::test

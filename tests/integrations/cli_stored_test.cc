@@ -12,7 +12,7 @@
 #include "tests/integrations/cli_process.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_stored_test {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -110,5 +110,5 @@ TEST_F(CliStored, WeightsOfOthersAreExportedAndHaveNoRunToSpeakOf) {
   EXPECT_THAT(spoken.err, HasSubstr("another trainer"));
 }
 
-}  // namespace
+}  // namespace cli_stored_test
 }  // namespace ziggurat::test

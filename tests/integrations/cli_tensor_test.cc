@@ -11,22 +11,22 @@
 #include "tests/integrations/cli_process.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_tensor_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 double loss_of(const std::string& bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(std::stoul(bits, nullptr, 16)));
 }
 
-class CliTensor : public testing::Test {
+class CliTensor : public ::testing::Test {
  protected:
   using Bits = std::map<int, std::string>;
 
   Bits bits(int steps, const Arguments& more) {
     const std::string store = "store-" + std::to_string(++runs_);
     const Output output = ziggurat(folder_.path(), tiny_train(folder_, store, steps) + more);
-    EXPECT_EQ(output.exit_code, 0) << testing::PrintToString(more) << output.out << output.err;
+    EXPECT_EQ(output.exit_code, 0) << ::testing::PrintToString(more) << output.out << output.err;
     std::filesystem::remove_all(folder_ / store);
     return loss_bits(output.out);
   }
@@ -73,7 +73,7 @@ TEST_F(CliTensor, HasTheSameBitsInEveryStagePlacementAndBucketSize) {
         Arguments{"--zero-stage", "3", "--reduce-bucket-size", "1", "--prefetch-bucket-size", "1"},
         Arguments{"--zero-stage", "2", "--placement", "all=host", "--threads", "2"},
         Arguments{"--activation-checkpointing", "off", "--device-memory", "16MiB"}}) {
-    EXPECT_EQ(bits(4, four + more), expected) << testing::PrintToString(more);
+    EXPECT_EQ(bits(4, four + more), expected) << ::testing::PrintToString(more);
   }
 }
 
@@ -83,7 +83,7 @@ TEST_F(CliTensor, WithDividedRowsHasTheSameBitsInEveryStageToo) {
   for (const Arguments& more :
        {Arguments{"--zero-stage", "0"}, Arguments{"--zero-stage", "3", "--placement", "all=nvme"},
         Arguments{"--zero-stage", "3", "--reduce-bucket-size", "1"}}) {
-    EXPECT_EQ(bits(4, four + more), expected) << testing::PrintToString(more);
+    EXPECT_EQ(bits(4, four + more), expected) << ::testing::PrintToString(more);
   }
   // Which rank has which rows changes no sum of forward.
   const Arguments whole_rows{"--nproc", "4", "--tp", "2", "--accumulate", "1"};
@@ -183,5 +183,5 @@ TEST_F(CliTensor, RefusesWhatDoesNotDivideWithTheArithmetic) {
               HasSubstr("15 rows, which 2 ranks cannot divide evenly: 1 would be left over"));
 }
 
-}  // namespace
+}  // namespace cli_tensor_test
 }  // namespace ziggurat::test

@@ -16,12 +16,12 @@
 #include "tiers/superblock.h"
 
 namespace ziggurat::test {
-namespace {
+namespace cli_world_test {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
-using testing::Not;
-using testing::StartsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 #define SKIP_WITHOUT(filesystem) \
   if (!(filesystem).why_not().empty()) GTEST_SKIP() << (filesystem).why_not()
@@ -119,7 +119,7 @@ TEST(CliWorld, AReadOnlyFilesystemIsSaidAndTheStoreGoesOnLater) {
 }
 
 /// By the format of its records.
-class DamagedStore : public testing::TestWithParam<const char*> {
+class DamagedStore : public ::testing::TestWithParam<const char*> {
  protected:
   Arguments train(const std::string& store, int steps) const {
     return tiny_train(folder_, store, steps) + Arguments{"--state-format", GetParam()};
@@ -143,7 +143,7 @@ class DamagedStore : public testing::TestWithParam<const char*> {
   fs::path file_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Formats, DamagedStore, testing::Values("fp32", "8bit", "split"),
+INSTANTIATE_TEST_SUITE_P(Formats, DamagedStore, ::testing::Values("fp32", "8bit", "split"),
                          [](const auto& one) { return "of_" + std::string(one.param); });
 
 TEST_P(DamagedStore, WithoutItsNewestSuperblockGoesBackOneGenerationAndSaysSo) {
@@ -169,5 +169,5 @@ TEST_P(DamagedStore, WithoutAnySuperblockIsRefusedNamingWhatRemainsAndStaysAsItI
   EXPECT_EQ(contents(file_), before);
 }
 
-}  // namespace
+}  // namespace cli_world_test
 }  // namespace ziggurat::test

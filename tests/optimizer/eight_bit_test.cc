@@ -13,7 +13,7 @@
 #include "tests/optimizer/state.h"
 
 namespace ziggurat {
-namespace {
+namespace eight_bit_test {
 
 using testing::TiledRecord;
 using testing::usual_settings;
@@ -332,5 +332,5 @@ TEST(EightBit, ARecordIsUpdatedAsFp32BetweenDecodingAndEncoding) {
   }
 }
 
-}  // namespace
+}  // namespace eight_bit_test
 }  // namespace ziggurat

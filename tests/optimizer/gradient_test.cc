@@ -12,7 +12,7 @@
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
-namespace {
+namespace gradient_test {
 
 using testing::for_each_target;
 using testing::from_bits;
@@ -295,5 +295,5 @@ TEST(ClipCoefficient, IsTorchs) {
   EXPECT_TRUE(std::isnan(clip_coefficient(std::nan(""), 1.0f))) << "a poisoned norm is not hidden";
 }
 
-}  // namespace
+}  // namespace gradient_test
 }  // namespace ziggurat

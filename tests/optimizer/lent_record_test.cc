@@ -12,7 +12,7 @@
 #include "tiers/record_hash.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace lent_record_test {
 
 using enum OptimizerKind;
 using enum StateFormat;
@@ -370,5 +370,5 @@ TEST(LentRecordDeathTest, WantsWhatItIsToldToReadFrom) {
   EXPECT_DEATH(same.update(view, step_of(kAdamW), nullptr), "104 parameters for 105 elements");
 }
 
-}  // namespace
+}  // namespace lent_record_test
 }  // namespace ziggurat::testing

@@ -12,9 +12,9 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace loss_scale_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 void update(LossScaler& scaler, int times, bool overflow) {
   for (int i = 0; i < times; ++i) scaler.update(overflow);
@@ -99,7 +99,7 @@ TEST(LossScaler, AStaticScaleNeverMoves) {
 
 TEST(LossScaler, ResumedAtAnyPointItGoesOnAsIfItHadNot) {
   const unsigned seed = std::random_device()();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 200; ++round) {
     const LossScaleConfig config{.initial_scale_power = 100,
@@ -144,5 +144,5 @@ TEST(LossScaler, NonsenseIsRefusedByTheNameOfItsParameter) {
   EXPECT_THAT(refusal({.min_loss_scale = 0}), HasSubstr("min_loss_scale"));
 }
 
-}  // namespace
+}  // namespace loss_scale_test
 }  // namespace ziggurat

@@ -15,9 +15,9 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace schedule_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 double rate(const Schedule& schedule, std::uint64_t step) {
   return scheduled(schedule, step).learning_rate;
@@ -149,7 +149,7 @@ OneCycle small_cycle() {
 TEST(Schedule, OneCycleGoesUpAndDownAndStays) {
   const std::vector<double> expected{1, 2, 3, 4, 5, 3, 1, 1, 1};
   const std::vector<double> got = rates(small_cycle(), expected.size());
-  EXPECT_THAT(got, testing::Pointwise(testing::DoubleNear(kTiny * 10), expected));
+  EXPECT_THAT(got, ::testing::Pointwise(::testing::DoubleNear(kTiny * 10), expected));
 }
 
 TEST(Schedule, OneCycleMovesTheMomentumTheOtherWay) {
@@ -186,9 +186,9 @@ TEST(Schedule, OneCycleOnStairsHasAsManyAsItIsToldInEachHalf) {
   down.erase(down.begin(), down.begin() + 12);
   up.erase(std::unique(up.begin(), up.end()), up.end());
   down.erase(std::unique(down.begin(), down.end()), down.end());
-  EXPECT_THAT(up, testing::Pointwise(testing::DoubleNear(kTiny * 10),
-                                     {1.0, 1 + 4.0 / 3, 1 + 8.0 / 3, 5.0}));
-  EXPECT_THAT(down, testing::Pointwise(testing::DoubleNear(kTiny * 10), {5.0, 3.0, 1.0}));
+  EXPECT_THAT(up, ::testing::Pointwise(::testing::DoubleNear(kTiny * 10),
+                                       {1.0, 1 + 4.0 / 3, 1 + 8.0 / 3, 5.0}));
+  EXPECT_THAT(down, ::testing::Pointwise(::testing::DoubleNear(kTiny * 10), {5.0, 3.0, 1.0}));
 }
 
 TEST(Schedule, LRRangeTestRisesOnALineOrInStairs) {
@@ -249,5 +249,5 @@ TEST(Schedule, NonsenseIsRefusedByTheNameOfItsParameter) {
   EXPECT_THAT(refusal(cycle), HasSubstr("cycle-max-mom 1"));
 }
 
-}  // namespace
+}  // namespace schedule_test
 }  // namespace ziggurat

@@ -14,7 +14,7 @@
 #include "tiers/record_hash.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace shared_record_test {
 
 using enum StateFormat;
 
@@ -221,5 +221,5 @@ TEST(SharedRecord, HasRoomForAScalePerSixteenElements) {
   EXPECT_NE(alone.text(), shared.text());
 }
 
-}  // namespace
+}  // namespace shared_record_test
 }  // namespace ziggurat::testing

@@ -29,15 +29,23 @@ inline OptimizerStep::Settings usual_settings(OptimizerKind kind = OptimizerKind
           .seed = 11};
 }
 
-inline constexpr std::array kAllOptimizers = {OptimizerKind::kAdamW, OptimizerKind::kAdam,
-                                              OptimizerKind::kLion, OptimizerKind::kAdagrad,
-                                              OptimizerKind::kSgd};
-/// Those whose slices may be of any length: 8-bit moments come in blocks (eight_bit_test.cc).
-inline constexpr std::array kKernelFormats = {StateFormat::kFp32, StateFormat::kBf16Moments,
-                                              StateFormat::kSplit, StateFormat::kBf16};
-inline constexpr std::array kAllFormats = {StateFormat::kFp32, StateFormat::kBf16Moments,
-                                           StateFormat::k8Bit, StateFormat::kSplit,
-                                           StateFormat::kBf16};
+template <class Kind, std::size_t kCount>
+constexpr std::array<Kind, kCount> counted() {
+  std::array<Kind, kCount> all{};
+  for (std::size_t i = 0; i < kCount; ++i) all[i] = static_cast<Kind>(i);
+  return all;
+}
+inline constexpr std::array kAllOptimizers = counted<OptimizerKind, kOptimizerCount>();
+inline constexpr std::array kAllFormats = counted<StateFormat, kStateFormatCount>();
+/// Those whose slices may be of any length: codes come in blocks (eight_bit_test.cc).
+inline constexpr auto kKernelFormats = [] {
+  std::array<StateFormat, std::ranges::count_if(
+                              kAllFormats, [](StateFormat format) { return !has_codes(format); })>
+      formats{};
+  std::ranges::copy_if(kAllFormats, formats.begin(),
+                       [](StateFormat format) { return !has_codes(format); });
+  return formats;
+}();
 inline constexpr std::array kAllTypes = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 
 struct Shape {
@@ -157,11 +165,12 @@ struct State {
 /// What a format may be told, where that makes a difference.
 inline std::vector<Roundings> roundings_of(StateFormat format) {
   constexpr Rounding kDrawn = Rounding::kStochastic;
-  if (format == StateFormat::kSplit) return {{}};
-  if (format == StateFormat::kBf16) return {{}, {.state = kDrawn}};
-  if (format == StateFormat::kBf16Moments)
-    return {{}, {.state = kDrawn}, {.params = kDrawn}, {.state = kDrawn, .params = kDrawn}};
-  return {{}, {.params = kDrawn}};
+  std::vector<Roundings> all(1);
+  if (rounds_state(format)) all.push_back({.state = kDrawn});
+  if (holds_param(format)) return all;
+  all.push_back({.params = kDrawn});
+  if (rounds_state(format)) all.push_back({.state = kDrawn, .params = kDrawn});
+  return all;
 }
 inline std::string text_of(const Roundings& of) {
   const auto word = [](Rounding rounding) {

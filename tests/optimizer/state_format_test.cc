@@ -9,7 +9,7 @@
 #include "tests/optimizer/state.h"
 
 namespace ziggurat {
-namespace {
+namespace state_format_test {
 
 using ::testing::HasSubstr;
 using testing::TiledRecord;
@@ -142,5 +142,5 @@ TEST(StateFormat, RoundingAMomentCostsWhatIsStated) {
   }
 }
 
-}  // namespace
+}  // namespace state_format_test
 }  // namespace ziggurat

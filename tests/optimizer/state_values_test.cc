@@ -13,7 +13,7 @@
 #include "tests/support/hard_floats.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace state_values_test {
 
 constexpr std::size_t kCount = kTileElements + 300;  // two tiles, most of the second is padding
 constexpr std::size_t kPadded = 2 * kTileElements;
@@ -158,5 +158,5 @@ TEST(StateValues, HaveThePaddingThatARecordBeginsWith) {
   }
 }
 
-}  // namespace
+}  // namespace state_values_test
 }  // namespace ziggurat::testing

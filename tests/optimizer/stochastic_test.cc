@@ -10,7 +10,7 @@
 #include "tests/optimizer/state.h"
 
 namespace ziggurat {
-namespace {
+namespace stochastic_test {
 
 using testing::TiledRecord;
 
@@ -216,5 +216,5 @@ TEST(ParamNoise, OfALongParameterHasAKeyForEachPartOfIt) {
   EXPECT_NE(behind, stepped({.name = 7}));
 }
 
-}  // namespace
+}  // namespace stochastic_test
 }  // namespace ziggurat

@@ -7,7 +7,7 @@
 #include "tests/optimizer/state.h"
 
 namespace ziggurat {
-namespace {
+namespace textbook_test {
 
 using testing::State;
 using testing::usual_settings;
@@ -169,5 +169,5 @@ TEST(Lion, TakesNoStepWhereMomentumAndGradientCancel) {
   EXPECT_EQ(state.master.data()[2], 0.5f + 6e-4f);
 }
 
-}  // namespace
+}  // namespace textbook_test
 }  // namespace ziggurat

@@ -10,7 +10,7 @@
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
-namespace {
+namespace update_test {
 
 using testing::expect_prefix_updated;
 using testing::expect_specification;
@@ -375,5 +375,5 @@ TEST(UpdateRecordDeathTest, WantsARecordOfItsElementsAndRunsThatCoverItInOrder) 
   EXPECT_DEATH(update_record(step, {}, {}), "0 bytes for a record of 0 elements");
 }
 
-}  // namespace
+}  // namespace update_test
 }  // namespace ziggurat

@@ -12,7 +12,7 @@
 #include "tests/optimizer/state.h"
 
 namespace ziggurat {
-namespace {
+namespace variants_test {
 
 using testing::expect_specification;
 using testing::for_each_target;
@@ -236,5 +236,5 @@ TEST(InitialAccumulator, IsRefusedByNameWhereItIsNone) {
     EXPECT_THAT(refusal(OptimizerKind::kAdagrad, value), HasSubstr("from 0 to 1e+30"));
 }
 
-}  // namespace
+}  // namespace variants_test
 }  // namespace ziggurat

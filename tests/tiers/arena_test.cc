@@ -12,7 +12,7 @@
 #include "tiers/account.h"
 
 namespace ziggurat {
-namespace {
+namespace arena_test {
 
 /// The specification: one flag per alignment unit, searched from the left, or from the right.
 class Bitmap {
@@ -66,7 +66,7 @@ TEST(Arena, does_what_a_bitmap_does) {
   constexpr std::uint64_t kAlignment = 512;
   constexpr std::size_t kUnits = 256;
   for (unsigned seed = 0; seed < 50; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
     Arena arena(kUnits * kAlignment, kAlignment);
     Bitmap bitmap(kUnits);
@@ -183,5 +183,5 @@ TEST(AccountDeathTest, more_than_the_capacity_or_less_than_nothing_is_found_out)
   EXPECT_DEATH(account.subtract(Purpose::kParams, 1), "0 are out");
 }
 
-}  // namespace
+}  // namespace arena_test
 }  // namespace ziggurat

@@ -445,6 +445,21 @@ TEST(CudaInventory, lists_what_there_is_without_a_management_library) {
   EXPECT_NE(cuda_devices().why_none, "");
 }
 
+TEST(CudaInventory, names_a_driver_that_is_too_old_and_the_one_that_is_needed) {
+  cuda_double::reset(1, {.driver_version = 11080});
+  EXPECT_THAT(cuda_devices().why_none, HasSubstr("the driver is for CUDA 11.8, and CUDA "));
+  EXPECT_THAT(cuda_devices().why_none, HasSubstr(" needs driver "));
+  EXPECT_EQ(cuda_devices().driver_version, "11.8");
+  Reactor reactor;
+  try {
+    static_cast<void>(CudaDevice::create(reactor, {.capacity_bytes = kMiB}));
+    ADD_FAILURE() << "it was made";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.what(), "no CUDA device can be used: " + cuda_devices().why_none);
+  }
+  cuda_double::reset(1);
+}
+
 TEST(CudaDeviceCreate, names_what_is_wrong) {
   Reactor reactor;
   const auto error_of = [&](const CudaDeviceOptions& options) {

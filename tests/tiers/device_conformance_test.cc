@@ -398,6 +398,50 @@ TYPED_TEST(DeviceConformance, a_copy_outside_the_buffers_fails_and_the_stream_wi
       << "what waits for a failure has failed";
 }
 
+/// Rows that lie apart on the device are together on the host, and what is between them stays.
+TYPED_TEST(DeviceConformance, rows_go_to_their_places_and_come_back) {
+  constexpr std::uint64_t kRows = 7;
+  constexpr std::uint64_t kRow = 64 * kKiB + 24;
+  constexpr std::uint64_t kStride = 3 * kRow + 8;
+  const auto stream = this->device_->create_stream("test");
+  const DeviceBuffer buffer = this->device_->allocate(2 * kMiB, Purpose::kStaging);
+  const auto before = this->host_pattern(2 * kMiB, 1);
+  const auto rows = this->host_pattern(kRows * kRow, 2);
+  this->copy_now(*stream, {buffer.data(), before.data(), 2 * kMiB, Direction::kToDevice});
+  const std::uint64_t counted = this->metrics_.value(Counter::kHostToDeviceBytes);
+  this->copy_now(*stream, {.destination = buffer.data() + 16,
+                           .source = rows.data(),
+                           .size_bytes = kRow,
+                           .direction = Direction::kToDevice,
+                           .rows = kRows,
+                           .destination_stride_bytes = kStride,
+                           .source_stride_bytes = kRow});
+  EXPECT_EQ(this->metrics_.value(Counter::kHostToDeviceBytes) - counted, kRows * kRow);
+  std::vector<std::byte> expected(before.begin(), before.end());
+  for (std::uint64_t row = 0; row < kRows; ++row)
+    std::ranges::copy(rows.subspan(row * kRow, kRow), expected.begin() + 16 + row * kStride);
+  EXPECT_EQ(this->read_back(*stream, buffer), expected);
+  const auto back = this->host(kRows * kRow);
+  this->copy_now(*stream, {.destination = back.data(),
+                           .source = buffer.data() + 16,
+                           .size_bytes = kRow,
+                           .direction = Direction::kToHost,
+                           .rows = kRows,
+                           .destination_stride_bytes = kRow,
+                           .source_stride_bytes = kStride});
+  EXPECT_EQ(std::memcmp(back.data(), rows.data(), rows.size()), 0);
+  const Stream::Copy past_the_end{.destination = buffer.data() + 2 * kMiB - 6 * kStride - kRow + 1,
+                                  .source = rows.data(),
+                                  .size_bytes = kRow,
+                                  .direction = Direction::kToDevice,
+                                  .rows = kRows,
+                                  .destination_stride_bytes = kStride,
+                                  .source_stride_bytes = kRow};
+  const Error error = this->error_of(*stream, past_the_end);
+  EXPECT_THAT(error.what(), HasSubstr("in 7 rows to device"));
+  EXPECT_THAT(error.what(), HasSubstr("not in one of the device's buffers"));
+}
+
 TYPED_TEST(DeviceConformance, a_failure_is_reported_in_its_turn) {
   const auto stream = this->device_->create_stream("test");
   const DeviceBuffer place = this->device_->allocate(4 * kMiB, Purpose::kStaging);

@@ -13,7 +13,7 @@
 #include "tiers/driver_watch.h"
 
 namespace ziggurat {
-namespace {
+namespace driver_watch_test {
 
 using std::chrono::hours;
 using std::chrono::milliseconds;
@@ -27,7 +27,7 @@ TEST(DriverWatchDeathTest, a_call_that_does_not_come_back_ends_the_process) {
     const DriverWatch::Call call(watch, "cudaEventSynchronize", 4 * kMiB);
     sleep_for_ever();
   };
-  EXPECT_EXIT(stuck(), testing::ExitedWithCode(1),
+  EXPECT_EXIT(stuck(), ::testing::ExitedWithCode(1),
               "cuda3 \\(a GPU\\): cudaEventSynchronize of 4.0 MiB has not come back from the "
               "driver for 0\\.[0-9] s");
 }
@@ -40,7 +40,7 @@ TEST(DriverWatchDeathTest, after_a_loss_a_wait_has_less_time) {
     watch.lost("it fell off the bus");
     sleep_for_ever();
   };
-  EXPECT_EXIT(stuck(), testing::ExitedWithCode(1),
+  EXPECT_EXIT(stuck(), ::testing::ExitedWithCode(1),
               "cudaStreamSynchronize has not come back .*it fell off the bus");
 }
 
@@ -83,5 +83,5 @@ TEST(DriverWatchDeathTest, the_time_in_which_the_process_was_stopped_is_not_the_
   }
 }
 
-}  // namespace
+}  // namespace driver_watch_test
 }  // namespace ziggurat

@@ -10,7 +10,7 @@
 #include <vector>
 
 namespace ziggurat {
-namespace {
+namespace lease_queue_test {
 
 using Entry = LeaseQueue::Entry;
 
@@ -44,7 +44,7 @@ class PlainList {
 
 TEST(LeaseQueue, does_what_a_list_does) {
   for (unsigned seed = 0; seed < 30; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
     const auto need = [&] { return Need{random() % 2, random() % 10}; };
     std::vector<Entry> entries(60);
@@ -65,7 +65,7 @@ TEST(LeaseQueue, does_what_a_list_does) {
         ASSERT_EQ(queue.soonest(claimed), list.soonest(claimed));
       const Need asked = need();
       ASSERT_EQ(queue.claims(asked), list.claims(asked));
-      ASSERT_THAT(queue.in_order(), testing::ElementsAreArray(list.in_order()));
+      ASSERT_THAT(queue.in_order(), ::testing::ElementsAreArray(list.in_order()));
       ASSERT_EQ(queue.size(), list.in_order().size());
     }
   }
@@ -83,5 +83,5 @@ TEST(LeaseQueue, looks_only_at_the_heads_of_its_lines) {
   EXPECT_EQ(queue.looked_at(), 3u + 2u) << "three sets of regions, then two with one outside";
 }
 
-}  // namespace
+}  // namespace lease_queue_test
 }  // namespace ziggurat

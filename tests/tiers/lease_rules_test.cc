@@ -16,16 +16,16 @@
 #include "tiers/pinned_pool.h"
 
 namespace ziggurat {
-namespace {
+namespace lease_rules_test {
 
-using testing::ContainsRegex;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ContainsRegex;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr std::uint64_t kPage = 4 * kKiB;
 
 /// A pool of pages, coroutines that hold some, and what happened in which order.
-class LeaseRules : public testing::TestWithParam<int> {
+class LeaseRules : public ::testing::TestWithParam<int> {
  protected:
   static bool two_nodes() { return GetParam() == 2; }
   /// `options` on the machine of this test.
@@ -310,7 +310,7 @@ TEST_P(LeaseRules, rule_3_a_reserve_holds_its_largest_item_whatever_the_others_d
   const std::vector<Purpose> classes = {Purpose::kOptimizer, Purpose::kParams, Purpose::kGradients};
   const std::vector<std::uint64_t> largest = {700 * kKiB, 300 * kKiB, 9 * kPage};
   for (unsigned seed = 0; seed < 30; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
     PinnedPoolOptions options;
     for (std::size_t c = 0; c < 3; ++c) options.reserves.push_back({classes[c], largest[c]});
@@ -500,9 +500,9 @@ TEST_P(LeaseRules, a_cancelled_scope_fails_everybody_who_waits_and_who_comes) {
   leases_.clear();
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, LeaseRules, testing::Values(1, 2), [](const auto& machine) {
+INSTANTIATE_TEST_SUITE_P(Machines, LeaseRules, ::testing::Values(1, 2), [](const auto& machine) {
   return machine.param == 1 ? "one_node" : "two_nodes";
 });
 
-}  // namespace
+}  // namespace lease_rules_test
 }  // namespace ziggurat

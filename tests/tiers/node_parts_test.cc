@@ -10,10 +10,10 @@
 #include "base/bytes.h"
 
 namespace ziggurat {
-namespace {
+namespace node_parts_test {
 
-using testing::ElementsAre;
-using testing::Field;
+using ::testing::ElementsAre;
+using ::testing::Field;
 
 TEST(PartsByWeight, AreWholePagesInProportionAndAllOfTheBytes) {
   std::minstd_rand random(1);
@@ -93,5 +93,5 @@ TEST(NodeParts, ARangeIsOnANodeIfAllOfItIs) {
   EXPECT_FALSE(two.parts.on_node(8, {0, kUnit}));
 }
 
-}  // namespace
+}  // namespace node_parts_test
 }  // namespace ziggurat

@@ -8,7 +8,7 @@
 #include "tiers/pinned_pool.h"
 
 namespace ziggurat {
-namespace {
+namespace pool_quarantine_test {
 
 constexpr std::uint64_t kBudget = 64 * kKiB;
 
@@ -40,7 +40,7 @@ TEST(PoolQuarantine, what_a_lost_device_may_write_to_is_not_lent_again) {
     under.reset();
     other.reset();
     EXPECT_EQ(pool->free_bytes(), kBudget - 16 * kKiB) << "the other one is free again";
-    EXPECT_THAT(pool->holder_table(), testing::HasSubstr("a lost device"));
+    EXPECT_THAT(pool->holder_table(), ::testing::HasSubstr("a lost device"));
     for (int round = 0; round < 2; ++round) {
       Lease rest = pool->try_acquire(request(48 * kKiB));
       ASSERT_TRUE(rest);
@@ -61,5 +61,5 @@ TEST(PoolQuarantine, without_a_loss_all_of_it_comes_back) {
   }
 }
 
-}  // namespace
+}  // namespace pool_quarantine_test
 }  // namespace ziggurat

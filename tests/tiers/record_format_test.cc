@@ -11,7 +11,7 @@
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
-namespace {
+namespace record_format_test {
 
 using ::testing::HasSubstr;
 
@@ -75,5 +75,5 @@ TEST(RecordHash, MayBeTakenInAnyMultiplesOfATileAndSeesEveryPieceButNotThePaddin
   }
 }
 
-}  // namespace
+}  // namespace record_format_test
 }  // namespace ziggurat

@@ -25,9 +25,9 @@
 #include "tiers/superblock.h"
 
 namespace ziggurat {
-namespace {
+namespace state_store_contract_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 using test::AlignedMemory;
 
@@ -95,7 +95,7 @@ class Owner {
   std::vector<std::unique_ptr<AlignedMemory>> staging_;
 };
 
-class StateStoreOnFile : public testing::Test {
+class StateStoreOnFile : public ::testing::Test {
  protected:
   StateStoreOnFile() {
     char name[] = "./store_test_XXXXXX";
@@ -191,7 +191,7 @@ TEST_F(StateStoreOnFile, AConstantRecordIsWrittenOnceAndIsThatOfEveryGeneration)
       EXPECT_TRUE(owner_->holds(1, generation, 0)) << "generation " << generation << ", opened";
     }
     EXPECT_THAT(owner_->store->corrupt_record(0, 3).what(),
-                testing::Not(HasSubstr("belongs to every generation")));
+                ::testing::Not(HasSubstr("belongs to every generation")));
     if (slots == 2) {
       EXPECT_THAT(owner_->store->corrupt_record(1, 3).what(),
                   HasSubstr("belongs to every generation"));
@@ -240,7 +240,7 @@ TEST_F(StateStoreOnFile, CorruptRecordNamesPlaceAndWhatIsSafe) {
     EXPECT_THAT(error.what(), HasSubstr(part));
   owner_->write(0, 2);
   EXPECT_THAT(owner_->store->corrupt_record(1, 1).what(),
-              testing::Not(HasSubstr("Generation 0 is still safe")));
+              ::testing::Not(HasSubstr("Generation 0 is still safe")));
 }
 
 TEST_F(StateStoreOnFile, BadSpecificationsAreRefused) {
@@ -261,10 +261,10 @@ TEST_F(StateStoreOnFile, ABlobThatIsTooLongIsRefusedAndMayBeShortened) {
   owner_->commit(0);
 }
 
-class StateStoreDeath : public testing::Test {
+class StateStoreDeath : public ::testing::Test {
  protected:
   StateStoreDeath() {
-    testing::FLAGS_gtest_death_test_style = "fast";
+    ::testing::FLAGS_gtest_death_test_style = "fast";
     owner_.create();
     owner_.step(0);
   }
@@ -468,5 +468,5 @@ TEST(RecordHash, IsTheHashOfItsTilesInOrderUnderTheSeed) {
   EXPECT_NE(tiles.finish(5), record_hash(record, 5)) << "order matters";
 }
 
-}  // namespace
+}  // namespace state_store_contract_test
 }  // namespace ziggurat

@@ -7,7 +7,7 @@
 #include "tiers/state_store.h"
 
 namespace ziggurat {
-namespace {
+namespace store_files_test {
 
 TEST(StoreFiles, AreKnownByTheirNames) {
   for (const int rank : {0, 7, 12'345}) {
@@ -39,5 +39,5 @@ TEST(StoreFiles, HaveNoOtherNames) {
   EXPECT_FALSE(is_store_file("rank00012.ziggurat.new"));
 }
 
-}  // namespace
+}  // namespace store_files_test
 }  // namespace ziggurat

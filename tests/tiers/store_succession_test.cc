@@ -16,7 +16,7 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace store_succession_test {
 
 using ::testing::HasSubstr;
 
@@ -243,5 +243,5 @@ TEST_F(StoreSuccessionTest, OrdersDirectoriesAsTheOldStoresStripesLie) {
   EXPECT_THAT(succession.order(), ::testing::ElementsAre(2, 0, 1));
 }
 
-}  // namespace
+}  // namespace store_succession_test
 }  // namespace ziggurat

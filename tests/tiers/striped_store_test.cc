@@ -17,14 +17,14 @@
 #include "tiers/striped_store.h"
 
 namespace ziggurat {
-namespace {
+namespace striped_store_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 using test::AlignedMemory;
 
 /// Drives in virtual time, each with one directory.
-class Drives : public testing::Test {
+class Drives : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kRecordBytes = kMiB;
 
@@ -229,7 +229,7 @@ TEST_F(Drives, GoBackTogetherWhenOneOfThemLostAGeneration) {
   const auto store = open();
   EXPECT_EQ(store->durable_generation(), 1U);
   EXPECT_THAT(store->state().notes,
-              testing::Contains(HasSubstr("fell back from generation 2 to generation 1")));
+              ::testing::Contains(HasSubstr("fell back from generation 2 to generation 1")));
   reactor_.block_on(read_all(*store, 1));
 }
 
@@ -269,5 +269,5 @@ TEST_F(Drives, OfWhichOneAloneHasSealedAreNotWrittenToAgain) {
   EXPECT_EQ(store->durable_generation(), 0U);
 }
 
-}  // namespace
+}  // namespace striped_store_test
 }  // namespace ziggurat

@@ -15,7 +15,7 @@
 #include "tiers/swap_file.h"
 
 namespace ziggurat {
-namespace {
+namespace swap_file_roundtrip_test {
 
 TEST(SwapFile, ItemsComeBackAndNothingIsLeftBehind) {
   char name[] = "./swap_test_XXXXXX";
@@ -43,10 +43,10 @@ TEST(SwapFile, ItemsComeBackAndNothingIsLeftBehind) {
   }
   const Error error = swap->corrupt_item(1);
   EXPECT_EQ(error.code(), ErrorCode::kDataLoss);
-  EXPECT_THAT(error.what(), testing::HasSubstr("item 1"));
+  EXPECT_THAT(error.what(), ::testing::HasSubstr("item 1"));
   swap.reset();
   std::filesystem::remove_all(directory);
 }
 
-}  // namespace
+}  // namespace swap_file_roundtrip_test
 }  // namespace ziggurat

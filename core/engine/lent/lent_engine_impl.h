@@ -27,6 +27,9 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   /// For a conversion of a store: notes for description(), and the store's new directories.
   TrainingState& state() noexcept { return state_; }
 
+  FromRanks from_ranks() const override {
+    return streamed_ ? streamed_->from_ranks() : FromRanks{};
+  }
   void add_gradient(ParamId param, TypedSpan<const std::byte> values, float scale,
                     bool instead_of_zeros) override;
   void discard_sum(ParamId param) override;

@@ -105,7 +105,8 @@ void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream, Acquire why) 
   }
   bool acquired = false;
   try {
-    const CountedTime waited(state_.runtime().metrics, Counter::kWaitParamsNs);
+    const CountedTime waited(state_.runtime().reactor.clock(), state_.runtime().metrics,
+                             Counter::kWaitParamsNs);
     const std::vector<Event> landed =
         run(state_.ending_the_run(its->acquire(unit, std::this_thread::get_id(), why)));
     acquired = true;
@@ -170,6 +171,7 @@ void LentEngineImpl::store_param(ParamId param, StreamRef& stream) {
   run([](LentEngineImpl& self, StreamedParams& params, StreamedUnit in, ParamId of,
          Event event) -> Task<> {
     self.state_.check();
+    params.require_exact("store_param", in);
     params.written(in);
     const std::optional<ParamId> stored = params.stored_in(of);
     if (!stored) co_return;  // other ranks have it all

@@ -4,7 +4,6 @@
 #include "core/engine/lent/streamed_params.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
@@ -124,6 +123,9 @@ void StreamedParams::describe() const {
       "the largest unit takes {}",
       format_bytes(all_bytes), units_.size(), to_string(state_.config().placement.params),
       format_bytes(state_.device().account().capacity_bytes()), format_bytes(largest_bytes)));
+  bool any_quantized = false;
+  for (StreamedUnit u = 0; u < units_.size(); ++u) any_quantized |= is_quantized(u);
+  if (any_quantized) state_.describe_quantized_params();
 }
 
 void StreamedParams::acquiring(StreamedUnit unit) {
@@ -234,130 +236,6 @@ std::optional<Error> StreamedParams::refusal_of_step() const {
                     u, units_[u].holders.empty() ? " by another thread now" : ""));
   }
   return std::nullopt;
-}
-
-Task<std::vector<Event>> StreamedParams::acquire(StreamedUnit unit, std::thread::id thread,
-                                                 Acquire why) {
-  std::vector<Event> landed;
-  std::exception_ptr error;
-  try {
-    state_.check();
-    residency_->look_again();  // this thread may have been the last that could release something
-    co_await bring(unit, landed, why);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  {
-    // Here and not on the trainer's thread: until then others would take it for one that waits.
-    const std::lock_guard lock(mutex_);
-    waiting_.erase(std::ranges::find(waiting_, thread));
-    --units_[unit].acquiring;
-    if (!error) units_[unit].holders.push_back(thread);
-    if (error && ending_) {
-      throw Error(ErrorCode::kCancelled,
-                  fmt::format("acquire(unit {}): the engine was closed meanwhile", unit));
-    }
-  }
-  if (error) std::rethrow_exception(error);
-  co_return landed;
-}
-
-/// If the parts find no room, drops all that is not held, so that they lie in a row, and then waits
-/// for what is released. Those who wait hold nothing meanwhile, and take turns.
-Task<> StreamedParams::bring(StreamedUnit unit, std::vector<Event>& landed, Acquire why) {
-  if (co_await try_bring(units_[unit], landed, why)) co_return;
-  const std::uint64_t turn = next_turn_++;
-  co_await turns_->wait(turn);
-  std::exception_ptr error;
-  try {
-    for (bool there = false; !there;) {
-      require_going_on();
-      const std::uint64_t before = releases_;
-      co_await residency_->clear();
-      if (device_bytes(units_[unit]) > free_device_bytes()) {
-        co_await release_elsewhere(unit);
-        continue;
-      }
-      there = co_await try_bring(units_[unit], landed, Acquire::kAside);
-      // There is enough, but not in a row. What was taken for some parts comes back too, and helps
-      // nobody.
-      while (!there && releases_ == before) {
-        co_await release_elsewhere(unit);
-        require_going_on();
-      }
-    }
-  } catch (const MemoryExhausted&) {
-    error = std::make_exception_ptr(no_room(unit));
-  } catch (...) {
-    error = std::current_exception();
-  }
-  residency_->brings_ahead();
-  turns_->next();
-  if (error) std::rethrow_exception(error);
-}
-
-/// Waits until another thread may have released a unit. Throws if none will: a reactor that talks
-/// to other ranks never comes to a standstill by which that would be found.
-Task<> StreamedParams::release_elsewhere(StreamedUnit unit) {
-  require_going_on();
-  if (!may_be_released()) throw no_room(unit);
-  co_await residency_->room_returned();
-}
-
-/// Pins all parts, or none and returns false.
-Task<bool> StreamedParams::try_bring(Unit& unit, std::vector<Event>& landed, Acquire why) {
-  landed.clear();
-  std::exception_ptr error;
-  bool full = false;
-  try {
-    for (Part& part : unit.parts) {
-      if (why == Acquire::kUse) residency_->used(part.unit);
-      const Residency::Acquired its =
-          co_await residency_->acquire(part.unit, Residency::Room::kThereNow);
-      landed.push_back(its.landed);
-      // Another thread that has acquired the unit may be reading this, and it is the same then.
-      if (part.params.address() != its.params.address()) part.params = its.params;
-    }
-  } catch (const MemoryExhausted&) {
-    full = true;
-  } catch (...) {
-    error = std::current_exception();
-  }
-  if (!error && !full) co_return true;
-  for (std::size_t i = 0; i < landed.size(); ++i) residency_->release(unit.parts[i].unit, {});
-  if (error) std::rethrow_exception(error);
-  co_return false;
-}
-
-/// Makes the error for a unit whose memory nobody will give back.
-Error StreamedParams::no_room(StreamedUnit unit) const {
-  std::vector<std::size_t> held;
-  std::uint64_t needed_bytes = device_bytes(units_[unit]);
-  {
-    const std::lock_guard lock(mutex_);
-    for (std::size_t u = 0; u < units_.size(); ++u) {
-      if (u == unit || units_[u].holders.empty()) continue;
-      held.push_back(u);
-      needed_bytes += device_bytes(units_[u]);
-    }
-  }
-  return {
-      ErrorCode::kResourceExhausted,
-      fmt::format("acquire(unit {}): its parameters take {}, and `device_memory` {} has no room "
-                  "for them beside the units that are acquired ({}): release one before, or "
-                  "give {} MiB",
-                  unit, format_bytes(device_bytes(units_[unit])),
-                  format_bytes(state_.device().account().capacity_bytes()), fmt::join(held, ", "),
-                  round_up(needed_bytes, kMiB) / kMiB + 1)};
-}
-
-void StreamedParams::release(StreamedUnit unit, const Event& read) {
-  {
-    const std::lock_guard lock(mutex_);
-    --releases_coming_;
-  }
-  ++releases_;
-  for (const Part& part : units_[unit].parts) residency_->release(part.unit, read);
 }
 
 void StreamedParams::expect(std::span<const StreamedUnit> units) {

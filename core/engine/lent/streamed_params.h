@@ -25,7 +25,8 @@
 
 namespace ziggurat {
 
-/// Why a unit is acquired. The order in which units are used is learned from uses alone.
+/// Why a unit is acquired. The order in which units are used is learned from uses alone, and
+/// quantized parameters come rounded for uses alone.
 enum class Acquire : std::uint8_t { kUse, kAside };
 
 class StreamedParams {
@@ -53,6 +54,8 @@ class StreamedParams {
     return wholes_ == nullptr ? 0 : wholes_->param_count();
   }
 
+  FromRanks from_ranks() const { return wholes_ == nullptr ? FromRanks{} : wholes_->from_ranks(); }
+
   // Calls of the trainer, one at a time. They throw kInvalidArgument and change nothing if the call
   // may not be made now.
   void require_unit(const char* call, StreamedUnit unit) const;
@@ -75,13 +78,18 @@ class StreamedParams {
   Task<std::vector<Event>> acquire(StreamedUnit unit, std::thread::id thread, Acquire why);
   void release(StreamedUnit unit, const Event& read);
   void expect(std::span<const StreamedUnit> units);
+  /// Throws if the unit, which is acquired, came rounded: what is written there would take
+  /// rounded values home.
+  void require_exact(const char* call, StreamedUnit unit) const;
   /// Brings home what the trainer has written into an acquired parameter, when `written` has
   /// happened. Its neighbours in a shared unit go home with it.
   Task<> store(ParamId param, Event written);
   /// Notes that all ranks write a parameter of the unit. Each has its own time for that, so nothing
   /// is brought ahead that some have written already, and others not yet.
   void written(StreamedUnit unit) {
-    if (wholes_ != nullptr) residency_->params_may_change(units_[unit].parts.front().unit);
+    if (wholes_ == nullptr) return;
+    residency_->params_may_change(units_[unit].parts.front().unit);
+    wholes_->written();
   }
   /// Read and write a parameter at home. Nobody has its unit.
   Task<> read_home(ParamId param, TypedSpan<std::byte> values);
@@ -113,6 +121,9 @@ class StreamedParams {
   bool may_be_released() const;
   bool is_held(StreamedUnit unit) const;
   void require_going_on() const;
+  bool is_quantized(StreamedUnit unit) const;
+  Task<> bring_in_form(StreamedUnit unit, std::vector<Event>& landed, Acquire why);
+  Task<> drop_other_form(StreamedUnit unit, WholeForm form);
   Task<> bring(StreamedUnit unit, std::vector<Event>& landed, Acquire why);
   Task<bool> try_bring(Unit& unit, std::vector<Event>& landed, Acquire why);
   Task<> release_elsewhere(StreamedUnit unit);

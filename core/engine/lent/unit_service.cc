@@ -39,10 +39,11 @@ UnitService::UnitService(CancelScope& cancel, Reactor& reactor, Communicator& ra
 
 UnitService::~UnitService() { requests_->on_send({}); }
 
-Task<UnitService::Came> UnitService::bring(int rank, StreamedUnit unit, std::uint64_t generation,
-                                           std::span<const std::span<std::byte>> messages) {
+Task<UnitService::Came> UnitService::bring(int rank, Asked asked,
+                                           std::span<const std::span<std::byte>> messages,
+                                           const Landed& landed) {
   if (closing_ || peer(rank).closed) co_return Came::kClosed;
-  Request request{.kind = Request::Kind::kUnit, .unit = unit, .generation = generation};
+  Request request{.kind = Request::Kind::kUnit, .asked = asked};
   // From here to the send nothing may come between: answers come in the order of requests.
   const std::uint64_t number = peer(rank).asked++;
   Task<> sending = requests_->send(bytes_of_message(request), rank);
@@ -55,7 +56,7 @@ Task<UnitService::Came> UnitService::bring(int rank, StreamedUnit unit, std::uin
   }
   co_await peer(rank).asking.wait(number);
   try {
-    if (!error) co_await receive(rank, messages, came);
+    if (!error) co_await receive(rank, messages, landed, came);
   } catch (...) {
     error = std::current_exception();
   }
@@ -64,8 +65,9 @@ Task<UnitService::Came> UnitService::bring(int rank, StreamedUnit unit, std::uin
   co_return came;
 }
 
-Task<> UnitService::receive(int rank, std::span<const std::span<std::byte>> messages, Came& came) {
-  for (const std::span<std::byte> message : messages) {
+Task<> UnitService::receive(int rank, std::span<const std::span<std::byte>> messages,
+                            const Landed& landed, Came& came) {
+  for (std::size_t i = 0; i < messages.size(); ++i) {
     Answer head;
     co_await answers_->recv(bytes_of_message(head), rank);
     if (head.refusal != 0) {
@@ -74,7 +76,8 @@ Task<> UnitService::receive(int rank, std::span<const std::span<std::byte>> mess
     }
     came = head.came;
     if (came != Came::kWhole) co_return;
-    co_await answers_->recv(message, rank);
+    co_await answers_->recv(messages[i], rank);
+    co_await landed(i);
   }
 }
 
@@ -119,19 +122,19 @@ Task<> UnitService::serve(int from, bool noticed) {
 /// Waits until this rank has come to the generation: the one that asks is there already, and no
 /// rank can go on to another without this one.
 Task<> UnitService::answer(int from, const Request& request) {
-  while (!closing_ && (!open_ || generation_ < request.generation)) {
+  while (!closing_ && (!open_ || generation_ < request.asked.generation)) {
     begun_.reset();
     co_await begun_.wait();
   }
   if (closing_) {
     co_await say(from, Came::kClosed);
-  } else if (changing_ || request.generation < generation_) {
+  } else if (changing_ || request.asked.generation < generation_) {
     co_await say(from, Came::kStale);
   } else {
     ++giving_;
     std::exception_ptr error;
     try {
-      co_await give(from, request.unit);
+      co_await give(from, request.asked);
     } catch (...) {
       error = std::current_exception();
     }
@@ -141,18 +144,24 @@ Task<> UnitService::answer(int from, const Request& request) {
   }
 }
 
-Task<> UnitService::give(int from, StreamedUnit unit) {
+Task<> UnitService::give(int from, const Asked& asked) {
   std::optional<Error> refused;
+  Came came = Came::kWhole;
   const Give send = [this, from](std::span<const std::byte> message) -> Task<> {
     co_await say(from, Came::kWhole);
     co_await answers_->send(message, from);
   };
   try {
-    co_await served_.slices(unit, send);
+    came = co_await served_.slices(asked, send);
   } catch (const Error& error) {
     refused = error;
   }
-  if (refused) co_await refuse(from, *refused);
+  if (refused) {
+    co_await refuse(from, *refused);
+  } else if (came != Came::kWhole) {
+    // This rank has asked the owner, unless it closes itself.
+    co_await say(from, came == Came::kClosed && !closing_ ? Came::kOwnerClosed : came);
+  }
 }
 
 Task<> UnitService::say(int from, Came came) {

@@ -4,8 +4,11 @@
 //
 // Every rank asks for what it needs when it needs it: no order of uses is agreed upon, so one rank
 // may evaluate alone, or call an expert that no other calls. A request is a send() that the other
-// rank's reactor notices, as in state_service.h, and names a unit and a generation. A rank answers
-// the requests of one other rank in their order.
+// rank's reactor notices, as in state_service.h, and names a unit, a generation and the rank whose
+// slices are asked for: the one that is asked, or with hpZ (node_copies.h) one of another node, of
+// which the one that is asked has a copy, or asks for it itself. A rank answers the requests of one
+// other rank in their order. A request to the rank that has the slices waits for no third one, so
+// no two ranks wait for each other.
 //
 // A rank that closes its engine says so, and goes on answering until every other rank has heard it:
 // what they have asked before is answered, and they ask nothing more.
@@ -25,6 +28,7 @@
 #include "base/error.h"
 #include "base/runtime/async.h"
 #include "collectives/communicator.h"
+#include "core/engine/lent/whole_layout.h"
 #include "core/engine/lent_engine.h"
 #include "core/schedule/turns.h"
 
@@ -32,11 +36,25 @@ namespace ziggurat {
 
 class UnitService {
  public:
+  enum class Came : std::uint8_t {
+    kWhole,        ///< all is there
+    kStale,        ///< the generation is over
+    kClosed,       ///< the rank that was asked has closed its engine
+    kOwnerClosed,  ///< the rank of which it was asked for a copy has
+  };
   /// Sends a message, which stays as it is until this ends.
   using Give = std::function<Task<>(std::span<const std::byte> message)>;
+  /// Whose slices are asked for, and how they are to come.
+  struct Asked {
+    int of = 0;
+    StreamedUnit unit = 0;
+    std::uint64_t generation = 0;
+    WholeForm form = WholeForm::kExact;
+  };
   struct Served {
-    /// Gives this rank's slices of a unit, message by message.
-    std::function<Task<>(StreamedUnit unit, const Give& give)> slices;
+    /// Gives the slices that are asked for, message by message. Returns whether it has: nothing was
+    /// given if not.
+    std::function<Task<Came>(const Asked& asked, const Give& give)> slices;
     /// Starts a task in the background. If it fails, the engine does.
     std::function<void(Task<> task)> spawn;
   };
@@ -48,16 +66,12 @@ class UnitService {
   UnitService(const UnitService&) = delete;
   UnitService& operator=(const UnitService&) = delete;
 
-  enum class Came : std::uint8_t {
-    kWhole,   ///< all is there
-    kStale,   ///< the generation is over
-    kClosed,  ///< the rank has closed its engine
-  };
-  /// Brings the slices that `rank` has of a unit at `generation`, each message into its part of
-  /// `messages`. Errors: those of reading them on that rank, which name it; kUnavailable if it is
-  /// gone.
-  Task<Came> bring(int rank, StreamedUnit unit, std::uint64_t generation,
-                   std::span<const std::span<std::byte>> messages);
+  /// Called when a message has come, before the next one does: they may have the same memory.
+  using Landed = std::function<Task<>(std::size_t message)>;
+  /// Brings slices from `rank`, each message into its part of `messages`. Errors: those of reading
+  /// them on that rank, which name it; kUnavailable if it is gone.
+  Task<Came> bring(int rank, Asked asked, std::span<const std::span<std::byte>> messages,
+                   const Landed& landed);
 
   /// Notes that parameters are about to change, and waits until nobody is being given any.
   Task<> begin_changes();
@@ -75,8 +89,7 @@ class UnitService {
       kHeard,   ///< answers kClosed; the sender asks nothing more
     };
     Kind kind = Kind::kUnit;
-    StreamedUnit unit = 0;
-    std::uint64_t generation = 0;
+    Asked asked{};
   };
   struct Answer;
   struct Peer {
@@ -93,11 +106,12 @@ class UnitService {
   void hear(int from);
   Task<> serve(int from, bool noticed);
   Task<> answer(int from, const Request& request);
-  Task<> give(int from, StreamedUnit unit);
+  Task<> give(int from, const Asked& asked);
   Task<> say(int from, Came came);
   Task<> refuse(int from, const Error& error);
   Task<> send_request(int to, Request request);
-  Task<> receive(int rank, std::span<const std::span<std::byte>> messages, Came& came);
+  Task<> receive(int rank, std::span<const std::span<std::byte>> messages, const Landed& landed,
+                 Came& came);
   Task<> part(int other);
   Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
 

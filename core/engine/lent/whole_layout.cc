@@ -4,19 +4,36 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "base/bytes.h"
 #include "base/error.h"
+#include "collectives/quantize/quantized_block.h"
 
 namespace ziggurat {
 namespace {
 
-/// Whole parameters begin at multiples of a cache line, as those of a trainer's own memory do.
-constexpr std::uint64_t kLineBytes = 64;
 /// A slice of at least this size is sent alone, straight from where it lies to where it goes.
 /// Smaller ones are copied into one message, which costs less than several.
 constexpr std::uint64_t kAloneBytes = 64 * kKiB;
+/// The most elements whose codes go in one message: whole tiles, 1 MiB and scales.
+constexpr std::uint64_t kCodesCount = 1024 * 1024;
 
 [[noreturn]] void refuse(const std::string& why) { throw Error(ErrorCode::kInvalidArgument, why); }
+
+/// Returns the smallest number of consecutive ranks after which slices repeat.
+std::size_t ranks_until_repeat(const std::vector<std::vector<WholeLayout::Slice>>& of_ranks) {
+  const std::size_t world = of_ranks.size();
+  for (std::size_t ranks = 1; ranks < world; ++ranks) {
+    if (world % ranks != 0) continue;
+    bool repeats = true;
+    for (std::size_t r = ranks; r < world && repeats; ++r)
+      repeats = of_ranks[r] == of_ranks[r - ranks];
+    if (repeats) return ranks;
+  }
+  return world;
+}
 
 [[noreturn]] void refuse_gap(const WholeParam& its) {
   refuse(fmt::format(
@@ -42,9 +59,10 @@ WholeLayout::WholeLayout(const std::vector<WholeParam>& wholes) : wholes_(wholes
     unit.wholes.push_back(w);
     unit.optional = its.optional;
     unit.trained = unit.trained || its.trained;
+    unit.quantized = unit.quantized || its.quantized;
     unit.elements += its.count;
     offsets_.push_back(unit.bytes);
-    unit.bytes += round_up(its.count * size_bytes(its.dtype), kLineBytes);
+    unit.bytes += its.device_bytes();
   }
   for (std::size_t u = 0; u < units_.size(); ++u)
     if (units_[u].wholes.empty())
@@ -52,9 +70,10 @@ WholeLayout::WholeLayout(const std::vector<WholeParam>& wholes) : wholes_(wholes
 }
 
 void WholeLayout::set_slices(const std::vector<std::vector<Slice>>& of_ranks) {
+  group_ranks_ = ranks_until_repeat(of_ranks);
   for (std::size_t w = 0; w < wholes_.size(); ++w) {
     std::uint64_t next = 0;
-    for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    for (std::size_t rank = 0; rank < group_ranks_; ++rank) {
       const Slice& its = of_ranks[rank][w];
       if (its.count > 0 && its.first != next)
         refuse(
@@ -70,21 +89,32 @@ void WholeLayout::set_slices(const std::vector<std::vector<Slice>>& of_ranks) {
   slices_ = of_ranks;
 }
 
-std::vector<WholeLayout::Message> WholeLayout::messages_of(std::size_t rank,
-                                                           std::size_t unit) const {
+std::vector<WholeLayout::Message> WholeLayout::messages_of(std::size_t rank, std::size_t unit,
+                                                           WholeForm form) const {
+  constexpr auto kBits = QuantizedBits::k8;
   Message small;
+  Message small_codes{.runs = {}, .quantized = true};
   std::vector<Message> alone;
   for (const std::size_t w : units_[unit].wholes) {
-    const std::uint64_t bytes = range_of(rank, w).bytes;
-    if (bytes == 0) continue;
-    if (bytes >= kAloneBytes) {
-      alone.push_back({.wholes = {w}, .bytes = bytes});
-    } else {
-      small.wholes.push_back(w);
-      small.bytes += bytes;
+    const std::uint64_t count = slices_[rank][w].count;
+    if (count == 0) continue;
+    const bool quantized = form == WholeForm::kQuantized && wholes_[w].quantized;
+    const std::uint64_t bytes = quantized ? quantized_bytes(kBits, count) : range_of(rank, w).bytes;
+    if (bytes < kAloneBytes) {
+      Message& together = quantized ? small_codes : small;
+      together.runs.push_back({.whole = w, .count = count, .bytes = bytes});
+      together.bytes += bytes;
+      continue;
+    }
+    const std::uint64_t most = quantized ? kCodesCount : count;
+    for (std::uint64_t first = 0; first < count; first += most) {
+      Run run{.whole = w, .first = first, .count = std::min(most, count - first), .bytes = bytes};
+      if (quantized) run.bytes = quantized_bytes(kBits, run.count);
+      alone.push_back({.runs = {run}, .bytes = run.bytes, .quantized = quantized});
     }
   }
-  if (small.bytes > 0) alone.insert(alone.begin(), std::move(small));
+  for (Message* const together : {&small_codes, &small})
+    if (together->bytes > 0) alone.insert(alone.begin(), std::move(*together));
   return alone;
 }
 
@@ -92,6 +122,12 @@ WholeLayout::Range WholeLayout::range_of(std::size_t rank, std::size_t whole) co
   const Slice& its = slices_[rank][whole];
   const std::size_t element_bytes = size_bytes(wholes_[whole].dtype);
   return {.begin = offsets_[whole] + its.first * element_bytes, .bytes = its.count * element_bytes};
+}
+
+WholeLayout::Range WholeLayout::range_of(std::size_t rank, const Run& run) const {
+  const std::size_t element_bytes = size_bytes(wholes_[run.whole].dtype);
+  return {.begin = range_of(rank, run.whole).begin + run.first * element_bytes,
+          .bytes = run.count * element_bytes};
 }
 
 }  // namespace ziggurat

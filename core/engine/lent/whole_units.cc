@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/lent/whole_units.cc: puts units together of the slices of all ranks.
+// core/engine/lent/whole_units.cc: finds which slices each rank has, and keeps this rank's at home.
+// whole_messages.cc brings and gives them.
 #include "core/engine/lent/whole_units.h"
 
 #include <fmt/format.h>
@@ -16,8 +17,6 @@
 namespace ziggurat {
 namespace {
 
-/// Copies of fewer bytes are made where they stand: a stream would cost more.
-constexpr std::uint64_t kStreamedBytes = 64 * kKiB;
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
 /// What ranks compare of a whole parameter, and a rank's slice of it.
@@ -29,15 +28,9 @@ struct Announced {
 
 std::uint64_t hash_of(const WholeParam& its) {
   const std::string text =
-      fmt::format("{}|{}|{}|{}|{}|{}", its.name, its.count, static_cast<int>(its.dtype), its.unit,
-                  its.trained, its.optional);
+      fmt::format("{}|{}|{}|{}|{}|{}|{}", its.name, its.count, static_cast<int>(its.dtype),
+                  its.unit, its.trained, its.optional, its.quantized);
   return hash64(std::as_bytes(std::span(text)), 0);
-}
-
-/// Whether `all` has one of `some`.
-bool has_any(std::span<const std::size_t> all, std::span<const std::size_t> some) {
-  return std::ranges::any_of(some,
-                             [&](std::size_t w) { return std::ranges::find(all, w) != all.end(); });
 }
 
 [[noreturn]] void refuse_wholes(const std::string& why) {
@@ -52,10 +45,6 @@ WholeUnits::WholeUnits(TrainingState& state)
     refuse_wholes(
         "`placement=params=device` cannot be used with whole parameters of several ranks: keep "
         "them on host or nvme");
-  if (state.out_of_reach())
-    throw Error(ErrorCode::kUnimplemented,
-                "whole parameters of several ranks are brought to host memory only: give "
-                "`device_memory` in place of a GPU's device");
   find_parts();
 }
 
@@ -115,6 +104,8 @@ std::size_t WholeUnits::rank() const {
   return static_cast<std::size_t>(state_.runtime().ranks->rank());
 }
 
+std::size_t WholeUnits::first_of_group() const { return rank() - rank() % layout_.group_ranks(); }
+
 Task<> WholeUnits::open(Context& context, UnitParamHome& home) {
   context_ = &context;
   home_ = &home;
@@ -141,20 +132,41 @@ Task<> WholeUnits::open(Context& context, UnitParamHome& home) {
       if (its.hash != all[w].hash)
         refuse_wholes(
             fmt::format("whole parameter {} ('{}' here) has another name, size, type or unit on "
-                        "rank {} than on rank 0: give all ranks the same model",
+                        "rank {} than on rank 0, or travels otherwise: give all ranks the same "
+                        "model and settings",
                         w, wholes_[w].name, r));
       slices[r].push_back({.first = its.first, .count = its.count});
     }
   }
   layout_.set_slices(slices);
-  parts_read_.emplace(context, home, world, 2 * largest_part_bytes());
+  forms_.resize(count());
+  find_nodes();
+  const std::size_t nodes = layout_.group_ranks() / node_ranks_;
+  parts_read_.emplace(context, home, node_ranks_ + nodes - 1, 2 * largest_part_bytes());
+  if (state_.out_of_reach())
+    staging_ = std::make_unique<SpareBuffers>(
+        context, kStagedGathers, state_.reduction().whole_unit_bytes, "units on their way");
   if (world == 1) co_return;
   service_ = std::make_unique<UnitService>(
       context.cancel, context.reactor, ranks,
       UnitService::Served{
-          .slices = [this](StreamedUnit unit,
-                           const UnitService::Give& give) { return give_slices(unit, give); },
+          .slices = [this](const UnitService::Asked& asked,
+                           const UnitService::Give& to) { return give(asked, to); },
           .spawn = [&context](Task<> task) { context.spawn_local(std::move(task)); }});
+}
+
+void WholeUnits::find_nodes() {
+  const std::size_t group = layout_.group_ranks();
+  node_ranks_ = group;
+  const int hpz = state_.config().strategy.hpz;
+  if (hpz == 0) return;
+  node_ranks_ = static_cast<std::size_t>(hpz);
+  if (node_ranks_ < 2 || node_ranks_ >= group || group % node_ranks_ != 0)
+    refuse_wholes(
+        fmt::format("`hpz={0}` does not divide the {1} ranks that share a copy of the state into "
+                    "several groups of 2 or more: give a smaller divisor of {1}",
+                    hpz, group));
+  copies_.emplace(context_->cancel);
 }
 
 Task<> WholeUnits::begin_changes() {
@@ -163,6 +175,7 @@ Task<> WholeUnits::begin_changes() {
 }
 
 void WholeUnits::begin_generation(std::uint64_t generation) {
+  if (copies_) copies_->begin_generation();
   if (service_) service_->begin_generation(generation);
 }
 
@@ -225,109 +238,6 @@ Task<> WholeUnits::at_home(UnitId unit, bool awaited) {
 
 void WholeUnits::hurry(UnitId unit) {
   for (const Part& part : parts_[unit]) home_->hurry(part.unit);
-}
-
-Task<UnitParamHome::Loading> WholeUnits::load(UnitId unit, std::byte* destination, Need need,
-                                              IoPriority priority) {
-  const auto world = static_cast<std::size_t>(state_.runtime().ranks->world_size());
-  std::vector<UnitService::Came> came(world, UnitService::Came::kWhole);
-  WorkGroup loads(context_->reactor);
-  for (std::size_t r = 0; r < world; ++r)
-    if (r != rank()) loads.spawn(load_from(r, unit, destination, need.generation, came[r]));
-  loads.spawn(load_own(unit, destination, need, priority));
-  co_await loads.wait_idle();
-  UnitParamHome::Loading loading;
-  for (std::size_t r = 0; r < world; ++r) {
-    if (came[r] == UnitService::Came::kWhole) continue;
-    loading.stale = true;
-    // What is brought ahead may not be needed any more.
-    if (came[r] == UnitService::Came::kClosed && priority == IoPriority::kDemand)
-      throw Error(
-          ErrorCode::kUnavailable,
-          fmt::format("rank {} has closed its engine, but has a part of unit {} ('{}'): use "
-                      "the model before any rank closes its optimizer",
-                      r, unit, name(unit)));
-  }
-  co_return loading;
-}
-
-Task<> WholeUnits::load_own(UnitId unit, std::byte* destination, Need need, IoPriority priority) {
-  WorkGroup loads(context_->reactor);
-  for (const Part& part : parts_[unit]) loads.spawn(load_part(part, destination, need, priority));
-  co_await loads.wait_idle();
-}
-
-Task<> WholeUnits::load_part(const Part& part, std::byte* destination, Need need,
-                             IoPriority priority) {
-  const ReadOnce::Part fetched = co_await parts_read_->fetch(part.unit, need, priority);
-  for (const std::size_t w : part.wholes) {
-    const std::span<const std::byte> from = own_bytes(w, fetched.bytes);
-    std::byte* const to = destination + layout_.range_of(rank(), w).begin;
-    if (from.size() < kStreamedBytes) {
-      std::memcpy(to, from.data(), from.size());
-    } else {
-      co_await copy(context_->reactor, *context_->to_device,
-                    {.destination = to,
-                     .source = from.data(),
-                     .size_bytes = from.size(),
-                     .direction = Stream::Direction::kToDevice});
-    }
-  }
-}
-
-/// Receives large slices where they belong, and small ones beside.
-Task<> WholeUnits::load_from(std::size_t rank, UnitId unit, std::byte* destination,
-                             std::uint64_t generation, UnitService::Came& came) {
-  const std::vector<WholeLayout::Message> messages = layout_.messages_of(rank, unit);
-  if (messages.empty()) co_return;
-  std::vector<std::byte> small;
-  std::vector<std::span<std::byte>> into;
-  for (const WholeLayout::Message& message : messages) {
-    if (message.wholes.size() == 1) {
-      into.emplace_back(destination + layout_.range_of(rank, message.wholes[0]).begin,
-                        message.bytes);
-    } else {
-      small.resize(message.bytes);
-      into.emplace_back(small);
-    }
-  }
-  came = co_await service_->bring(static_cast<int>(rank), unit, generation, into);
-  if (came != UnitService::Came::kWhole || small.empty()) co_return;
-  std::uint64_t at = 0;
-  for (const std::size_t w : messages[0].wholes) {
-    const WholeLayout::Range its = layout_.range_of(rank, w);
-    std::memcpy(destination + its.begin, small.data() + at, its.bytes);
-    at += its.bytes;
-  }
-}
-
-/// Gives another rank this rank's slices of a unit. While it waits for memory of the pool it has
-/// none: others may wait for that.
-Task<> WholeUnits::give_slices(StreamedUnit unit, const UnitService::Give& give) {
-  for (const WholeLayout::Message& message : layout_.messages_of(rank(), unit)) {
-    const bool alone = message.wholes.size() == 1;
-    std::vector<std::byte> together(alone ? 0 : message.bytes);
-    for (const Part& part : parts_[unit]) {
-      if (!has_any(part.wholes, message.wholes)) continue;
-      co_await context_->gates.gate(part.unit).wait();
-      const UnitUses::Use reading = co_await state_.reading(part.unit);
-      const Need need{.generation = state_.generation(), .position = 0};
-      const ReadOnce::Part fetched =
-          co_await parts_read_->fetch(part.unit, need, IoPriority::kDemand);
-      if (alone) {
-        co_await give(own_bytes(message.wholes[0], fetched.bytes));
-        continue;
-      }
-      std::uint64_t at = 0;
-      for (const std::size_t w : message.wholes) {
-        const std::uint64_t bytes = layout_.range_of(rank(), w).bytes;
-        if (has_any(part.wholes, {{w}}))
-          std::ranges::copy(own_bytes(w, fetched.bytes), together.begin() + std::ptrdiff_t(at));
-        at += bytes;
-      }
-    }
-    if (!alone) co_await give(together);
-  }
 }
 
 }  // namespace ziggurat

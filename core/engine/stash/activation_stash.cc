@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "core/engine/state/storage.h"
 
@@ -28,7 +29,7 @@ ActivationStash::ActivationStash(Runtime& runtime, const std::vector<StoreDirect
   runtime_.reactor.block_on(call([&] {
     storage_ = Storage::open(runtime_, *runtime_.ranks, directories);
     try {
-      stash_ = std::make_unique<Stash>(runtime_.reactor, *runtime_.workers, memory_bytes,
+      stash_ = std::make_unique<Stash>(runtime_.reactor, runtime_.jobs(), memory_bytes,
                                        storage_->places);
     } catch (...) {
       storage_.reset();
@@ -50,10 +51,24 @@ ActivationStash::~ActivationStash() {
 }
 
 ActivationStash::Ticket ActivationStash::put(std::span<const std::byte> bytes) {
-  const Stash::Room room = runtime_.reactor.block_on(stash_->put(bytes.size()));
+  const Stash::Room room = take(bytes.size());
+  if (room.ticket == 0) {
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("the stash's memory is lent, and has no room for an item of {}: give "
+                            "items back, or give it more memory",
+                            format_bytes(bytes.size())));
+  }
   std::ranges::copy(bytes, room.bytes.begin());
-  runtime_.reactor.post([this, ticket = room.ticket] { stash_->filled(ticket); });
+  filled(room.ticket);
   return room.ticket;
+}
+
+Stash::Room ActivationStash::take(std::uint64_t size_bytes) {
+  return runtime_.reactor.block_on(stash_->put(size_bytes));
+}
+
+void ActivationStash::filled(Ticket ticket) {
+  runtime_.reactor.post([this, ticket] { stash_->filled(ticket); });
 }
 
 void ActivationStash::read(Ticket ticket, const Part& part) {
@@ -70,6 +85,14 @@ void ActivationStash::read(Ticket ticket, const Part& part) {
                     "of what was put",
                     ticket, bytes.size(), part.into.size(), part.offset_bytes));
   }
+}
+
+Stash::Loan ActivationStash::lend(Ticket ticket) {
+  return runtime_.reactor.block_on(stash_->lend(ticket));
+}
+
+void ActivationStash::give_back(std::uint64_t loan) {
+  runtime_.reactor.post([this, loan] { stash_->give_back(loan); });
 }
 
 void ActivationStash::drop(Ticket ticket) {

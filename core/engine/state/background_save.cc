@@ -68,7 +68,8 @@ Task<> BackgroundSave::open_folder(std::string folder) {
                          fmt::format("cannot make the folder `checkpoint_dir={}`", folder));
     if (factory.target<ChooseIoEngine>() != nullptr) make = chosen_io_engine(folder);
   };
-  co_await caller_.run(parts_.context.reactor, "name files", touch);
+  co_await caller_.run(parts_.context.reactor, {.name = "name files", .bytes = 0, .decides = true},
+                       touch);
   engines_[folder] = make(parts_.context.reactor);
 }
 

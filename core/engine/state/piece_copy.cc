@@ -71,7 +71,7 @@ Task<> PieceCopy::save(ChunkId id, std::span<std::byte> record, TakePtr take, co
     const std::function<void()> job = [&] {
       StateWrites::apply(context.table.state(id), *its->second, record);
     };
-    co_await context.run_near(id, "apply writes", job, WorkerPool::Turn::kSoon);
+    co_await context.run_near(id, {"apply writes", record.size()}, job, Workers::Turn::kSoon);
   }
   const std::size_t arrays = state_arrays(copied_kind(context.table.state(), widens_)).size();
   std::vector<Part> parts;
@@ -100,7 +100,7 @@ Task<> PieceCopy::save_part(ChunkId id, const Part& part, std::span<const std::b
     read_state_values(kept, part.array, record, run.begin, wide);
     std::memcpy(values.data(), wide.data(), values.size());
   };
-  co_await parts_->context.run_near(id, "copy state", job);
+  co_await parts_->context.run_near(id, {"copy state", 2 * values.size()}, job);
   const auto ended = std::make_shared<Signal>(parts_->context.cancel);
   parts_->context.reactor.spawn(give(take, run.lent, part.array, first, taken, ended),
                                 [](std::exception_ptr) {});

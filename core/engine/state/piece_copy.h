@@ -15,8 +15,8 @@ namespace ziggurat {
 
 /// Returns the format of the arrays that are copied (CopyOptions::widen_codes).
 inline StateKind copied_kind(StateKind kept, bool widen_codes) {
-  const bool widens = widen_codes && kept.format == StateFormat::k8Bit;
-  return widens ? StateKind{kept.optimizer, StateFormat::kFp32} : kept;
+  const bool widens = widen_codes && has_codes(kept.format);
+  return widens ? StateKind{kept.optimizer, decoded(kept.format)} : kept;
 }
 
 class PieceCopy final : public StateCopy {

@@ -17,7 +17,7 @@ namespace ziggurat {
 namespace {
 
 /// Copies' jobs do not wait behind a sweep's: they are few, and sweeps may wait for them.
-constexpr auto kTurn = WorkerPool::Turn::kSoon;
+constexpr auto kTurn = Workers::Turn::kSoon;
 
 }  // namespace
 
@@ -221,7 +221,7 @@ Task<> RecordCopier::bring(Run& run, ChunkId id, std::span<std::byte> buffer) {
     const std::function<void()> job = [&] {
       std::memcpy(buffer.data(), parts_.records.memory(id).data(), buffer.size());
     };
-    co_await context.run_near(id, "copy record", job, kTurn);
+    co_await context.run_near(id, {"copy record", 2 * buffer.size()}, job, kTurn);
   }
 }
 
@@ -288,7 +288,7 @@ Task<> RecordCopier::made(ChunkId id, std::uint64_t generation, std::span<const 
   const std::function<void()> job = [&] {
     std::memcpy(lane->buffer.data(), record.data(), record.size());
   };
-  co_await parts_.context.run_near(id, "offer record", job, kTurn);
+  co_await parts_.context.run_near(id, {"offer record", 2 * record.size()}, job, kTurn);
   lane->state = Lane::State::kFull;
   copied(*run, id);
   run->wake.set();

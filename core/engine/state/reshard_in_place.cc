@@ -25,7 +25,7 @@ void ReshardInPlace::validate() {
 Task<> ReshardInPlace::look() {
   Runtime& runtime = old_.runtime();
   Task<std::unique_ptr<StoredState>> opening =
-      StoredState::open(runtime.reactor, *runtime.workers, old_.storage().places);
+      StoredState::open(runtime.reactor, runtime.jobs(), old_.storage().places);
   stored_ = co_await std::move(opening);
 }
 

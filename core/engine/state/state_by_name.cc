@@ -91,7 +91,7 @@ Task<> TrainingState::read_run(ChunkId id, std::size_t index, ParamRun run,
       write_state_values(table_->state(), index, 0, *written, alone);
       read_state_values(table_->state(), index, alone, values);
     };
-    co_await context_->run_near(id, "round state", job);
+    co_await context_->run_near(id, {"round state", 2 * values.size_bytes(), true}, job);
     co_return;
   }
   Task<NewestRecord> finding = newest_record(id);
@@ -99,7 +99,7 @@ Task<> TrainingState::read_run(ChunkId id, std::size_t index, ParamRun run,
   const std::function<void()> job = [&] {
     read_state_values(table_->state(id), index, record.bytes, run.begin, values);
   };
-  co_await context_->run_near(id, "read state", job);
+  co_await context_->run_near(id, {"read state", 2 * values.size_bytes(), true}, job);
 }
 
 Task<> TrainingState::write_state(ParamId param, std::size_t index, std::span<const float> values) {
@@ -146,7 +146,8 @@ Task<std::vector<float>> TrainingState::read_master(ChunkId id) {
     values.resize(chunk.count);
     read_masters(table_->state_format(id), record, values);
   };
-  co_await runtime_.workers->run(runtime_.reactor, "read masters", job);
+  const Work work{.name = "read masters", .bytes = 2 * record.size(), .decides = true};
+  co_await runtime_.jobs().run(runtime_.reactor, work, job);
   values.resize(table_->real_count(id));
   co_return values;
 }

@@ -85,9 +85,14 @@ class StateDoor : public Interface {
   StateLine line() const override { return at_end_ ? at_end_->line : state_.line(); }
   void close() override {
     const std::lock_guard lock(turn_.mutex);
-    if (std::exchange(turn_.closed, true)) return;
+    if (!turn_.closed) state_.runtime().reactor.block_on(closing());
+  }
+  /// Does the same on the reactor's thread, where nothing else is called meanwhile.
+  Task<> closing() {
+    if (std::exchange(turn_.closed, true)) co_return;
     at_end_ = AtEnd{.durable_generation = state_.durable_generation(), .line = state_.line()};
-    state_.runtime().reactor.block_on(state_.close());
+    Task<> its = state_.close();
+    co_await std::move(its);
   }
 
  protected:

@@ -27,7 +27,7 @@ std::uint64_t TrainingState::durable_generation() const {
 
 Task<> TrainingState::make_durable() {
   cancel_.check();
-  const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
+  const CountedTime waited(runtime_.reactor.clock(), runtime_.metrics, Counter::kWaitDurableNs);
   co_await sweep_->settled();
   co_await hand_->quiesce();
   co_await gates_->wait_all();
@@ -75,7 +75,7 @@ Task<> TrainingState::store_checkpoint(std::uint64_t generation, std::vector<std
   co_await sweep_->settled();
   std::exception_ptr failure;
   try {
-    const CountedTime took(runtime_.metrics, Counter::kCheckpointNs);
+    const CountedTime took(runtime_.reactor.clock(), runtime_.metrics, Counter::kCheckpointNs);
     co_await sweep_->checkpoint(generation, blob);
     runtime_.metrics.add(Counter::kCheckpoints, 1);
   } catch (...) {

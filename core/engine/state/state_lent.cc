@@ -47,7 +47,8 @@ Task<> TrainingState::choose_lent_placement_if_automatic(std::optional<std::stri
                                        .durable_every_steps = config_.durable_every_steps,
                                        .host_budget_bytes = config_.host_budget_bytes,
                                        .free_bytes = free_memory_bytes(),
-                                       .node_ranks = node_ranks});
+                                       .node_ranks = node_ranks,
+                                       .reduction = reduction()});
   Placement& placement = choice.placement;
   const bool here = placement.optimizer == Tier::kNvme;
   if (co_await storage_->quorum.max(here ? 1 : 0) != 0 && !here) {
@@ -124,7 +125,8 @@ Task<std::vector<float>> TrainingState::values_at_home(ChunkId id, ParamRun run)
   const TypedSpan<const std::byte> params = params_->destination(id, memory.bytes());
   std::vector<float> values(run.count);
   const std::function<void()> job = [&] { widen(params.subspan(run.begin, run.count), values); };
-  co_await context_->run_near(id, "widen parameters", job);
+  co_await context_->run_near(id, {"widen parameters", 2 * values.size() * sizeof(float), true},
+                              job);
   co_return values;
 }
 

@@ -12,6 +12,15 @@
 #include "core/engine/state/training_state.h"
 
 namespace ziggurat {
+namespace {
+
+/// Describes how large the errors of quantized values are.
+std::string error_in(QuantizedBits bits) {
+  return fmt::format("each value is within {:.2f} % of the largest in its block of {}",
+                     std::ceil(1e4 * quantization_error(bits)) / 1e2, kQuantizedBlock);
+}
+
+}  // namespace
 
 void TrainingState::describe() {
   for (const auto& drive : storage_->drives)
@@ -76,7 +85,7 @@ void TrainingState::describe_nodes() {
     chunks += fmt::format(
         "{}{} of {} chunks and {} of {} workers are on NUMA node {}", chunks.empty() ? "" : ", ",
         std::ranges::count(node_plan_.chunk_nodes, node.numa_node), node_plan_.chunk_nodes.size(),
-        std::ranges::count(runtime_.worker_nodes, node.numa_node), runtime_.workers->threads(),
+        std::ranges::count(runtime_.worker_nodes, node.numa_node), runtime_.jobs().threads(),
         node.numa_node);
   }
   notes_.push_back(fmt::format("host memory: {}", pool_->placement()));
@@ -118,18 +127,16 @@ std::string TrainingState::durability() const {
       one_slot ? ", and a kill while one is written loses the run, because slots is 1" : "");
 }
 
-/// Describes which values travel in fewer bits, and how large their errors are.
+void TrainingState::describe_quantized_params() {
+  notes_.push_back(
+      fmt::format("parameters travel between ranks in 8 bits: {}, and is the same on every rank",
+                  error_in(QuantizedBits::k8)));
+}
+
+/// Describes which values travel in fewer bits.
 void TrainingState::describe_quantization() {
-  const auto within = [](QuantizedBits bits) {
-    return fmt::format("each value is within {:.2f} % of the largest in its block of {}",
-                       std::ceil(1e4 * quantization_error(bits)) / 1e2, kQuantizedBlock);
-  };
   const Quantization& quantization = config_.quantization;
-  if (quantization.weights) {
-    notes_.push_back(
-        fmt::format("parameters travel between ranks in 8 bits: {}, and is the same on every rank",
-                    within(QuantizedBits::k8)));
-  }
+  if (quantization.weights) describe_quantized_params();
   if (!quantization.gradients()) return;
   const NodeGrid nodes = table_->sharding().nodes();
   const std::string way = nodes.within > 1 && nodes.nodes > 1
@@ -140,7 +147,7 @@ void TrainingState::describe_quantization() {
                               : "they are rounded once";
   notes_.push_back(
       fmt::format("gradients travel between ranks in {} bits: {}; {}", quantization.gradient_bits,
-                  within(static_cast<QuantizedBits>(quantization.gradient_bits)), way));
+                  error_in(static_cast<QuantizedBits>(quantization.gradient_bits)), way));
 }
 
 /// Returns the types of the gradients that ranks send.

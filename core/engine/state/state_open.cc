@@ -123,7 +123,7 @@ Task<> TrainingState::open_store() {
   // Compute takes a little of the device's memory, so it is made before the rest is divided. What a
   // trainer lends is computed on by the CPU alone.
   if (device_ != nullptr && !of_pieces()) {
-    compute_ = make_compute(*device_, runtime_.reactor, *runtime_.workers,
+    compute_ = make_compute(*device_, runtime_.reactor, runtime_.jobs(),
                             {.round_count_max = kChunkTilesMax * kTileElements,
                              .quantizes = sharding().quantization.gradients()});
   }
@@ -280,6 +280,7 @@ void TrainingState::make_pool() {
   options.nodes = node_plan_.pool;
   options.memory_policy = runtime_.memory_policy.get();
   options.metrics = &runtime_.metrics;
+  options.absent = runtime_.absent;
   options.cancel = &cancel_;
   pool_ = PinnedPool::create(runtime_.reactor, std::move(options));
   for (const auto& drive : storage_->drives) drive->register_memory(pool_->mapping());
@@ -293,10 +294,10 @@ void TrainingState::make_context() {
   }
   tasks_.emplace(runtime_.reactor);
   local_tasks_.emplace(runtime_.reactor);
-  gates_.emplace(cancel_, runtime_.metrics, table_->unit_count());
+  gates_.emplace(cancel_, runtime_.reactor.clock(), runtime_.metrics, table_->unit_count());
   context_.emplace(
       Context{.reactor = runtime_.reactor,
-              .workers = *runtime_.workers,
+              .workers = runtime_.jobs(),
               .metrics = runtime_.metrics,
               .trace = runtime_.trace.get(),
               .device = device_,
@@ -411,7 +412,7 @@ void TrainingState::report_progress(ChunkId id, const char* what) {
 /// Returns how many chunks are begun at once by create_state() and load_state(). The number is
 /// limited because each coroutine that waits for memory has a stack.
 std::size_t TrainingState::chunks_at_once() const {
-  return std::max<std::size_t>(plan_.items, kWorkItemsWanted) + runtime_.workers->threads();
+  return std::max<std::size_t>(plan_.items, kWorkItemsWanted) + runtime_.jobs().threads();
 }
 
 Task<> TrainingState::create_state() {
@@ -473,7 +474,7 @@ Task<> TrainingState::create_chunk(ChunkId id, StripedStore* store) {
     }
     if (store != nullptr) hash = record_hash(memory.work.record, seed, table_->record_format(id));
   };
-  co_await context_->run_near(id, "initialize", job);
+  co_await context_->run_near(id, {"initialize", memory.work.record.size()}, job);
   if (unmade_ && !given && params_->begins_with_zeros()) co_return;
   if (store != nullptr) co_await store->write(id, 0, memory.work.record, hash);
   if (unmade_) {

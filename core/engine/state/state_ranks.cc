@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 
 #include "base/bytes.h"
 #include "base/checksum.h"
@@ -113,7 +114,9 @@ std::vector<std::pair<std::string, std::string>> TrainingState::shared_facts() c
       {"whether the device is a GPU (stage 3)", yes(in_pieces)},
       {"whether every parameter is frozen", yes(!trains())}};
   if (!of_pieces()) {
-    const ChunkTable whole(model_, 1, config_.optimizer.state);
+    // How units are cut is not in question yet, and a model may have millions of tiles.
+    constexpr std::uint64_t kUncut = std::uint64_t{1} << 40;
+    const ChunkTable whole(model_, kUncut, config_.optimizer.state);
     facts.emplace_back("the model", whole.layout());
     std::string optional;  // no layout has it
     for (const UnitSpec& unit : model_.units) optional += unit.optional ? '1' : '0';
@@ -179,9 +182,15 @@ NodeGrid TrainingState::exchanges() const {
 }
 
 ReductionSettings TrainingState::reduction() const {
-  return {.dtype = config_.reduce_dtype,
-          .bucket_elements = config_.reduce_bucket_elements,
-          .staged = out_of_reach()};
+  ReductionSettings settings{.dtype = config_.reduce_dtype,
+                             .bucket_elements = config_.reduce_bucket_elements,
+                             .staged = out_of_reach()};
+  if (!settings.staged) return settings;
+  std::map<std::uint32_t, std::uint64_t> units;
+  for (const WholeParam& whole : config_.wholes) units[whole.unit] += whole.device_bytes();
+  for (const auto& [unit, unit_bytes] : units)
+    settings.whole_unit_bytes = std::max(settings.whole_unit_bytes, unit_bytes);
+  return settings;
 }
 
 /// Returns why another rank failed. That rank gives its reason to every call that it ends, even to

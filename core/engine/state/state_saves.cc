@@ -179,7 +179,7 @@ std::vector<SaveOutcome> TrainingState::ended_saves() {
 /// Prepares to make the state from source_, if there is one.
 void TrainingState::begin_load() {
   if (source_ == nullptr) return;
-  loader_ = std::make_unique<StateLoader>(runtime_.reactor, *runtime_.workers, *table_, *source_,
+  loader_ = std::make_unique<StateLoader>(runtime_.reactor, runtime_.jobs(), *table_, *source_,
                                           load_options_, config_.optimizer.initial_accumulator);
   for (const std::string& note : loader_->notes())
     notes_.push_back(fmt::format("{}: {}", source_->place(), note));

@@ -101,7 +101,7 @@ Task<StepVerdict> TrainingState::agree(StepFacts own, const std::optional<Error>
       messages.subspan(message_bytes * static_cast<std::size_t>(ranks.rank()), message_bytes);
   std::memcpy(message.data(), &own, sizeof(own));
   if (ranks.world_size() > 1) {
-    const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
+    const CountedTime waited(runtime_.reactor.clock(), runtime_.metrics, Counter::kWaitRanksNs);
     co_await ranks.all_gather(message, messages);
   }
   const std::vector<StepFacts> all = facts_of(messages, ranks.world_size());
@@ -150,11 +150,11 @@ std::optional<Error> TrainingState::refusal_of_blob(std::span<const std::byte> b
 
 bool TrainingState::makes_step(const GroupStep& group) const {
   const auto beta = [](float value) { return value >= 0 && value < 1; };
-  const bool sgd = config_.optimizer.state.optimizer == OptimizerKind::kSgd;
+  const bool momentum = info_of(config_.optimizer.state.optimizer).has_momentum;
   return std::isfinite(group.learning_rate) && beta(group.beta1) && beta(group.beta2) &&
          group.eps >= 0 && std::isfinite(group.eps) && std::isfinite(group.weight_decay) &&
          std::isfinite(group.grad_scale) && std::isfinite(group.dampening) &&
-         (sgd || (group.dampening == 0 && !group.nesterov));
+         (momentum || (group.dampening == 0 && !group.nesterov));
 }
 
 /// Whether every parameter has the settings of a group, and all settings are valid.

@@ -47,10 +47,11 @@ std::unique_ptr<Storage> Storage::open(Runtime& runtime, Communicator& agreement
   auto storage = std::make_unique<Storage>(agreements);
   const IoObservers observers{
       .metrics = &runtime.metrics, .trace = runtime.trace.get(), .activity = &storage->activity};
-  std::vector<dev_t> devices;
-  std::map<dev_t, std::uint64_t> measured;
+  std::vector<std::uint64_t> devices;
+  std::map<std::uint64_t, std::uint64_t> measured;
   for (const StoreDirectory& directory : store) {
-    devices.push_back(made_directory(directory.path));
+    devices.push_back(runtime.drive_number ? runtime.drive_number(directory.path)
+                                           : made_directory(directory.path));
     std::uint64_t& most = measured[devices.back()];
     most = std::max(most, directory.outstanding_bytes);
   }
@@ -58,7 +59,7 @@ std::unique_ptr<Storage> Storage::open(Runtime& runtime, Communicator& agreement
     for (const StoreDirectory& directory : store)
       storage->drive_nodes[directory.path] = runtime.drive_node(directory.path);
   }
-  std::map<dev_t, IoEngine*> engines;
+  std::map<std::uint64_t, IoEngine*> engines;
   for (std::size_t i = 0; i < store.size(); ++i) {
     IoEngine*& io = engines[devices[i]];
     if (io == nullptr) {

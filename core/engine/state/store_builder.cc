@@ -15,7 +15,7 @@
 namespace ziggurat {
 
 void require_undivided_scales(StateFormat format, int tensor_parallel) {
-  if (format != StateFormat::k8Bit || tensor_parallel == 1) return;
+  if (!has_codes(format) || tensor_parallel == 1) return;
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("`state_format=8bit` cannot be used with `tp={}`: a block's scale covers "
                           "divided and undivided parameters together, so those that every rank has "
@@ -28,7 +28,7 @@ StoreBuilder::StoreBuilder(Runtime& runtime, StateSource& source, ChunkTable tab
       source_(source),
       table_(std::move(table)),
       request_(std::move(request)),
-      loader_(std::make_unique<StateLoader>(runtime.reactor, *runtime.workers, table_, source,
+      loader_(std::make_unique<StateLoader>(runtime.reactor, runtime.jobs(), table_, source,
                                             LoadOptions{}, /*initial_accumulator=*/0)) {
   const std::size_t size_bytes = source.content().blob.size();
   if (size_bytes <= request_.blob_bytes_max) return;
@@ -39,7 +39,7 @@ StoreBuilder::StoreBuilder(Runtime& runtime, StateSource& source, ChunkTable tab
 }
 
 std::size_t StoreBuilder::records_at_once(const ChunkTable& table, std::uint64_t host_bytes,
-                                          const WorkerPool& workers) {
+                                          const Workers& workers) {
   constexpr std::size_t kBesideWorkers = 16;  // records that are being read or written
   constexpr std::uint64_t kMemoryPerRecord = 4;
   const std::uint64_t fit =
@@ -74,7 +74,7 @@ Task<> StoreBuilder::make(ChunkId id) {
   const std::function<void()> job = [&] {
     hash = record_hash(record.span(), seed, table_.record_format(id));
   };
-  co_await runtime_.workers->run(runtime_.reactor, "hash record", job);
+  co_await runtime_.jobs().run(runtime_.reactor, {"hash record", record.span().size()}, job);
   co_await store_->write(id, 0, record.span(), hash);
 }
 

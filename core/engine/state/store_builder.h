@@ -36,7 +36,7 @@ class StoreBuilder {
   /// Returns how many records are made at a time within `host_bytes`. Each needs memory for what is
   /// read for it and for its conversion too.
   static std::size_t records_at_once(const ChunkTable& table, std::uint64_t host_bytes,
-                                     const WorkerPool& workers);
+                                     const Workers& workers);
   /// Describes what is lost by converting.
   std::vector<std::string> notes() const { return loader_->notes(); }
   /// Returns the size of the store's files, all drives together.

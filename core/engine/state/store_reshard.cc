@@ -115,7 +115,7 @@ class StoreReshard::Impl {
 
 Task<> StoreReshard::Impl::look() {
   Task<std::unique_ptr<StoredState>> opening =
-      StoredState::open(runtime_.reactor, *runtime_.workers, storage_->places);
+      StoredState::open(runtime_.reactor, runtime_.jobs(), storage_->places);
   stored_ = co_await std::move(opening);
   stored_->require_whole("a reshard");
 }
@@ -299,7 +299,7 @@ Task<> StoreReshard::Impl::make_records(const Target& target) {
     if (target.progress) target.progress("resharding", done, total);
   };
   const std::size_t at_once = StoreBuilder::records_at_once(
-      ranks_.front().builder->table(), target.host_budget_bytes, *runtime_.workers);
+      ranks_.front().builder->table(), target.host_budget_bytes, runtime_.jobs());
   co_await for_each_index(runtime_.reactor, records.size(), at_once, make);
 }
 

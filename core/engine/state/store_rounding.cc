@@ -20,7 +20,7 @@ void require_same(const char* setting, const std::optional<Rounding>& asked, Rou
 }
 
 /// Whether parameters are made from masters. In bf16 each parameter is its own master.
-bool rounds_params(StateFormat format) { return format != StateFormat::kBf16; }
+bool rounds_params(StateFormat format) { return !rounds_masters(format); }
 
 /// Returns the roundings to be recorded; none if nothing is rounded with noise, whatever the config
 /// says.
@@ -46,8 +46,8 @@ std::optional<Roundings> rounding_of_copy(const OptimizerConfig& config, const S
   OptimizerConfig its = config;
   if (of.rounding && !its.param_rounding) its.param_rounding = of.rounding->params;
   if (of.rounding && as_before && !its.state_rounding) its.state_rounding = of.rounding->state;
-  // The split format cannot round parameters as the source did.
-  if (its.state.format == StateFormat::kSplit) its.param_rounding = config.param_rounding;
+  // A split master cannot round parameters as the source did.
+  if (has_residual(its.state.format)) its.param_rounding = config.param_rounding;
   return rounding_of_new_store(its);
 }
 

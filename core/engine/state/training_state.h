@@ -100,6 +100,8 @@ class TrainingState {
   StateWrites& writes() noexcept { return *writes_; }
   std::uint64_t generation() const noexcept { return generation_; }
   std::vector<std::string>& notes() noexcept { return notes_; }
+  /// Adds a note that parameters come from other ranks in int8, and with what error.
+  void describe_quantized_params();
   const std::vector<std::string>& notes() const noexcept { return notes_; }
   const Roundings& rounding() const noexcept { return rounding_; }
   ReductionSettings reduction() const;

@@ -16,8 +16,13 @@ UnitEngine::UnitEngine(const ModelSpec& model, const EngineConfig& config, Runti
     : StateDoor(model, config, runtime, &device, TrainingState::Division::kModel) {}
 
 void UnitEngine::open(const Initializer& initialize) {
+  state_.runtime().reactor.block_on(opening(initialize));
+}
+
+Task<> UnitEngine::opening(const Initializer& initialize) {
   initialize_ = &initialize;
-  open_state(*this, nullptr, {});
+  Task<> its = state_.open(*this, nullptr, {});
+  co_await std::move(its);
   initialize_ = nullptr;
 }
 
@@ -119,23 +124,33 @@ TypedDeviceSpan<const std::byte> UnitEngine::acquire(UnitId unit, StreamRef& str
   require_unit("acquire", unit);
   calls_->require_acquire(unit, state_.generation());
   require_waits(stream);
-  state_.begin_call();
-  const Residency::Acquired acquired =
-      run(state_.ending_the_run(residency_->acquire(unit, Residency::Room::kWaitedFor)));
+  const Residency::Acquired its = run(acquired(unit));
   try {
-    const CountedTime waited(state_.runtime().metrics, Counter::kWaitParamsNs);
-    wait_on(stream, acquired.landed);
+    const CountedTime waited(state_.runtime().reactor.clock(), state_.runtime().metrics,
+                             Counter::kWaitParamsNs);
+    wait_on(stream, its.landed);
   } catch (const Error& error) {
+    calls_->released(unit);
     state_.runtime().reactor.post([this, unit] { residency_->release(unit, {}); });
     throw Error(
         error.code(),
         fmt::format(
             "acquire(unit {} '{}'): the unit's parameters ({}) did not reach the device: {}", unit,
-            state_.model().units[unit].name, format_bytes(acquired.params.size()), error.what()),
+            state_.model().units[unit].name, format_bytes(its.params.size()), error.what()),
         error.native());
   }
+  return typed(unit, its.params);
+}
+
+Task<Residency::Acquired> UnitEngine::acquired(UnitId unit) {
+  require_unit("acquire", unit);
+  calls_->require_acquire(unit, state_.generation());
+  state_.begin_call();
+  Task<Residency::Acquired> acquiring =
+      state_.ending_the_run(residency_->acquire(unit, Residency::Room::kWaitedFor));
+  const Residency::Acquired its = co_await std::move(acquiring);
   calls_->acquired(unit, state_.generation());
-  return {state_.table().dtype(unit), acquired.params};
+  co_return its;
 }
 
 void UnitEngine::release(UnitId unit, StreamRef& stream) {
@@ -147,30 +162,50 @@ void UnitEngine::release(UnitId unit, StreamRef& stream) {
   state_.runtime().reactor.post([this, unit, read] { residency_->release(unit, read); });
 }
 
+void UnitEngine::released(UnitId unit, const Event& read) {
+  require_unit("release", unit);
+  calls_->require_release(unit);
+  calls_->released(unit);
+  residency_->release(unit, read);
+}
+
 DeviceSpan<float> UnitEngine::gradient(UnitId unit, StreamRef& stream) {
   const Turn turn(turn_);
   require_unit("gradient", unit);
   calls_->require_gradient(unit);
   require_waits(stream);
-  const CountedTime waited(state_.runtime().metrics, Counter::kWaitGradsNs);
-  const GradientFlow::Accumulator its = run(state_.ending_the_run(flow_->accumulator(unit)));
+  const CountedTime waited(state_.runtime().reactor.clock(), state_.runtime().metrics,
+                           Counter::kWaitGradsNs);
+  const GradientFlow::Accumulator its = run(accumulator(unit));
   wait_on(stream, its.zeroed);
-  calls_->has_gradient(unit);
   return its.values;
+}
+
+Task<GradientFlow::Accumulator> UnitEngine::accumulator(UnitId unit) {
+  require_unit("gradient", unit);
+  calls_->require_gradient(unit);
+  Task<GradientFlow::Accumulator> taking = state_.ending_the_run(flow_->accumulator(unit));
+  const GradientFlow::Accumulator its = co_await std::move(taking);
+  calls_->has_gradient(unit);
+  co_return its;
 }
 
 void UnitEngine::finish_gradient(UnitId unit, StreamRef& stream) {
   const Turn turn(turn_);
   require_unit("finish_gradient", unit);
   calls_->require_finish_gradient(unit);
-  const Event added = stream.record();
+  run(finished_gradient(unit, stream.record()));
+}
+
+Task<> UnitEngine::finished_gradient(UnitId unit, Event added) {
+  require_unit("finish_gradient", unit);
+  calls_->require_finish_gradient(unit);
   state_.begin_call();
-  run(state_.ending_the_run(send_gradient(unit, added)));
+  Task<> sending = state_.ending_the_run(send_gradient(unit, added));
+  co_await std::move(sending);
   calls_->finished_gradient(unit);
 }
 
-/// Sends the gradient on its way after `added`: then the trainer has added everything to the
-/// accumulator.
 Task<> UnitEngine::send_gradient(UnitId unit, Event added) {
   state_.check();
   co_await state_.context().compute->after(added);

@@ -27,6 +27,23 @@ class UnitEngine final : public StateDoor<Engine>, private Hand {
   /// For a conversion of a store: notes for description(), and the store's new directories.
   TrainingState& state() noexcept { return state_; }
 
+  // What the calls below do on the reactor's thread, for a trainer that runs there
+  // (engine_tasks.h): one at a time.
+  Task<> opening(const Initializer& initialize);
+  /// Returns when the last copy is queued.
+  Task<Residency::Acquired> acquired(UnitId unit);
+  void released(UnitId unit, const Event& read);
+  Task<GradientFlow::Accumulator> accumulator(UnitId unit);
+  /// Sends the gradient on its way after `added`: then the trainer has added everything to the
+  /// accumulator.
+  Task<> finished_gradient(UnitId unit, Event added);
+  Task<> announced(const StepOptions& options);
+  Task<StepResult> stepped(const StepOptions& options);
+  /// Returns what the unit's parameters are, given where they are.
+  TypedDeviceSpan<const std::byte> typed(UnitId unit, DeviceSpan<const std::byte> params) const {
+    return {state_.table().dtype(unit), params};
+  }
+
   TypedDeviceSpan<const std::byte> acquire(UnitId unit, StreamRef& stream) override;
   void release(UnitId unit, StreamRef& stream) override;
   DeviceSpan<float> gradient(UnitId unit, StreamRef& stream) override;

@@ -27,27 +27,31 @@ bool UnitEngine::may_guess() const {
 /// Begins a step with announced options. If `options` are invalid, step() says so, on every rank.
 void UnitEngine::prepare_step(const StepOptions& options) {
   const Turn turn(turn_);
-  run([](UnitEngine& self, const StepOptions& announced) -> Task<> {
-    TrainingState& state = self.state_;
-    state.check();
-    self.guess_.reset();
-    self.announced_.reset();
-    const bool sound = !state.refusal_of(announced);
-    self.announced_ = announced;
-    self.announced_->blob = {};
-    self.announced_groups_.assign(announced.groups.begin(), announced.groups.end());
-    self.announced_->groups = self.announced_groups_;
-    if (!sound || !self.may_guess()) co_return;
-    self.guess_ =
-        state.scalars(announced, static_cast<float>(1.0 / state.gradient_divisor(announced)));
-  }(*this, options));
+  run(announced(options));
+}
+
+Task<> UnitEngine::announced(const StepOptions& options) {
+  state_.check();
+  guess_.reset();
+  announced_.reset();
+  const bool sound = !state_.refusal_of(options);
+  announced_ = options;
+  announced_->blob = {};
+  announced_groups_.assign(options.groups.begin(), options.groups.end());
+  announced_->groups = announced_groups_;
+  if (!sound || !may_guess()) co_return;
+  guess_ = state_.scalars(options, static_cast<float>(1.0 / state_.gradient_divisor(options)));
 }
 
 StepResult UnitEngine::step(const StepOptions& options) {
   const Turn turn(turn_);
+  return run(stepped(options));
+}
+
+Task<StepResult> UnitEngine::stepped(const StepOptions& options) {
   state_.require_blob_given("step()");
   if (options.checkpoint != nullptr) require_checkpoint(options);
-  return run(finish_step(options));
+  return finish_step(options);
 }
 
 void UnitEngine::require_checkpoint(const StepOptions& options) const {
@@ -125,10 +129,11 @@ Task<> UnitEngine::finish_optional(UnitId unit, bool anywhere) {
 
 Task<StepResult> UnitEngine::finish_step(const StepOptions& options) {
   Metrics& metrics = state_.runtime().metrics;
+  const Clock& clock = state_.runtime().reactor.clock();
   co_await finish_frozen();
   co_await settle_optional();
   {
-    const CountedTime waited(metrics, Counter::kWaitGradsNs);
+    const CountedTime waited(clock, metrics, Counter::kWaitGradsNs);
     co_await flow_->all_arrived();
     co_await residency_->quiesce();
   }
@@ -151,7 +156,7 @@ Task<StepResult> UnitEngine::finish_step(const StepOptions& options) {
   const double divisor = state_.gradient_divisor(options);
   const StepScalars steps = state_.scalars(options, static_cast<float>(coefficient / divisor));
   {
-    const CountedTime waited(metrics, Counter::kWaitDurableNs);
+    const CountedTime waited(clock, metrics, Counter::kWaitDurableNs);
     co_await state_.checkpoint_ended();
   }
   state_.end_step(steps, options.blob, options.blob_follows, verdict.checkpoint);
@@ -193,7 +198,8 @@ Task<StepVerdict> UnitEngine::judge_step(const StepOptions& options) {
   double squared = 0;
   const std::function<void()> sum = [&] { squared = flow_->norm().squared(); };
   Runtime& runtime = state_.runtime();
-  co_await runtime.workers->run(runtime.reactor, "sum norm", sum);
+  const Work work{.name = "sum norm", .bytes = norm.messages().size(), .decides = true};
+  co_await runtime.jobs().run(runtime.reactor, work, sum);
   verdict.norm = std::sqrt(squared) / state_.gradient_divisor(options);
   co_return verdict;
 }

@@ -49,7 +49,8 @@ GradientFlow::GradientFlow(Context& context, Residency& residency, UnitGradHome&
       zeroed_(context.table.unit_count()),
       spare_returned_(context.cancel),
       norm_memory_(context.permanent_lease(
-          Purpose::kStaging, GradientNorm::memory_bytes(context.table), "sums of squares")),
+          Purpose::kStaging, GradientNorm::memory_bytes(context.table), "sums of squares",
+          /*numa_node=*/-1, /*decides=*/true)),
       norm_(context.table, context.ranks.steps->rank(), norm_memory_.bytes()),
       idle_(context.cancel) {
   idle_.set();
@@ -212,7 +213,8 @@ Task<> GradientFlow::round(ChunkId id, DeviceSpan<float> accumulator) {
     norm_.round(chunk.unit, chunk.begin,
                 {reinterpret_cast<const float*>(values.data()), chunk.count}, out);
   };
-  co_await context_.workers.run(context_.reactor, "round gradient", job);
+  co_await context_.workers.run(context_.reactor,
+                                {"round gradient", values.size() + out.bytes.size()}, job);
 }
 
 /// Sums the squares of a gradient that the CPU cannot reach, from copies. A copy is rounded again,
@@ -233,7 +235,7 @@ Task<> GradientFlow::sum_copies(ChunkId id, TypedDeviceSpan<const std::byte> rou
         norm_.round(chunk.unit, chunk.begin + first + at, values, tile);
       }
     };
-    co_await context_.workers.run(context_.reactor, "sum gradient", job);
+    co_await context_.workers.run(context_.reactor, {"sum gradient", 2 * copied.bytes.size()}, job);
   }
   copies_->give_back(buffer);
 }

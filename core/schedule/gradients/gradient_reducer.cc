@@ -136,6 +136,14 @@ DeviceSpan<std::byte> GradientReducer::place(const Bucket& bucket, int slice) co
   return chunk.as<std::byte>().subspan(bucket.first * element_bytes, bucket.count * element_bytes);
 }
 
+/// Returns the ranges of all slices that are as `first` is of slice 0.
+Context::DeviceRows GradientReducer::rows(const Bucket& bucket, DeviceSpan<std::byte> first) const {
+  const ChunkTable& table = context_.table;
+  return {.first = first,
+          .count = static_cast<std::uint64_t>(table.sharding().world_size),
+          .stride_bytes = table.unit(bucket.of->unit).slice_count * sizeof(float)};
+}
+
 /// Returns where the CPU writes the sum of this rank's slice. That is its place, unless all slices
 /// are needed or the CPU cannot reach the place: then it is memory of the bucket that the exchange
 /// no longer needs.
@@ -182,9 +190,7 @@ std::span<std::byte> GradientReducer::run_sent(const Bucket& bucket, int slice) 
 Task<> GradientReducer::round(const Bucket& bucket) {
   const int slices = context_.table.sharding().world_size;
   if (settings_.staged) {
-    WorkGroup runs(context_.reactor);
-    for (int slice = 0; slice < slices; ++slice) runs.spawn(round_on_device(bucket, slice));
-    co_await runs.wait_idle();
+    co_await round_on_device(bucket);
     co_return;
   }
   std::vector<std::function<void()>> jobs;
@@ -198,19 +204,25 @@ Task<> GradientReducer::round(const Bucket& bucket) {
         round_gradient({from + begin, kTileElements}, out.subspan(begin, kTileElements));
     });
   }
-  co_await context_.run_all("round gradient", jobs);
+  const std::uint64_t element_bytes = sizeof(float) + size_bytes(sent_type(bucket));
+  const std::uint64_t bytes = static_cast<std::uint64_t>(slices) * bucket.count * element_bytes;
+  co_await context_.run_all({"round gradient", bytes}, jobs);
 }
 
-/// Rounds a slice's range on the device, in the place of its fp32 values. So it takes no other
+/// Rounds every slice's range on the device, in the place of its fp32 values. So it takes no other
 /// memory of the device and crosses the link in the type that is sent between ranks.
-Task<> GradientReducer::round_on_device(const Bucket& bucket, int slice) {
-  const std::span<std::byte> sent = run_sent(bucket, slice);
-  const DeviceSpan<float> run = values(bucket, slice);
-  const DeviceSpan<std::byte> rounded = run.as<std::byte>().first(sent.size());
-  const Compute::Rounding rounding{
-      .values = run, .out = {sent_type(bucket), rounded}, .squares = {}};
+Task<> GradientReducer::round_on_device(const Bucket& bucket) {
+  const DeviceSpan<float> run = values(bucket, 0);
+  const Context::DeviceRows rounded =
+      rows(bucket, run.as<std::byte>().first(run_sent(bucket, 0).size()));
+  const Compute::Rounding rounding{.values = run,
+                                   .out = {sent_type(bucket), rounded.first},
+                                   .squares = {},
+                                   .rows = rounded.count,
+                                   .stride_bytes = rounded.stride_bytes};
   co_await context_.compute->round(rounding);
-  co_await context_.copy_to_host(sent, rounded);
+  co_await context_.copy_rows_to_host(bucket.buffer.first(rounded.count * rounded.first.size()),
+                                      rounded);
 }
 
 Task<> GradientReducer::take_in(Bucket bucket, Task<> sent) {
@@ -248,7 +260,8 @@ Task<> GradientReducer::convert(const Bucket& bucket) {
       put_tile(bucket, begin, values, out.subspan(begin, kTileElements));
     }
   };
-  co_await context_.workers.run(context_.reactor, "take in gradient", job);
+  co_await context_.workers.run(context_.reactor,
+                                {"take in gradient", sum.bytes.size() + out.bytes.size()}, job);
   if (table.slices_held() == 1) co_await bring(out.bytes, place(bucket, table.sharding().rank));
 }
 
@@ -267,10 +280,8 @@ Task<> GradientReducer::gather(const Bucket& bucket) {
   turns_.next();
   co_await std::move(gathering);
   if (settings_.staged) {
-    WorkGroup copies(context_.reactor);
-    for (int slice = 0; slice < ranks; ++slice)
-      copies.spawn(bring(run(slice), place(bucket, slice)));
-    co_await copies.wait_idle();
+    const Context::DeviceRows places = rows(bucket, place(bucket, 0));
+    co_await context_.copy_rows_to_device(places, bucket.buffer.first(places.count * run_bytes));
     co_return;
   }
   const std::function<void()> job = [&] {
@@ -279,7 +290,8 @@ Task<> GradientReducer::gather(const Bucket& bucket) {
                   run_bytes);
     }
   };
-  co_await context_.workers.run(context_.reactor, "take in gradient", job);
+  const std::uint64_t bytes = 2 * static_cast<std::uint64_t>(ranks) * run_bytes;
+  co_await context_.workers.run(context_.reactor, {"take in gradient", bytes}, job);
 }
 
 }  // namespace ziggurat

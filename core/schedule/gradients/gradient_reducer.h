@@ -78,7 +78,7 @@ class GradientReducer {
   DType sent_type(const Bucket& bucket) const;
   Task<> drain();
   Task<> round(const Bucket& bucket);
-  Task<> round_on_device(const Bucket& bucket, int slice);
+  Task<> round_on_device(const Bucket& bucket);
   Task<> send(const Bucket& bucket);
   Task<> take_in(Bucket bucket, Task<> sent);
   Task<> take_in_sum(const Bucket& bucket);
@@ -89,6 +89,7 @@ class GradientReducer {
   std::uint64_t chunk_begin(const Bucket& bucket, int slice) const;
   DeviceSpan<float> values(const Bucket& bucket, int slice) const;
   DeviceSpan<std::byte> place(const Bucket& bucket, int slice) const;
+  Context::DeviceRows rows(const Bucket& bucket, DeviceSpan<std::byte> first) const;
   std::span<std::byte> result_room(const Bucket& bucket) const;
   Task<> bring(std::span<const std::byte> result, DeviceSpan<std::byte> to);
   void put_tile(const Bucket& bucket, std::uint64_t first, std::span<const float> values,

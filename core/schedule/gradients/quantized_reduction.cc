@@ -98,7 +98,9 @@ Task<> GradientReducer::encode(const Bucket& bucket) {
       });
     });
   }
-  co_await context_.run_all("quantize gradient", jobs);
+  const auto slices = static_cast<std::uint64_t>(sharding.world_size);
+  const std::uint64_t bytes = slices * (bucket.count * sizeof(float) + sent.each_bytes());
+  co_await context_.run_all({"quantize gradient", bytes}, jobs);
 }
 
 /// Encodes on the device, so that codes and not values cross the link.
@@ -139,7 +141,10 @@ Task<> GradientReducer::send_node_sums(const Bucket& bucket) {
       });
     });
   }
-  co_await context_.run_all("sum gradient in node", jobs);
+  const auto sums = static_cast<std::uint64_t>(nodes.nodes);
+  const auto addends = static_cast<std::uint64_t>(nodes.within);
+  const std::uint64_t bytes = sums * (addends + 1) * codes.sent.each_bytes();
+  co_await context_.run_all({"sum gradient in node", bytes}, jobs);
   co_await turns_.wait(bucket.number);
   Task<> between = context_.ranks.quantized_grads.across->all_to_all(
       codes.sent.first_of(nodes.nodes), codes.came.first_of(nodes.nodes));
@@ -167,7 +172,9 @@ Task<> GradientReducer::take_in_codes(const Bucket& bucket) {
       }
     });
   });
-  co_await context_.run_all("take in gradient", jobs);
+  const std::uint64_t bytes =
+      static_cast<std::uint64_t>(addends) * came.each_bytes() + out.bytes.size();
+  co_await context_.run_all({"take in gradient", bytes}, jobs);
   co_await bring(out.bytes, place(bucket, table.sharding().rank));
 }
 

@@ -146,7 +146,7 @@ Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<cons
   };
   {
     const LentMemory::Use its(context_.lent);
-    co_await context_.run_near(id, "add gradient", job);
+    co_await context_.run_near(id, {"add gradient", 2 * item.size()}, job);
   }
   const auto done = std::make_shared<Signal>(context_.cancel);
   writes_[id] = done;
@@ -219,7 +219,7 @@ Task<> GradSums::fetch_wide(ChunkId id, std::span<float> sums) {
   }
   const TypedSpan<const std::byte> its = co_await fetch(id, all.subspan(all.size() / 2));
   const std::function<void()> job = [&] { widen_upper_half(its.dtype, sums); };
-  co_await context_.run_near(id, "widen gradient", job);
+  co_await context_.run_near(id, {"widen gradient", all.size()}, job);
 }
 
 Task<> GradSums::read(ParamId param, std::span<const ChunkRun> runs, std::uint64_t first,

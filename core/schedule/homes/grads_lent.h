@@ -66,7 +66,7 @@ class LentGradHome final : public GradHome {
       }
     };
     const LentMemory::Use its(context_.lent);
-    co_await context_.run_near(id, "gather gradients", job);
+    co_await context_.run_near(id, {"gather gradients", 2 * all.bytes.size()}, job);
   }
 
   GradSums* sums_;

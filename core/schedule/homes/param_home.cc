@@ -48,7 +48,7 @@ Task<> ParamHome::publish_record(ChunkId id, ParamSteps steps, std::span<const s
   };
   {
     const LentMemory::Use its(context_.lent);
-    co_await context_.run_near(id, "round params", job);
+    co_await context_.run_near(id, {"round params", record.size() + param.bytes.size()}, job);
   }
   co_await publish(id, param, runs);
 }

@@ -45,7 +45,7 @@ class LentParamHome final : public ParamHome {
         std::ranges::copy(lent(run).bytes, values.subspan(run.begin, run.count).bytes.begin());
     };
     const LentMemory::Use its(context_.lent);
-    co_await context_.run_near(id, "bring params", job);
+    co_await context_.run_near(id, {"bring params", 2 * values.bytes.size()}, job);
   }
   Task<> copy_to_lent(ChunkId id, TypedSpan<const std::byte> values,
                       std::span<const ParamRun> runs) {
@@ -55,7 +55,7 @@ class LentParamHome final : public ParamHome {
         std::ranges::copy(values.subspan(run.begin, run.count).bytes, lent(run).bytes.begin());
     };
     const LentMemory::Use its(context_.lent);
-    co_await context_.run_near(id, "publish params", job);
+    co_await context_.run_near(id, {"publish params", 2 * values.bytes.size()}, job);
   }
 
  private:

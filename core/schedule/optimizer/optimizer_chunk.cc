@@ -169,7 +169,7 @@ Task<> OptimizerSweep::make_from_params(ChunkId id, const WorkMemory& memory) {
     }
     write_record(kind, masters, memory.record, settings_.initial_accumulator);
   };
-  co_await context_.run_near(id, "initialize", job);
+  co_await context_.run_near(id, {"initialize", params.bytes.size() + memory.record.size()}, job);
 }
 
 OptimizerSweep::Effect OptimizerSweep::effect_of(ChunkId id, const StepScalars& steps) const {
@@ -209,7 +209,7 @@ Task<> OptimizerSweep::apply_writes(const Pass& pass, ChunkId id, Item& item,
   const std::function<void()> job = [&] {
     StateWrites::apply(context_.table.state(id), writes, record);
   };
-  co_await context_.run_near(id, "write state", job);
+  co_await context_.run_near(id, {"write state", record.size()}, job);
 }
 
 /// Makes those parameters from their masters that were written, or whose count of steps was. Where
@@ -249,16 +249,16 @@ Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
   }
   if (hashed) hashing.seed_after = parts_.store->write_seed(id, pass.stored);
   parts_.homes.records.forget(id);
-  UpdateHashes hashes;
+  UpdateHashes hashes{.before = expected.hash, .after = 0};  // what is found if all is well
   const std::function<void()> job = [&] {
-    const CountedTime busy(context_.metrics, Counter::kOptimizerCpuNs);
+    const CountedTime busy(context_.reactor.clock(), context_.metrics, Counter::kOptimizerCpuNs);
     const std::span<const DecayRun> runs =
         effect.runs.empty() ? context_.table.decay_runs(id) : std::span(effect.runs);
     hashes = update_record(steps, view, runs, hashed || hashing.verify ? &hashing : nullptr);
   };
   {
     const LentMemory::Use gradient_and_param(context_.lent);
-    co_await context_.run_near(id, "update record", job);
+    co_await context_.run_near(id, {"update record", update_bytes(context_.table.chunk(id))}, job);
   }
   context_.metrics.add(Counter::kOptimizerBytes, update_bytes(context_.table.chunk(id)));
   if (hashing.verify && hashes.before != expected.hash) {

@@ -93,7 +93,7 @@ void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
     give_place(*pass);
     pass->step = std::make_shared<const StepScalars>(*guess);
     pass->scalars.set();
-    pass->guessed_at = monotonic_now();
+    pass->guessed_at = context_.reactor.clock().now();
     context_.metrics.add(Counter::kSpeculations, 1);
   }
   const UnitChunks& chunks = context_.table.unit(unit);
@@ -388,7 +388,7 @@ void OptimizerSweep::trace_guess(const Pass& pass) {
   if (trace == nullptr || !pass.guesses) return;
   if (guess_track_ < 0) guess_track_ = trace->track("speculation");
   trace->span(guess_track_, pass.refuted() ? "made again" : "kept", pass.guessed_at,
-              monotonic_now(), static_cast<std::int64_t>(pass.generation));
+              context_.reactor.clock().now(), static_cast<std::int64_t>(pass.generation));
 }
 
 }  // namespace ziggurat

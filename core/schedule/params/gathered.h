@@ -47,7 +47,7 @@ class GatheredResidency final : public Brought {
                          1);
     co_await context_.gates.wait(unit);
     if (!flight->done.is_set()) {
-      const CountedTime waited(context_.metrics, Counter::kWaitRanksNs);
+      const CountedTime waited(context_.reactor.clock(), context_.metrics, Counter::kWaitRanksNs);
       gather_->hurry(*flight);
       co_await flight->done.wait();
     } else {

@@ -40,11 +40,12 @@ class LoadedResidency final : public Brought {
     while (!is_there(unit)) {
       co_await units_->at_home(unit, true);
       if (is_there(unit)) break;  // another waited too, and has loaded it
-      const CountedTime waited(context_.metrics, Counter::kWaitParamsNs);
+      const CountedTime waited(context_.reactor.clock(), context_.metrics, Counter::kWaitParamsNs);
       if (slot.state == State::kComing) {
         units_->hurry(unit);
         co_await copy.settled.wait();
       } else {
+        begin(unit);
         co_await load(unit, room == Room::kWaitedFor ? Why::kAwaited : Why::kDemanded);
       }
     }
@@ -64,6 +65,15 @@ class LoadedResidency final : public Brought {
       co_await landed.wait();
     }
   }
+  Task<bool> drop_unused(UnitId unit) override {
+    while (slots_[unit].state == State::kComing) {
+      units_->hurry(unit);
+      co_await copies_[unit].settled.wait();
+    }
+    if (slots_[unit].pins > 0) co_return false;
+    drop(unit);
+    co_return true;
+  }
 
  private:
   struct Copy {
@@ -77,6 +87,7 @@ class LoadedResidency final : public Brought {
 
   bool make_room() override { return drop_farthest(0); }
   bool bring_ahead(UnitId unit) override {
+    begin(unit);
     context_.spawn_local(load(unit, Why::kAhead));
     return true;
   }
@@ -86,14 +97,20 @@ class LoadedResidency final : public Brought {
   }
   void used(UnitId unit) override { order_.used(unit); }
 
+  /// Lets everybody know that a unit is coming. load() follows, which others may run before if it
+  /// is spawned.
+  void begin(UnitId unit) {
+    Slot& slot = slots_[unit];
+    ZIGGURAT_CHECK(slot.pins == 0, "unit {} is stale while in use", unit);
+    drop(unit);
+    slot.state = State::kComing;
+    copies_[unit].settled.reset();
+  }
+
   /// Loads a unit; returns when the copy is queued. Then land() waits for the copy.
   Task<> load(UnitId unit, Why why) {
     Slot& slot = slots_[unit];
     Copy& copy = copies_[unit];
-    ZIGGURAT_CHECK(slot.pins == 0, "unit {} is stale while in use", unit);
-    drop(unit);
-    slot.state = State::kComing;
-    copy.settled.reset();
     const std::uint64_t generation = generation_;
     std::exception_ptr error;
     try {

@@ -58,7 +58,7 @@ Task<QuantizedGather::Codes> QuantizedGather::encode(UnitId unit,
                own.subspan(quantized_bytes(kBits, first), quantized_bytes(kBits, count)));
     });
   });
-  co_await context_.run_all("quantize params", jobs);
+  co_await context_.run_all({"quantize params", slice.size() + own.size()}, jobs);
   co_return codes;
 }
 
@@ -102,7 +102,8 @@ Task<> QuantizedGather::decode(Codes codes, Run run, std::span<std::byte> out) {
       });
     });
   }
-  co_await context_.run_all("dequantize params", jobs);
+  const std::uint64_t coded = quantized_bytes(kBits, run.count) * static_cast<std::uint64_t>(ranks);
+  co_await context_.run_all({"dequantize params", coded + out.size()}, jobs);
 }
 
 }  // namespace ziggurat

@@ -87,6 +87,9 @@ class Residency {
   /// then what is allocated in a row lies together, and memory is not lost between it.
   virtual Task<> clear() { co_return; }
   virtual void brings_ahead() {}
+  /// Waits until the unit is not being loaded, and drops it unless somebody uses it. Returns
+  /// whether it is gone.
+  virtual Task<bool> drop_unused(UnitId) { co_return false; }
   /// Brings `units` ahead of the trainer, which will use them next in this order, as far as there
   /// is room for them.
   virtual void expect(std::span<const UnitId>) {}

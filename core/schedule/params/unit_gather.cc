@@ -241,16 +241,13 @@ Task<> UnitGather::land_piece(FlightPtr flight, Task<> gathering, Piece piece) {
 
 /// Copies each slice's part of a piece to its place on the device.
 Task<> UnitGather::bring(const Flight& flight, Piece piece) {
-  const std::uint64_t unit_bytes = context_.table.unit_param_bytes(flight.unit);
-  WorkGroup copies(context_.reactor);
-  std::uint64_t at = 0;
-  for (std::uint64_t slice = 0; slice < unit_bytes; slice += piece.slice_bytes) {
-    const std::span<std::byte> place(flight.memory + slice + piece.first_byte, piece.size_bytes);
-    copies.spawn(
-        context_.copy_to_device(device_span(place), piece.buffer.subspan(at, piece.size_bytes)));
-    at += piece.size_bytes;
-  }
-  co_await copies.wait_idle();
+  const std::span<std::byte> place(flight.memory + piece.first_byte, piece.size_bytes);
+  const Context::DeviceRows places{
+      .first = device_span(place),
+      .count = context_.table.unit_param_bytes(flight.unit) / piece.slice_bytes,
+      .stride_bytes = piece.slice_bytes};
+  co_await context_.copy_rows_to_device(places,
+                                        piece.buffer.first(places.count * piece.size_bytes));
 }
 
 /// Decodes all slices of a quantized unit to their places on the device.

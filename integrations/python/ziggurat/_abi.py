@@ -15,18 +15,25 @@ from ziggurat._words import in_settings
 
 Words = Callable[[str], str]  # turns an error's text into the caller's words
 
-_HEADER = _header.read(_header.path())
 HANDLE = ctypes.c_uint64
+_TEXT_BYTES = 4096  # for which there is room in the first call
+
+
+@functools.cache
+def _declared() -> _header.Header:
+    """Returns what the header declares, which takes too long for who only imports this package."""
+    return _header.read(_header.path())
 
 
 def constant(name: str) -> int:
     """Returns ZIGGURAT_NAME."""
-    return _HEADER.constants[f"ZIGGURAT_{name}"]
+    return _declared().constants[f"ZIGGURAT_{name}"]
 
 
-ABI_VERSION = constant("ABI_VERSION")
-# each type's code, and the bytes of one element
-DTYPES = {"fp32": (constant("FP32"), 4), "bf16": (constant("BF16"), 2), "fp16": (constant("FP16"), 2)}
+@functools.cache
+def element_types() -> dict[str, tuple[int, int]]:
+    """Returns each type's code, and the bytes of one element."""
+    return {"fp32": (constant("FP32"), 4), "bf16": (constant("BF16"), 2), "fp16": (constant("FP16"), 2)}
 
 
 class ZigguratError(RuntimeError):
@@ -58,13 +65,13 @@ class Unimplemented(ZigguratError, NotImplementedError):
     """The engine does not support this yet."""
 
 
-_ERRORS: dict[int, type[ZigguratError]] = {
-    constant("INVALID_ARGUMENT"): InvalidArgument,
-    constant("RESOURCE_EXHAUSTED"): ResourceExhausted,
-    constant("UNAVAILABLE"): Unavailable,
-    constant("DATA_LOSS"): DataLoss,
-    constant("UNIMPLEMENTED"): Unimplemented,
-    constant("NOT_FINITE"): NotFinite,
+_ERRORS: dict[str, type[ZigguratError]] = {
+    "INVALID_ARGUMENT": InvalidArgument,
+    "RESOURCE_EXHAUSTED": ResourceExhausted,
+    "UNAVAILABLE": Unavailable,
+    "DATA_LOSS": DataLoss,
+    "UNIMPLEMENTED": Unimplemented,
+    "NOT_FINITE": NotFinite,
 }
 for _error in (ZigguratError, *_ERRORS.values()):
     _error.__module__ = "ziggurat"  # lets a traceback name the class as a script imports it
@@ -72,13 +79,13 @@ for _error in (ZigguratError, *_ERRORS.values()):
 
 def sized(structure: str, **fields: Any) -> Any:
     """Returns a struct of the interface with its size and these fields; the others are zero."""
-    its = _HEADER.structs[structure]
+    its = _declared().structs[structure]
     return its(struct_size=ctypes.sizeof(its), **fields)
 
 
 def array_of(structure: str, count: int) -> Any:
     """Returns `count` structs of the interface, all of whose fields are zero."""
-    return (_HEADER.structs[structure] * count)()
+    return (_declared().structs[structure] * count)()
 
 
 def _library_path() -> str:
@@ -86,7 +93,7 @@ def _library_path() -> str:
     named = os.environ.get("ZIGGURAT_LIBRARY")
     if named:
         return named
-    return str(Path(__file__).parent / "lib" / f"libziggurat.so.{ABI_VERSION}")
+    return str(Path(__file__).parent / "lib" / f"libziggurat.so.{constant('ABI_VERSION')}")
 
 
 @functools.cache
@@ -102,12 +109,12 @@ def library() -> ctypes.CDLL:
             "build/dev/lib/libziggurat.so"
         ) from error
     abi = loaded.ziggurat_abi_version()
-    if abi != ABI_VERSION:
+    if abi != constant("ABI_VERSION"):
         raise ImportError(
-            f"{path} has ABI {abi}, but this package needs {ABI_VERSION}: install "
+            f"{path} has ABI {abi}, but this package needs {constant('ABI_VERSION')}: install "
             "the library and the package of one version"
         )
-    for name, declared in _HEADER.functions.items():
+    for name, declared in _declared().functions.items():
         function = getattr(loaded, name, None)
         if function is None:
             raise ImportError(
@@ -128,10 +135,10 @@ def call(name: str, *arguments: Any, words: Words = in_settings) -> Any:
     """Calls function `name` of the library, and returns what it gives: the value, struct or text of
     its last parameters, if `arguments` leave these out. Errors: the engine's, with its advice in the
     caller's `words`."""
-    left = _HEADER.functions[name].parameters[len(arguments) :]
+    left = _declared().functions[name].parameters[len(arguments) :]
     if not left:
         return _checked(name, arguments, words)
-    if len(left) == 3 and _HEADER.functions[name].gives_text:
+    if len(left) == 3 and _declared().functions[name].gives_text:
         return _text(name, arguments, words)
     if len(left) > 1 or left[0].gives is None:
         raise TypeError(f"{name}() needs {', '.join(one.name for one in left)}, too")
@@ -144,11 +151,12 @@ def call(name: str, *arguments: Any, words: Words = in_settings) -> Any:
 
 
 def _text(name: str, arguments: Sequence[Any], words: Words) -> str:
-    """Returns the text of a function, which is called twice: for its length, and for the text."""
-    needed = ctypes.c_uint64()
-    _checked(name, (*arguments, None, 0, ctypes.byref(needed)), words)
-    text = ctypes.create_string_buffer(needed.value)
-    _checked(name, (*arguments, text, needed.value, None), words)
+    """Returns the text of a function, which is called again if the text is long."""
+    needed = ctypes.c_uint64(_TEXT_BYTES)
+    text = ctypes.create_string_buffer(0)
+    while len(text) < needed.value:
+        text = ctypes.create_string_buffer(needed.value)
+        _checked(name, (*arguments, text, len(text), ctypes.byref(needed)), words)
     return text.value.decode()
 
 
@@ -156,9 +164,10 @@ def _checked(name: str, arguments: Sequence[Any], words: Words) -> None:
     status = getattr(library(), name)(*arguments)
     if status != 0:
         text = library().ziggurat_last_error_in_settings().decode(errors="replace")
-        raise _ERRORS.get(status, ZigguratError)(words(text))
+        kinds = [kind for name, kind in _ERRORS.items() if constant(name) == status]
+        raise (kinds[0] if kinds else ZigguratError)(words(text))
 
 
 def memory(dtype: str, address: int, count: int) -> Any:
-    code, element_bytes = DTYPES[dtype]
+    code, element_bytes = element_types()[dtype]
     return sized("ziggurat_memory", dtype=code, address=address, size_bytes=count * element_bytes)

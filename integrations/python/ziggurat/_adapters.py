@@ -56,7 +56,7 @@ def _prompted(original: type[Any]) -> type[Any]:
     model's call, before it in generate(), and to be saved."""
 
     def get_prompt(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with brought(self.prompt_encoder.parameters()):
+        with brought(self.prompt_encoder.parameters(), exact=False):
             return original.get_prompt(self, *args, **kwargs)
 
     def get_prompt_embedding_to_save(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ def _note_writes(kept: Iterable[Held]) -> None:
     for held in kept:
         if held.has_moved():
             values: Any = held.param.data
-            own = torch.empty(0, dtype=values.dtype, device="cpu")
+            own = torch.empty(0, dtype=values.dtype, device=held.storage.device)
             own.set_(held.storage, 0, values.shape, values.stride())  # type: ignore[call-overload]
             held.param.data = own.copy_(values)
         torch.autograd.graph.increment_version(held.param)

@@ -14,24 +14,24 @@ from typing import Any
 import torch
 
 from ziggurat import _host_budget
+from ziggurat._cuts import Cut
 from ziggurat._drive_profile import measured_rate
 from ziggurat._dtypes import DTYPES
 from ziggurat._file_memory import LARGE_BYTES
+from ziggurat._from_ranks import Sized, Wire, brought_from, gradient_bytes
 from ziggurat._memory import bytes_of, free_bytes, size_text
 from ziggurat._native import InvalidArgument, Param, ResourceExhausted
 from ziggurat._exchange import BUCKET_BYTES, Sent, planned_bytes
 from ziggurat._packing import TILE
 from ziggurat._placement import Homes, added_stores, bytes_in_store, chosen, fits_half, room_beside_nvme, sums_bytes
 from ziggurat._plan_page import ACTIVATIONS, Plan
-from ziggurat._ranks import Cut
+from ziggurat._state_kinds import begins_with_param, has_codes
 from ziggurat._step_bound import step_bound
 from ziggurat._streaming import Streaming
-from ziggurat._traffic import Settings, State, step_bytes
+from ziggurat._traffic import Settings, State, StepBytes, step_bytes
 from ziggurat._units import Division, Unit, UnitPart
 
 _SOMEWHERE = 64  #: stands for an address, which nobody follows
-#: formats whose records hold parameters of so many bytes bit for bit (optimizer/state_format.h)
-_HELD = {4: ("fp32", "bf16-moments", "8bit"), 2: ("split", "bf16")}
 _IN_SLOTS = "optimizer state, in two slots"
 _IN_USE = "units that are in use"
 _PLENTY = 1 << 60  #: memory in which any state fits
@@ -59,6 +59,10 @@ class Asked:
     buffer_bytes: int = 0  #: of the model's buffers, which stay in PyTorch's memory
     activation_bytes: int = 0  #: for what backward needs of a forward, beyond which it goes to files
     ranks: int = 1  #: of which each has a slice of each parameter and of its state
+    replicas: int = 1  #: how many groups of so many ranks there are
+    hpz: int | None = None  #: how many ranks share copies of what others have
+    wire: Wire = Wire()  #: how ranks send each other parameters and gradients
+    gpu: str | None = None  #: that units are brought to; None: they are brought to the CPU
 
     def plan(
         self,
@@ -71,14 +75,14 @@ class Asked:
         it takes already."""
         self._require_directory()
         if not self.is_open:  # or the engine's units would get other numbers
-            self.division.require(self.memory_bytes, own_blocks=self.state_format == "8bit")
+            self.division.require(self.memory_bytes, own_blocks=has_codes(self.state_format))
         if rate is None and self.path is not None:
             found = measured_rate(self.path)
             rate = None if found is None else (found, "measured by `ziggurat bench io`")
         state_bytes = self._state_bytes(self._listed())
         grads = self._grads_on_drive()
         budget = self._budget(state_bytes, grads)
-        in_memory, on_drive = self._where(state_bytes, budget, grads)
+        in_memory, on_drive, on_gpu = self._where(state_bytes, budget, grads)
         if not has_room:
             self._require_room(in_memory, on_drive)
         step = step_bytes(
@@ -87,6 +91,7 @@ class Asked:
             self._settings(grads),
             None if budget is None else State(state_bytes, budget.records, budget.read_bytes),
         )
+        step = self._with_ranks(step)
         bound = None
         if rate is not None and compute is not None:
             leased = 0 if budget is None else budget.items * budget.item_bytes
@@ -110,6 +115,8 @@ class Asked:
             all_fits=self.division.fits(self.memory_bytes),
             in_host_memory=in_memory,
             on_drive=on_drive,
+            gpu=self.gpu,
+            on_gpu=on_gpu,
             step=step,
             drive_bytes_per_s=None if rate is None else rate[0],
             drive_rate_from="" if rate is None else rate[1],
@@ -118,12 +125,34 @@ class Asked:
             bound=bound,
         )
 
+    def _sized(self) -> list[Sized]:
+        """Returns the parameters that the engine keeps, and brings."""
+        return [
+            Sized(param.numel(), param.element_size(), unit.trains(param))
+            for unit in self.division.units
+            for _, param in unit.params
+            if unit.keeps(param)
+        ]
+
+    def _with_ranks(self, step: StepBytes) -> StepBytes:
+        if self.ranks == 1 and self.replicas == 1:
+            return step
+        once = brought_from(self._sized(), self.ranks, self.wire)
+        brought = step.brought_forward + step.brought_backward
+        trained = [Sized(param.numel(), param.element_size(), True) for _, param in self._trained()]
+        return replace(
+            step,
+            params_from_ranks=brought * once.given // max(1, once.whole),
+            grads_from_ranks=self.accumulation * gradient_bytes(trained, self.ranks * self.replicas, self.wire),
+        )
+
     def _settings(self, grads_on_drive: bool) -> Settings:
         return Settings(
             memory_bytes=self.memory_bytes,
             params_on_drive=self.homes.params == "nvme",
             live_in_units=self.lives_in_units,
             grads_on_drive=grads_on_drive,
+            grads_are_sums=self.ranks > 1,
             accumulation=self.accumulation,
             clips=self.clips,
             recomputes=self.recomputes,
@@ -152,7 +181,7 @@ class Asked:
     def _added_parts(self) -> list[UnitPart]:
         """Returns what the engine is lent beside the units' parameters."""
         lent = Unit(0, "(added)")
-        lent.params, lent.own_blocks, lent.ranks = list(self.added), self.state_format == "8bit", self.ranks
+        lent.params, lent.own_blocks, lent.ranks = list(self.added), has_codes(self.state_format), self.ranks
         return [part._replace(added=True) for part in lent.parts()]
 
     def _trained(self) -> list[tuple[str, torch.nn.Parameter]]:
@@ -186,10 +215,10 @@ class Asked:
         return _tile_bytes(self.optimizer, self.state_format, part.members > 1, part.itemsize)
 
     def _grads_on_drive(self) -> bool:
-        if self.ranks > 1:
-            return False
         if not self.state_on_drive or self.homes.grads is not None:
             return self.homes.grads == "nvme"
+        if self.ranks > 1:
+            return False
         return not fits_half(sums_bytes(param for _, param in self._trained()), self.free)
 
     def _budget(self, state_bytes: int, grads_on_drive: bool) -> _host_budget.Budget | None:
@@ -202,7 +231,7 @@ class Asked:
         if room is None:
             choice = chosen(self._lent(self._trained()), self._engine_settings(), ".", self.free)
             beside = self._largest_frozen() if homes.params else 0 if homes.in_units else self._model_bytes()
-            room = room_beside_nvme(choice, beside)
+            room = room_beside_nvme(choice, beside + self._staged_bytes)
         budget = _host_budget.divided(stored, homes, room)
         if budget.budget_bytes < budget.smallest_bytes:
             raise InvalidArgument(
@@ -218,7 +247,7 @@ class Asked:
                 self._tile_bytes(part) if part.trained else 0,
                 0 if part.by_rows else part.home_bytes // part.tiles,
                 part.members,
-                self.state_format in _HELD[part.itemsize],
+                begins_with_param(self.state_format, part.itemsize),
                 part.added,
             )
             for trained in (True, False)
@@ -231,7 +260,14 @@ class Asked:
         return _host_budget.enough_for_all(self._stored(), self._budget_homes(self._grads_on_drive()))
 
     def _budget_homes(self, grads_on_drive: bool) -> _host_budget.Homes:
-        return _host_budget.Homes(self.homes.params == "nvme", grads_on_drive, self.lives_in_units)
+        on_gpu = self.gpu is not None
+        params = self.homes.params == "nvme"
+        return _host_budget.Homes(params, grads_on_drive, self.lives_in_units, on_gpu, self._staged_bytes)
+
+    @property
+    def _staged_bytes(self) -> int:
+        """Returns the host memory in which units are put together of the ranks' slices for a GPU."""
+        return 0 if self.gpu is None or self.ranks == 1 else self.division.staged_bytes
 
     @property
     def lives_in_units(self) -> bool:
@@ -257,8 +293,8 @@ class Asked:
 
     def _where(
         self, state_bytes: int, budget: _host_budget.Budget | None, grads_on_drive: bool
-    ) -> tuple[dict[str, int], dict[str, int]]:
-        """Returns the bytes in host memory and on the drive, by what they are."""
+    ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+        """Returns the bytes in host memory, on the drive and on the GPU, by what they are."""
         trained, frozen = self._parts(True), self._parts(False)
         kept = [part for part in (*trained, *frozen) if not part.added]
         homes = sum(part.home_bytes for part in kept)
@@ -271,9 +307,13 @@ class Asked:
             pieces = sum(sum(unit.pieces()) for unit in self.division.units)
             units -= pieces
             homes = pieces + sum(part.home_bytes for part in kept if part.by_rows)
-        here = {_IN_USE: min(self.memory_bytes, units)} if units else {}
+        here: dict[str, int] = {}
+        on_gpu: dict[str, int] = {}
+        there = here if self.gpu is None else on_gpu  # where the model computes
+        if units:
+            there[_IN_USE] = min(self.memory_bytes, units)
         if self.ranks > 1:
-            here["gradients: sums of slices, and what is sent"] = self._exchanged()
+            here["gradients: sums of slices, and what is sent"] = self._exchanged(grads_on_drive)
         else:
             here["gradients"] = sum(
                 part.elements * max(part.itemsize, wide)
@@ -284,19 +324,33 @@ class Asked:
         clipped = self._read_to_clip() if grads_on_drive else 0
         if clipped:
             here["largest gradient, while clipping reads it"] = clipped
+        if self.gpu is not None:
+            there["largest gradient, until it leaves"] = max((part.whole_bytes for part in trained), default=0)
         drive: dict[str, int] = {}
-        (here if homes_here else drive)["parameters"] = homes
+        if self.gpu is not None and self.lives_in_units:
+            there["parameters"] = pieces
+            homes -= pieces
+        if homes or self.gpu is None:
+            (here if homes_here else drive)["parameters"] = homes
+        if self.hpz is not None and self.ranks > 1:
+            copies = homes * (self.ranks - self.hpz) // self.hpz
+            here["copies of other ranks' parameters (hpz)"] = self._as_sent(copies)
         if self.buffer_bytes:
-            here["buffers"] = self.buffer_bytes
+            there["buffers"] = self.buffer_bytes
         if self.activation_bytes:
             here[ACTIVATIONS] = self.activation_bytes
         if self.added:
-            here["parameters that came after offload()"] = sum(param.nbytes for _, param in self.added)
+            there["parameters that came after offload()"] = sum(param.nbytes for _, param in self.added)
+            if self.gpu is not None:
+                here["copies of parameters that came after offload()"] = sum(param.nbytes for _, param in self.added)
+        if self._staged_bytes:
+            here["units that are put together for the GPU"] = self._staged_bytes
         if budget is None:
             here["optimizer state"] = state_bytes
         else:
             in_budget = sum(part.home_bytes for part in kept if not part.by_rows)
-            for_state = budget.budget_bytes - (in_budget if homes_here and not self.lives_in_units else 0)
+            for_state = budget.budget_bytes - self._staged_bytes
+            for_state -= in_budget if homes_here and not self.lives_in_units else 0
             here["optimizer state that stays or is on its way"] = for_state
             drive[_IN_SLOTS] = 2 * state_bytes
         sums = sum(4 * TILE * part.tiles for part in trained) if grads_on_drive else 0
@@ -304,7 +358,13 @@ class Asked:
         in_files = files * sum(part.elements * part.itemsize for part in tables)
         if sums + in_files:
             drive["gradients"] = sums + in_files
-        return here, drive
+        return here, drive, on_gpu
+
+    def _as_sent(self, size_bytes: int) -> int:
+        """Returns what parameters take as they travel that take `size_bytes`."""
+        sized = self._sized()
+        sent, own = (brought_from(sized, self.ranks, wire).given for wire in (self.wire, Wire()))
+        return size_bytes * sent // max(1, own)
 
     def _read_to_clip(self) -> int:
         """Returns what the norm of the largest gradient in a file takes, which is read whole. A 16-bit
@@ -312,16 +372,18 @@ class Asked:
         if not self.clips:
             return 0
         large = [part for part in self._parts(True) if part.members == 1 and part.elements >= TILE]
-        again = 0 if self.accumulation > 1 else 2
+        again = 0 if self.accumulation > 1 or self.ranks > 1 else 2
         return max((part.elements * (4 + again * (part.itemsize < 4)) for part in large), default=0)
 
-    def _exchanged(self) -> int:
+    def _exchanged(self, grads_on_drive: bool) -> int:
         """Returns what gradients take among several ranks: what is sent and summed, and what backward makes
         of a bucket before it is sent."""
         params = [param for _, param in self._trained()]
         sent = [Sent(param.numel(), param.element_size(), param.element_size()) for param in params]
         made = min(BUCKET_BYTES + max(param.nbytes for param in params), sum(param.nbytes for param in params))
-        return planned_bytes(sent, self.ranks) + made
+        ranks, in_codes = self.ranks * self.replicas, self.wire.gradient_bits is not None
+        sums = planned_bytes(sent, ranks, in_files=grads_on_drive, replicas=self.replicas, in_codes=in_codes)
+        return sums + made
 
     def _require_room(self, in_memory: dict[str, int], on_drive: dict[str, int]) -> None:
         needed = sum(in_memory.values())
@@ -396,7 +458,7 @@ def asked_of(
     host_memory, homes = settings.get("host_memory"), streaming.homes
     for opened in optimizer.engines():  # what was chosen counts, however much memory is free now
         host_memory = opened.figures()["host_budget_bytes"]
-        homes = Homes(homes.params, "host" if opened.sums is None else "nvme")
+        homes = Homes(homes.params, "nvme" if opened.sums_in_files else "host")
     is_open = streaming.opened is not None
     if not is_open:  # another optimizer may train other parameters than the last one did
         streaming.division.set_trained(None)
@@ -417,5 +479,9 @@ def asked_of(
         added=optimizer.trained_beside(),
         buffer_bytes=0 if (model := streaming.model()) is None else buffer_bytes(model),
         activation_bytes=0 if streaming.activations is None else streaming.activations.memory_bytes,
-        ranks=1 if streaming.ranks is None else streaming.ranks.size,
+        ranks=1 if streaming.ranks is None else streaming.ranks.shards,
+        replicas=1 if streaming.ranks is None else streaming.ranks.replicas,
+        hpz=optimizer.hpz,
+        wire=Wire() if streaming.ranks is None else optimizer.wire(streaming.ranks),
+        gpu=None if streaming.accelerator is None else str(streaming.device),
     )

@@ -33,7 +33,7 @@ from ziggurat._parts import Part
 from ziggurat._progress import Progress
 from ziggurat._resume import set_random_states
 from ziggurat._rounding import rounded
-from ziggurat._state import MOMENTS
+from ziggurat._state_kinds import moments_of
 from ziggurat._streaming import kept_by_engine
 
 AT_ONCE = 1 << 20  # elements read into PyTorch's memory at a time
@@ -41,7 +41,7 @@ AT_ONCE = 1 << 20  # elements read into PyTorch's memory at a time
 
 def read_values(checkpoint: Checkpoint, index: int, first: int, count: int) -> torch.Tensor:
     """Returns `count` elements of tensor `index` from `first` on, in fp32."""
-    values = torch.empty(count, dtype=torch.float32)
+    values = torch.empty(count, dtype=torch.float32, device="cpu")
     checkpoint.read(index, first, values.data_ptr(), count)
     return values
 
@@ -132,7 +132,7 @@ class Loading:
         self._tensors: dict[int, int] = {}
         # what is known of a parameter that is not in the checkpoint, by the id of its Saved
         self._left_out: dict[int, dict[str, Any]] = {}
-        self._moments = MOMENTS[optimizer._kind]
+        self._moments = moments_of(optimizer._kind)
         content = self._content()
         if getattr(model, "untrained_has_no_state", False):
             in_groups = {name for group in self._own.get("groups", []) for name in group["names"]}

@@ -104,7 +104,7 @@ def chunked_cross_entropy(
     divisor = torch.as_tensor(divisor, dtype=how.wide, device=hidden.device)
     if tiled is not None:
         return loss_in_tiles(flat, weight, bias, counted, targets, divisor, how, tiled)
-    with brought([one for one in (weight, bias) if one is not None]):
+    with brought([one for one in (weight, bias) if one is not None], exact=False):
         loss: torch.Tensor = _ChunkedCrossEntropy.apply(flat, weight, bias, counted, targets, divisor, how)
     return loss
 

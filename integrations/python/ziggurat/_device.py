@@ -4,85 +4,24 @@ memory.
 
 The engine reads and writes host memory. Parameters and gradients of an accelerator therefore have
 pinned copies in host memory, made once. Two streams for each accelerator and engine, one down and
-one up, copy beside the computation. All that is asked of an accelerator is in ``Accelerator``,
-which a test's double replaces. It has not yet run on a real accelerator.
+one up, copy beside the computation.
 """
 
 from __future__ import annotations
 
 import functools
-import mmap
 import os
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 
+from ziggurat._accelerator import Accelerator
 from ziggurat._gradient import LentGradient
-from ziggurat._native import InvalidArgument, ResourceExhausted, Unimplemented
+from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._torch_private import elements_overlap
 
 _LINE_BYTES = 64  # keeps two parameters out of one cache line
-
-
-class Accelerator:
-    """Wraps what is used of ``torch.get_device_module()``; PyTorch 2.4 has no torch.accelerator."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._module: Any = torch.get_device_module(device)
-
-    def new_stream(self) -> Any:
-        return self._module.Stream(device=self.device)
-
-    def current_stream(self) -> Any:
-        """Returns the calling thread's stream: in backward, the one that the forward ran on."""
-        return self._module.current_stream(self.device)
-
-    def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queues a copy on `stream`; one of the two tensors is pinned."""
-        with torch.no_grad(), self._module.stream(stream):
-            target.detach().copy_(source.detach(), non_blocking=True)
-
-    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Keeps the memory of `tensor` from being used again before `stream` has done the work
-        queued so far."""
-        tensor.record_stream(stream)
-
-    def read(self, scalars: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Reads the scalars to the CPU in one copy, after all that the current stream has
-        queued."""
-        return list(torch.stack(list(scalars)).cpu().unbind())
-
-    def pinned(self, size_bytes: int) -> torch.Tensor:
-        """Returns host memory that the accelerator can copy from and to by itself."""
-        if self.device.type != "cuda":
-            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-        # This is a registered mapping of our own, because PyTorch's allocator of pinned memory
-        # rounds up to a power of two, at worst to twice the size, and the engine's C interface
-        # lends no memory.
-        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # After a fork (DataLoader's workers) that shared these pages, the next write could move
-        # this process to new pages while the accelerator still uses the old ones.
-        memory.madvise(mmap.MADV_DONTFORK)
-        bytes_ = torch.frombuffer(memory, dtype=torch.uint8)
-        address = bytes_.data_ptr()
-        portable = 1
-        status = int(self._module.cudart().cudaHostRegister(address, size_bytes, portable))
-        if status != 0:
-            raise ResourceExhausted(
-                f"cannot pin {size_bytes} bytes of host memory for the parameters on {self.device} "
-                f"(cudaHostRegister: error {status}): free host memory, or train fewer parameters"
-            )
-        weakref.finalize(memory, _unpin, self._module, self.device, address, os.getpid())
-        return bytes_
-
-
-def _unpin(module: Any, device: torch.device, address: int, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child has neither the accelerator nor this mapping
-        module.synchronize(device)
-        module.cudart().cudaHostUnregister(address)
 
 
 @functools.cache
@@ -95,11 +34,11 @@ def accelerator_of(tensor: torch.Tensor) -> Accelerator | None:
     return None if tensor.device.type == "cpu" else _accelerator(tensor.device)
 
 
-def workers_beside(params: Sequence[torch.Tensor]) -> int:
+def workers_beside(params: Sequence[torch.Tensor], brought_to: Accelerator | None = None) -> int:
     """Returns how many worker threads the engine uses: as many as PyTorch computes with. If
-    parameters are on an accelerator, PyTorch leaves the cores idle: then all of this process's
-    share but one core, which runs the training loop."""
-    if all(accelerator_of(param) is None for param in params):
+    parameters are on an accelerator, or `brought_to` one, PyTorch leaves the cores idle: then all of
+    this process's share but one core, which runs the training loop."""
+    if brought_to is None and all(accelerator_of(param) is None for param in params):
         return torch.get_num_threads()
     # number of processes on this machine, which torchrun sets
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -143,7 +82,7 @@ class InPlace:
             return param
         copy = self._copies.get(index)
         if copy is None:
-            copy = torch.empty(param.shape, dtype=param.dtype)
+            copy = torch.empty(param.shape, dtype=param.dtype, device="cpu")
             self._copies[index] = copy
         return copy.copy_(param.detach())
 
@@ -246,6 +185,8 @@ class Staged(InPlace):
     def gradient(self, index: int, param: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         if isinstance(param.grad, LentGradient):
             self._awaited[index] = param.grad.arrivals
+        if accelerator_of(part) is None:  # as among ranks that sum in host memory
+            return part
         host = self._memory_of_gradient(index, part.dtype)
         copied, version = self._early.get(index, (None, -1))
         if copied is None or copied() is not part or part._version != version:
@@ -270,15 +211,18 @@ class Staged(InPlace):
         self._up.synchronize()
 
 
-def places_of(params: Sequence[torch.Tensor]) -> list[InPlace]:
-    """Returns the place of each parameter; the parameters of one accelerator share one."""
+def places_of(
+    params: Sequence[torch.Tensor], kept: Container[int], keeper: InPlace
+) -> list[InPlace]:
+    """Returns the place of each parameter: `keeper` of those with the indices `kept`. The others of one
+    accelerator share one."""
     on_cpu = InPlace()
     there: dict[Accelerator, dict[int, torch.Tensor]] = {}
     for index, param in enumerate(params):
-        accelerator = accelerator_of(param)
+        accelerator = None if index in kept else accelerator_of(param)
         if accelerator is not None:
             there.setdefault(accelerator, {})[index] = param
-    places = [on_cpu] * len(params)
+    places = [keeper if index in kept else on_cpu for index in range(len(params))]
     for accelerator, own in there.items():
         staged = Staged(accelerator, own)
         for index in own:

@@ -21,7 +21,7 @@ def measured_rate(folder: str) -> float | None:
 
 
 def _rate_in(whole: dict[str, Any], path: Path) -> float | None:
-    if whole.get("version") != _VERSION:
+    if whole.get("ziggurat_profile") != _VERSION:
         return None
     found = [one for one in whole.get("drives", ()) if path.is_relative_to(one["path"])]
     if not found:

@@ -10,11 +10,12 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ziggurat._engine_content import EngineSums
 from ziggurat._exchange import Bucket, GradientExchange, Sent, in_buckets, planned_bytes
 from ziggurat._gradient import dense
 from ziggurat._gradient_content import Content, Slot, Taken
@@ -22,7 +23,11 @@ from ziggurat._lent_gradient import LentGradient
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._ranks import Ranks
 from ziggurat._shared_content import SharedContent
+from ziggurat._shared_in_file import SharedInFile
 from ziggurat._torch_private import at_end_of_backward, backward_number, in_backward
+
+if TYPE_CHECKING:
+    from ziggurat._accelerator import Accelerator
 
 
 def _shared(param: torch.Tensor) -> SharedContent | None:
@@ -39,12 +44,22 @@ class Feeder:
         ranks: Ranks,
         param_of: Callable[[Slot], torch.Tensor],
         slots: Callable[[], Sequence[Slot]],
+        accelerator: Accelerator | None = None,
     ) -> None:
-        """`slots()` returns the slots of all parameters, in the model's order."""
+        """`slots()` returns the slots of all parameters, in the model's order. `accelerator`: as
+        GradientExchange's."""
         self.ranks = ranks
-        self.exchange = GradientExchange(ranks, self._received, self._contents)
+        self.exchange = GradientExchange(ranks, self._received, self._contents, accelerator)
         self._param_of = param_of
         self._slots = slots
+        #: returns where slices of a slot's gradient are summed in files, and the parameter's index there
+        self.place_of: Callable[[Slot], tuple[EngineSums, int] | None] = lambda slot: None
+
+    def _made(self, slot: Slot, like: torch.Tensor) -> SharedContent:
+        place = self.place_of(slot)
+        if place is None:
+            return SharedContent(slot, like, self.exchange)
+        return SharedInFile(slot, like, self.exchange, *place)
 
     def _contents(self) -> list[SharedContent]:
         found = (_shared(self._param_of(slot)) for slot in self._slots())
@@ -54,7 +69,7 @@ class Feeder:
         param = self._param_of(slot)
         content = _shared(param)
         if content is None:
-            content = SharedContent(slot, param, self.exchange)
+            content = self._made(slot, param)
             param.grad = LentGradient(content)
         return content
 
@@ -84,7 +99,9 @@ class Feeder:
     def planned_bytes(self, params: Sequence[torch.Tensor]) -> int:
         """Returns the most memory that a rank takes to exchange `params` and their gradients."""
         sent = [Sent(p.numel(), self._wire(p).itemsize, p.element_size()) for p in params]
-        return planned_bytes(sent, self.ranks.size, self.ranks.line)
+        in_files = any(self.place_of(slot) is not None for slot in self._slots())
+        ranks, in_codes = self.ranks, self.ranks.codes is not None
+        return planned_bytes(sent, ranks.size, ranks.line, in_files, ranks.replicas, in_codes)
 
     def _wire(self, param: torch.Tensor) -> torch.dtype:
         """Returns the type in which the parameter's gradient is sent."""
@@ -103,8 +120,9 @@ class BackwardFeeder(Feeder):
         param_of: Callable[[Slot], torch.Tensor],
         slots: Callable[[], Sequence[Slot]],
         reduce_dtype: torch.dtype | None,
+        accelerator: Accelerator | None = None,
     ) -> None:
-        super().__init__(ranks, param_of, slots)
+        super().__init__(ranks, param_of, slots, accelerator)
         self._reduce_dtype = reduce_dtype
         self._trained: list[Slot] = []
         self._buckets: list[Bucket] = []
@@ -160,8 +178,8 @@ class BackwardFeeder(Feeder):
         if not in_backward():
             # the script assigned this gradient, so it is the same on every rank
             return Content(slot, grad)
-        content = SharedContent(slot, grad, self.exchange)
-        content.part = grad
+        content = self._made(slot, grad)
+        content.part = self.exchange.in_host_memory(grad)
         return content
 
     def arrived(self, slot: Slot) -> None:
@@ -213,7 +231,7 @@ class BackwardFeeder(Feeder):
         for slot in bucket.slots:
             content = _shared(self._param_of(slot))
             parts.append(None if content is None else content.to_send())
-        device = self._param_of(bucket.slots[0]).device
+        device = self.exchange.home_of(self._param_of(bucket.slots[0]).device)
         self._missing[at] = set(bucket.slots)
         self._sent += 1
         self.exchange.send(bucket, parts, device)
@@ -238,8 +256,8 @@ class BackwardFeeder(Feeder):
             grad = self._param_of(slot).grad if slot.handle is None else None
             if grad is None or isinstance(grad, LentGradient) or grad.requires_grad:
                 continue
-            content = SharedContent(slot, grad, self.exchange)
-            content.part = dense(grad, slot)
+            content = self._made(slot, grad)
+            content.part = self.exchange.in_host_memory(dense(grad, slot))
             self._param_of(slot).grad = LentGradient(content)
 
     def _unsent(self) -> bool:

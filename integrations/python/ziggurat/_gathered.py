@@ -37,15 +37,16 @@ def gathered(params: torch.Tensor | Iterable[torch.Tensor], *, write: bool = Fal
 
 
 @contextlib.contextmanager
-def brought(params: Iterable[torch.Tensor]) -> Iterator[list[PinnedUnit]]:
-    """Is gathered() for a block that tells itself what it writes. Returns the units."""
+def brought(params: Iterable[torch.Tensor], exact: bool = True) -> Iterator[list[PinnedUnit]]:
+    """Is gathered() for a block that tells itself what it writes. Returns the units. Without `exact` they
+    come as for a forward."""
     units: dict[PinnedUnit, Streaming] = {}
     for found in map(streaming_of, params):
         if found is not None:
             units[found[1].unit] = found[0]
     with contextlib.ExitStack() as pins:
         for unit, streaming in units.items():
-            streaming.pin([unit])
+            streaming.pin([unit], exact=exact)
             pins.callback(streaming.unpin, [unit])
             unit.prints = None
         yield list(units)

@@ -60,6 +60,7 @@ class Content:
     def __init__(self, slot: Slot, part: torch.Tensor) -> None:
         self.slot = slot
         self.shape, self.dtype, self.device = part.shape, part.dtype, part.device
+        self.home = part.device  #: where the part is
         self.wide = torch.float32 if part.dtype in _HALVES else part.dtype
         self.part: torch.Tensor | None = part
         self.scale: torch.Tensor | None = None
@@ -138,7 +139,7 @@ class Content:
                 self.check()
             self.zero()  # a backward starts from the beginning
         if self.part is None and self.scale is None:
-            zeros = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+            zeros = torch.zeros(self.shape, dtype=self.dtype, device=self.home)
             self.part = zeros.add_(other, alpha=alpha)
             return
         part = self.value() if self.part is None else self.part
@@ -154,9 +155,9 @@ class Content:
 
     def _memory_of_a_sum(self) -> torch.Tensor:
         spare, self.slot.spare = self.slot.spare, None
-        if spare is not None and (spare.shape, spare.device) == (self.shape, self.device):
+        if spare is not None and (spare.shape, spare.device) == (self.shape, self.home):
             return spare
-        return torch.empty(self.shape, dtype=self.wide, device=self.device)
+        return torch.empty(self.shape, dtype=self.wide, device=self.home)
 
     def take(self) -> Taken | None:
         if self.consumed:

@@ -17,6 +17,7 @@ import ziggurat.torch
 from ziggurat._native import InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._standard_error import stderr
+from ziggurat._streaming import Streaming
 from ziggurat.deepspeed import _streamed
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._swap import RunDirectory
@@ -74,8 +75,10 @@ def optimizer_of(
         # finds its own.
         run = Path(os.fspath(args.output_dir)).resolve().name
         where["placement"] = f"{placement}/ziggurat-{run}"
+    streaming = None
     if not args.auto_find_batch_size:  # which begins again with the parameters of the model
-        _stream(read, args, model, placement)
+        streaming = _stream(read, args, model, placement)
+    where |= _streamed.exchange_of(read, streaming, args.world_size)
     if args.process_index == 0:
         for note in read.notes:
             print(f"ziggurat: {note}", file=stderr())
@@ -86,16 +89,17 @@ def optimizer_of(
     return kind, own | where
 
 
-def _stream(read: Config, args: Any, model: torch.nn.Module, placement: str) -> None:
+def _stream(read: Config, args: Any, model: torch.nn.Module, placement: str) -> Streaming | None:
     """Lets the optimizer that is made next keep the parameters, if the config asks for that."""
     streaming = _streamed.stream(model, read, args.world_size)
     if streaming is None or not streaming.needs_directory or placement != "host":
-        return
+        return streaming
     path = _streamed.nvme_path_of(read)
     if path is not None:  # else the script has called offload() itself
         directory = RunDirectory(path, args.process_index, "offload_param")
         _streamed.keep_on_drive(streaming, directory.path / "params")
         weakref.finalize(model, _remove, directory)  # which goes with its last reference
+    return streaming
 
 
 def _remove(directory: RunDirectory) -> None:

@@ -30,6 +30,8 @@ class Homes(NamedTuple):
     params: bool
     grads: bool
     in_units: bool = False  #: whether parameters live in the memory for units, which is no part of this
+    on_gpu: bool = False  #: whether that is a GPU's, from which parameters come to be updated
+    staged_bytes: int = 0  #: in which units are put together for a GPU
 
 
 class Budget(NamedTuple):
@@ -77,7 +79,7 @@ class _Chunks:
         self._chunks = [(one, tiles) for one in stored for tiles in _cut(one.tiles, tiles_max)]
         self._items = [self._item(one, tiles) for one, tiles in self._chunks]
         self.item_bytes = max(self._items)
-        total = staggered(self.item_bytes)
+        total = staggered(self.item_bytes) + homes.staged_bytes
         whole = [one.tiles * one.home_bytes for one in stored if not one.lent]
         if homes.params:
             total += staggered(max(whole, default=0))
@@ -90,13 +92,18 @@ class _Chunks:
 
     def _item(self, one: Stored, tiles: int) -> int:
         """Returns what an update of the chunk takes: the record, the parameters if they come from
-        NVMe or are put together from several, and the gradient in fp32 if it comes or is so."""
+        NVMe or a GPU or are put together from several, and the gradient in fp32 if it comes or is so."""
         size_bytes = tiles * one.record_bytes
-        if one.members > 1 if one.lent else self._homes.params:
+        if one.members > 1 if one.lent else self._comes:
             size_bytes += tiles * one.home_bytes
         if one.record_bytes and (one.members > 1 or self._homes.grads):
             size_bytes += 4 * TILE * tiles
         return size_bytes
+
+    @property
+    def _comes(self) -> bool:
+        """Returns whether parameters that the engine keeps are not in host memory."""
+        return self._homes.params or (self._homes.in_units and self._homes.on_gpu)
 
     def items_in(self, budget_bytes: int) -> int:
         if budget_bytes < self.smallest_bytes:
@@ -135,7 +142,7 @@ class _Chunks:
         memory is not, unless several share it."""
         if not one.record_bytes:
             return 0
-        here = one.is_held and one.members == 1 and (one.lent or not self._homes.params)
+        here = one.is_held and one.members == 1 and (one.lent or not self._comes)
         return one.record_bytes - (one.home_bytes if here else 0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from ziggurat._accelerator import Accelerator
 from ziggurat._device import InPlace
 from ziggurat._native import Engine
 from ziggurat._parts import Part, Slice, flat
@@ -43,9 +44,13 @@ class KeptSlice(Kept, Slice):
 class AtEngine(InPlace):
     """The place of all parameters that one engine keeps."""
 
-    def __init__(self) -> None:
+    def __init__(self, accelerator: Accelerator | None) -> None:
         super().__init__()
+        self._accelerator = accelerator  #: that has the gradients
         self.engine: Engine | None = None
+
+    def gradient(self, index: int, param: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        return part if self._accelerator is None else self._accelerator.to_host(part)
 
     def read(self, index: int, param: torch.Tensor) -> torch.Tensor:
         return param  # for its shape and type alone

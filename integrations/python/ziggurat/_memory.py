@@ -22,7 +22,7 @@ def free_bytes() -> int:
 def return_freed() -> None:
     """Gives freed memory back to the system, where the C library has a call for it. Pieces of some MiB
     otherwise stay with the process."""
-    trim = getattr(_libc(), "malloc_trim", None)
+    trim = getattr(libc(), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
@@ -37,10 +37,8 @@ def keep_freed(size_bytes: int) -> None:
     """Lets the C library keep `size_bytes` of freed memory for its next use, or more. By itself it gives back what
     lies at the end of its memory, as the gradients of a step do, and each page costs a fault in the next
     step. Does nothing where the environment has settings of the user's, or another C library is used."""
-    its_own = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys()
-    tuned = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    mallopt = getattr(_libc(), "mallopt", None)
-    if mallopt is None or its_own or tuned:
+    mallopt = getattr(libc(), "mallopt", None)
+    if mallopt is None or is_tuned():
         return
     global _kept_freed_bytes
     _kept_freed_bytes = max(_kept_freed_bytes, min(size_bytes, _INT_MAX))
@@ -48,15 +46,23 @@ def keep_freed(size_bytes: int) -> None:
     mallopt(_M_TRIM_THRESHOLD, _kept_freed_bytes)
 
 
+def is_tuned() -> bool:
+    """Returns whether the environment has settings of the user's for when the C library gives memory back."""
+    its_own = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys()
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return bool(its_own) or any(f"glibc.malloc.{name}" in tunables for name in ("trim", "mmap", "top_pad", "hugetlb"))
+
+
 def advise(address: int, size_bytes: int, advice: int) -> int:
     """Tells the kernel how pages of this process are used (madvise). Returns 0, or the number of the error
     with which it refuses."""
-    failed = _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), advice)
+    failed = libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), advice)
     return ctypes.get_errno() if failed else 0
 
 
 @functools.cache
-def _libc() -> ctypes.CDLL:
+def libc() -> ctypes.CDLL:
+    """Returns the C library."""
     return ctypes.CDLL(None, use_errno=True)
 
 

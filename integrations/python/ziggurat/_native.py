@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ziggurat._abi import (
-    ABI_VERSION,
-    DTYPES,
     DataLoss,
     InvalidArgument,
     NotFinite,
@@ -27,6 +25,7 @@ from ziggurat._abi import (
     array_of,
     call,
     constant,
+    element_types,
     library,
     memory,
     sized,
@@ -35,9 +34,8 @@ from ziggurat._abi import (
 from ziggurat._words import in_arguments, in_settings
 
 __all__ = [
-    "ABI_VERSION",
-    "DTYPES",
     "DataLoss",
+    "Device",
     "Engine",
     "Exchange",
     "GroupStep",
@@ -57,6 +55,9 @@ __all__ = [
     "stored_params",
     "version",
 ]
+
+
+_TRIED_BYTES = 1 << 20  # of a GPU, to see whether it can be used
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,40 @@ class Runtime:
         """Makes all calls among the ranks fail, on all of them, with `reason`."""
         call("ziggurat_ranks_abort", self.handle, reason.encode())
 
+    def stay(self) -> None:
+        """Leaves it open until the process ends."""
+        self._ended.detach()
+
     def close(self) -> None:
         """Closes the runtime; does nothing the second time."""
         close(self._ended)
+
+
+class Device:
+    """Memory of a GPU for what an engine brings: the engine whose setting "device" is its handle.
+    Closed with the object."""
+
+    def __init__(self, runtime: Runtime, gpu: int, size_bytes: int) -> None:
+        """Takes `size_bytes` of the GPU with CUDA's number `gpu`. Errors: Unavailable without a GPU or a
+        driver that can be used; ResourceExhausted if less is free there."""
+        its = sized(
+            "ziggurat_device_memory", kind=constant("CUDA_MEMORY"), index=gpu, size_bytes=size_bytes
+        )
+        self.handle: int = call("ziggurat_device_open", runtime.handle, its)
+        self._ended = weakref.finalize(
+            self, end_handle, "ziggurat_device_close", self.handle, os.getpid(), runtime
+        )
+
+    def close(self) -> None:
+        """Closes the device, whose engine is closed; does nothing the second time."""
+        close(self._ended)
+
+
+def require_gpu(gpu: int) -> None:
+    """Errors: Unavailable, with the reason, if the engine cannot use the GPU with CUDA's number `gpu`."""
+    runtime = Runtime(threads=1)
+    Device(runtime, gpu, _TRIED_BYTES).close()
+    runtime.close()
 
 
 def stored_params(
@@ -185,7 +217,7 @@ def _structs(params: Sequence[Param]) -> Any:
         given.unit = param.unit
         given.flags = frozen * param.frozen | optional * param.optional
         given.flags |= streamed * (param.begins_at != 0)
-        code, element_bytes = DTYPES[param.dtype]
+        code, element_bytes = element_types()[param.dtype]
         values = given.values  # filled in place: an object for each would only be copied
         values.struct_size = ctypes.sizeof(values)
         values.dtype, values.address = code, param.address or param.begins_at
@@ -307,7 +339,7 @@ class Engine:
         scales: Sequence[float],
     ) -> None:
         """Lends the whole gradients of many parameters in one call."""
-        codes = {name: code for name, (code, _) in DTYPES.items()}
+        codes = {name: code for name, (code, _) in element_types().items()}
         self.call(
             "lend_gradients",
             len(indices),
@@ -356,14 +388,21 @@ class Engine:
         If the engine keeps it, its unit is acquired, and what was written there goes home."""
         self.call("param_written", index)
 
-    def acquire(self, unit: int) -> None:
+    def acquire(self, unit: int, stream: int | None = None) -> None:
         """Returns when all parameters of `unit` are in memory, and keeps them there until
-        release(). May wait for memory that another thread releases."""
-        self.call("acquire", unit, None)
+        release(). May wait for memory that another thread releases. On a GPU what is queued on
+        `stream` from now on finds them."""
+        self.call("acquire", unit, stream)
 
-    def release(self, unit: int) -> None:
-        """Gives the unit's memory back. All units are released before step()."""
-        self.call("release", unit, None)
+    def acquire_aside(self, unit: int, stream: int | None = None) -> None:
+        """Does what acquire() does for other uses than a forward or backward: parameters that come rounded
+        for these are as they are."""
+        self.call("acquire_aside", unit, stream)
+
+    def release(self, unit: int, stream: int | None = None) -> None:
+        """Gives the unit's memory back, on a GPU once `stream` has done what it was given so far. All
+        units are released before step()."""
+        self.call("release", unit, stream)
 
     def expect_units(self, units: Sequence[int]) -> None:
         """Tells which units are acquired next, so that they may be brought ahead."""
@@ -543,6 +582,28 @@ class Engine:
         """Closes the engine; does nothing the second time. State that is not durable is lost: call
         make_durable() first."""
         close(self._ended)
+
+
+def quantized_bytes(bits: int, count: int) -> int:
+    """Returns how many bytes `count` elements take in codes of so many bits."""
+    size_bytes: int = call("ziggurat_quantized_bytes", bits, count)
+    return size_bytes
+
+
+def quantize(
+    runtime: Runtime, bits: int, dtype: str, address: int, rows: int, count: int, codes: int, stride_bytes: int
+) -> None:
+    """Encodes `rows` rows of `count` elements at `address`; the codes of each begin `stride_bytes` after
+    those of the row before."""
+    values = memory(dtype, address, rows * count)
+    call("ziggurat_quantize", runtime.handle, bits, values, rows, codes, stride_bytes)
+
+
+def sum_quantized(
+    runtime: Runtime, bits: int, codes: int, rows: int, stride_bytes: int, sums: int, count: int
+) -> None:
+    """Sums rows of codes in their order, in fp32, to `count` elements at `sums`."""
+    call("ziggurat_sum_quantized", runtime.handle, bits, codes, rows, stride_bytes, memory("fp32", sums, count))
 
 
 class Exchange:

@@ -8,11 +8,12 @@ import warnings
 import torch
 
 from ziggurat import _storage
+from ziggurat._accelerator import gpu_of
 from ziggurat._activations import activations_of
 from ziggurat._causal_loss import compute_in_chunks, find_head
 from ziggurat._encoders import look_at_first_layer
 from ziggurat._memory import bytes_of
-from ziggurat._native import InvalidArgument
+from ziggurat._native import InvalidArgument, require_gpu
 from ziggurat._opened import is_lent
 from ziggurat._passes import enter_at_call
 from ziggurat._pins import PinnedUnit
@@ -41,6 +42,7 @@ def offload(
     chunked_loss: bool | None = None,
     activations: str | None = None,
     activation_memory: int | str | None = None,
+    device: str | torch.device = "cpu",
 ) -> torch.nn.Module:
     """Lets the engine of the optimizer that trains `model` keep its parameters too.
 
@@ -75,10 +77,16 @@ def offload(
     ``activations``
         ``"nvme"``, or ``"nvme:/path"``: what backward needs of a forward is kept in memory up to
         ``activation_memory``, and beyond that in files without names in the directory of the optimizer's
-        state, or at the path. None: it stays in PyTorch's memory. Its bits stay the same.
+        state, or at the path. Where ``device`` is a GPU also ``"host"``: what fits in ``activation_memory`` of
+        host memory is kept there, the rest on the GPU. None: it stays in PyTorch's memory. Its bits stay the same.
     ``activation_memory``
         Bytes, or a text like "4GiB". None takes an eighth of the memory that is free at the first
-        forward.
+        forward, or for "host" half of it.
+    ``device``
+        Where the model computes: an NVIDIA GPU ("cuda:0", of several ranks one each) has ``memory`` of its own for
+        units, beside PyTorch's, and each use of a unit waits on the GPU, not on the CPU. Parameters are there from
+        the first forward on, which needs the optimizer; buffers are at once. Gradients leave the GPU as backward
+        makes them. It has been tested over a stand-in for CUDA's runtime, and on no GPU yet.
 
     Errors: InvalidArgument for too little memory, which says how much works; Unimplemented, which
     names the parameter or module that cannot be offloaded.
@@ -93,13 +101,17 @@ def offload(
     check_model(model)
     homes = Homes.of(placement)
     memory_bytes = bytes_of("memory", memory)
-    division = divide(model, units, tiles=tiles)
+    accelerator = gpu_of(device)
+    if accelerator is not None:
+        require_gpu(accelerator.index)
+    to = torch.device("cpu") if accelerator is None else accelerator.device
+    division = divide(model, units, tiles=tiles, device=to, brings_all=accelerator is not None)
     _check_params(division)
     division.leave_in_files({param for param in model.parameters() if param.requires_grad})
     division.set_ranks(rank_count())  # whole units take other memory than parts that one engine has
     division.require(memory_bytes)
     found = find_head(model, chunked_loss)
-    streaming = Streaming(division, homes, memory_bytes)
+    streaming = Streaming(division, homes, memory_bytes, accelerator)
     streaming.activations = activations_of(streaming, model, activations, activation_memory)
     for entry in division.entries:
         for index in (unit.index for unit in entry.units if unit.tiles):
@@ -130,6 +142,12 @@ def offload(
         enter_at_call(
             module, streaming, of_root, opens=True, tokens=tokens, activations=streaming.activations
         )
+    if accelerator is not None:
+        moved: dict[torch.Tensor, torch.Tensor] = {}  # modules may share one
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+                moved.setdefault(buffer, buffer.to(accelerator.device))
+                module._buffers[name] = moved[buffer]
     return model
 
 

@@ -16,11 +16,12 @@ import torch
 
 from ziggurat._device import Staged, check_device, check_layout, places_of, scales_to_host
 from ziggurat._dtypes import DTYPES
-from ziggurat._engine_content import EngineContent, EngineSums, content_of
+from ziggurat._engine_content import EngineSums, HandedOver, content_of
 from ziggurat._gradient import GradientHooks, in_place
 from ziggurat._gradient_content import count_writes
 from ziggurat._kept import AtEngine, Kept, KeptSlice
 from ziggurat._native import (
+    Device,
     Engine,
     GroupStep,
     InvalidArgument,
@@ -186,13 +187,14 @@ class Opened:
         self._group_count = max(own_groups) + 1  # other ranks may have parts of more groups
         held = [part.memory() for part in self.parts]
         self._kinds = [kinds[i] for i in here] or [_kind_of(self.parts[0], held[0], "(none)")]
-        self._places = places_of(held)
-        kept_place = AtEngine()
-        for index, part in enumerate(self.parts):
-            if isinstance(part, Kept):
-                self._places[index] = kept_place
+        accelerator = None if streaming is None else streaming.accelerator
+        kept_place = AtEngine(accelerator)
+        kept = {index for index, part in enumerate(self.parts) if isinstance(part, Kept)}
+        self._places = places_of(held, kept, kept_place)
         self._every_place = set(self._places)
         self._staged = {place for place in self._places if isinstance(place, Staged)}
+        # Whether an accelerator computes, so that the cores may update beside it.
+        self._is_beside = bool(self._staged) or accelerator is not None
         memory = [self._places[i].read(i, param) for i, param in enumerate(held)]
         self._lent_at = [self._address(i, lent) for i, lent in enumerate(memory)]
         loaded = None if load is None else load(self.parts)
@@ -233,20 +235,29 @@ class Opened:
             settings = {**settings, "first_elements": firsts + [0] * (len(listed) - len(firsts))}
         if self.store is not None and (pieces := _pieces(self.parts, self.names)) is not None:
             settings = {**settings, "pieces": pieces}
+        its_runtime = runtime()
+        #: memory of the GPU that units are brought to, if the engine has some
+        self.device: Device | None = None
+        if accelerator is not None and "device_memory" in settings:
+            size_bytes = settings["device_memory"]
+            self.device = Device(its_runtime, accelerator.index, size_bytes)
+            settings = {name: one for name, one in settings.items() if name != "device_memory"}
+            settings["device"] = self.device.handle
         self.engine = Engine(
-            runtime(),
+            its_runtime,
             listed,
             settings,
-            kept=self._staged,
+            kept=(self._staged, self.device),
             load=loaded,
             words=in_arguments,
             wholes=[Param(one.name, (one.count,), one.dtype, None) for one in wholes],
         )
         kept_place.engine = self.engine
         #: what large gradients are handed to in backward, if they are summed in files
-        self.sums = (
-            EngineSums(self.engine, self.waited) if "grads=nvme" in settings.get("placement", "") else None
-        )
+        self.sums: EngineSums | None = None
+        in_files = "grads=nvme" in settings.get("placement", "")
+        if in_files or self.device is not None:
+            self.sums = EngineSums(self.engine, self.waited, in_files, accelerator)
         # Notes how the engine left the parameters: one that differs later was written or moved by
         # somebody else.
         self._begins_in_store = self.engine.resumed or loaded is not None
@@ -296,6 +307,8 @@ class Opened:
             self.sums.close()
         _all.discard(self)
         self.engine.close()
+        if self.device is not None:
+            self.device.close()
         for place in self._staged:
             place.finish_reading()
             place.finish_writing()
@@ -359,10 +372,26 @@ class Opened:
             )
         self._places[index].gradient_arrived(index, param)
 
-    def hands_over(self, grad: torch.Tensor) -> bool:
-        """Returns whether backward hands a gradient to the engine. Small parameters share records, so
-        that a sum in a file would write others' too."""
-        return self.sums is not None and in_backward() and grad.numel() >= TILE
+    def hands_over(self, param: torch.Tensor, grad: torch.Tensor) -> bool:
+        """Returns whether backward hands a parameter's gradient to the engine. Small parameters share records,
+        so that a sum in a file would write others' too. Where an accelerator computes, what it is not brought
+        stays as it is."""
+        if self.sums is None or not in_backward():
+            return False
+        if self.sums_in_files:
+            return grad.numel() >= TILE
+        index = self.index(param)
+        return index is not None and self._is_kept(index)
+
+    @property
+    def sums_in_files(self) -> bool:
+        return self.sums is not None and self.sums.in_files
+
+    def sums_of(self, param: torch.Tensor) -> tuple[EngineSums, int] | None:
+        """Returns what sums this rank's slice of a gradient in files, and the parameter's index there, if there
+        are both."""
+        index = self.index(param)
+        return None if self.sums is None or not self.sums_in_files or index is None else (self.sums, index)
 
     def wait_written(self, param: torch.Tensor) -> None:
         """Returns when the engine has written this rank's part of `param`. Any thread may call
@@ -388,7 +417,7 @@ class Opened:
             self._step(groups, blob_follows)
 
     def _step(self, groups: list[GroupStep], blob_follows: bool) -> None:
-        if self._staged:
+        if self._is_beside:
             self._hooks.move_scales(self.params, scales_to_host)
         # All gradients are taken before the first is lent, so that a step that is refused has lent
         # none.
@@ -397,7 +426,7 @@ class Opened:
         for place in self._staged:
             place.finish_writing()
         self._look_at_params()
-        if self._staged or any(own is None for own in taken.values()):
+        if self._is_beside or any(own is None for own in taken.values()):
             taken = {index: self._in_host_memory(index, own) for index, own in taken.items()}
         lent = cast(dict[int, torch.Tensor], taken)
         for place in self._staged:
@@ -422,11 +451,11 @@ class Opened:
             generation = self.engine.step(
                 groups[: self._group_count],
                 blob_follows=blob_follows,
-                update_at_once=not self._staged,
+                update_at_once=not self._is_beside,
             )
         self._become_masters.clear()
         self._given.clear()
-        self._all_written = not self._staged and self._in_memory
+        self._all_written = not self._is_beside and self._in_memory
         if self._all_written:  # the parameters are already updated when step() returns
             self.engine.wait()
         if generation == 1:
@@ -440,24 +469,24 @@ class Opened:
         for place in self._staged:
             place.begin_writing()
 
-    def _handed_over(self) -> dict[int, EngineContent]:
+    def _handed_over(self) -> dict[int, HandedOver]:
         """Returns by index the gradients whose values the engine has. Errors: InvalidArgument for one
         that an earlier step has consumed."""
-        found: dict[int, EngineContent] = {}
+        found: dict[int, HandedOver] = {}
         if self.sums is None:
             return found
         for index, part in enumerate(self.parts):
             content = content_of(part.param.grad)
             if content is None:
                 continue
-            content.check()
+            content.check_for_step()
             # One that the script has moved to another parameter is lent from memory.
             if content.at_engine and content.sums is self.sums and content.index == index:
                 found[index] = content
         return found
 
     @contextlib.contextmanager
-    def _scaled(self, contents: dict[int, EngineContent]) -> Iterator[None]:
+    def _scaled(self, contents: dict[int, HandedOver]) -> Iterator[None]:
         """Makes a step within, for which the engine multiplies gradients that it has. If the step is
         refused, they are as before."""
         if not contents:
@@ -465,8 +494,7 @@ class Opened:
             return
         before = self.engine.generation
         for index, content in contents.items():
-            scale = 1.0 if content.scale is None else float(content.scale)
-            self.engine.scale_gradient(index, scale)
+            self.engine.scale_gradient(index, content.factor)
         try:
             yield
         finally:
@@ -503,7 +531,7 @@ class Opened:
         if there is no gradient."""
         param = self.params[index]
         if gradient is None:
-            return torch.zeros(self._kinds[index].shape, dtype=param.dtype)
+            return torch.zeros(self._kinds[index].shape, dtype=param.dtype, device="cpu")
         return self._places[index].gradient(index, param, gradient)
 
     def wait(self, index: int | None = None) -> None:
@@ -722,8 +750,8 @@ class Opened:
         since."""
         index = self.index(param)
         if index is None:
-            return torch.empty(self._shapes_elsewhere[param], dtype=torch.float32)
-        values = torch.empty(self._kinds[index].shape, dtype=torch.float32)
+            return torch.empty(self._shapes_elsewhere[param], dtype=torch.float32, device="cpu")
+        values = torch.empty(self._kinds[index].shape, dtype=torch.float32, device="cpu")
         self.engine.read_state(index, name, values.data_ptr(), values.numel())
         return values
 

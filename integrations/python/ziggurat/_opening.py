@@ -112,6 +112,7 @@ class Opening(AmongRanks, StateDicts):
         new = [named[param] for param in self._in_order(named)]
         self.need_open()
         self.share_offloaded()
+        self.check_divided()
         # Each way has calls of its own that all ranks make together.
         self._sharing.require_alike("open()", f"resume={_GIVEN[how]}")
         if self._resume is not None:
@@ -163,6 +164,8 @@ class Opening(AmongRanks, StateDicts):
         settings = self._settings | {"resume": resume}
         settings["placement"] = "optimizer=host" if path is None else "optimizer=nvme"
         streaming = self._streaming(new, path)
+        if streaming is None and not self._opened:
+            self._check_not_offloaded()
         if streaming is not None:
             streaming.place_tables(path or streaming.folder)
         if streaming is not None and streaming.gives_some:
@@ -170,6 +173,8 @@ class Opening(AmongRanks, StateDicts):
             settings["placement"] += f",params={streaming.tier},grads={grads}"
             settings["device_memory"] = streaming.engine_bytes
             settings |= streaming.limits
+            if self.hpz is not None and self._sharing.ranks is not None:
+                settings["hpz"] = self.hpz
             if path is None and streaming.needs_directory:
                 # State that is in memory is not copied there: such a run goes on from checkpoints.
                 settings |= {"store": streaming.folder, "durable_every": 0}
@@ -234,7 +239,7 @@ class Opening(AmongRanks, StateDicts):
         if not found and streaming.is_open:  # which has what is frozen around these
             return None
         streaming.begin_opening(self, [name for name, _ in found] or [new[0][0]])
-        streaming.divide_among(self._sharing.ranks)
+        streaming.divide_among(self._sharing.ranks, self.quantized_weights)
         streaming.divide_memory(self._settings["state_format"], (param for _, param, _ in new))
         other = [name for name, kept in found if kept is not streaming]
         if other:

@@ -97,6 +97,11 @@ class EngineOptimizer(Reports):
         state: str = "full",
         model: torch.nn.Module | None = None,
         group: Any = None,
+        shard_group: int | None = None,
+        hpz: int | None = None,
+        quantized_weights: bool | str = False,
+        quantized_gradients: int | None = None,
+        ranks_per_node: int | None = None,
         exchange: str = "torch",
         reduce_dtype: torch.dtype | None = None,
         maximize: bool = False,
@@ -123,6 +128,9 @@ class EngineOptimizer(Reports):
             self._settings["param_rounding"] = param_rounding
         if host_memory is not None:
             self._settings["host_memory"] = host_memory
+        self.hpz = hpz  #: as it was given
+        self.quantized_weights, self.quantized_gradients = quantized_weights, quantized_gradients  #: the same
+        self._ranks_per_node = ranks_per_node
         self._closed = False
         # whether the state was given up for another state, which could not be loaded
         self._lost = False
@@ -140,7 +148,7 @@ class EngineOptimizer(Reports):
         self._hooks = GradientHooks(lambda index: _arrived(this, index))
         self._hooks.content = functools.partial(_content_of, this)
         self._exchange = exchange
-        self._group, self._reduce_dtype = group, reduce_dtype
+        self._group, self._reduce_dtype, self._shard_group = group, reduce_dtype, shard_group
         self._sharing = Alone()
         wrapped = model if isinstance(model, DistributedDataParallel) else None
         if wrapped is not None:
@@ -179,6 +187,10 @@ class EngineOptimizer(Reports):
         order."""
         place: dict[torch.Tensor, int] = {param: i for i, param in enumerate(self._names)}
         return sorted(params, key=lambda param: place.get(param, len(place)))
+
+    def _sums_of(self, slot: Slot) -> tuple[EngineSums, int] | None:
+        opened = self._opened_with.get(self._order[slot.index])
+        return None if opened is None else opened.sums_of(self._order[slot.index])
 
     def _updated(self, param: torch.Tensor) -> None:
         """Returns when the engine has written this rank's part of `param`. Any thread may call
@@ -258,6 +270,13 @@ class EngineOptimizer(Reports):
         )
         if "betas" in group:
             step = replace(step, betas=(float(group["betas"][0]), float(group["betas"][1])))
+        if "momentum" in group:
+            step = replace(
+                step,
+                betas=(float(group["momentum"]), 0.0),
+                dampening=float(group.get("dampening", 0.0)),
+                nesterov=bool(group.get("nesterov", False)),
+            )
         if "eps" in group:
             step = replace(step, eps=float(group["eps"]))
         return step
@@ -332,6 +351,10 @@ class EngineOptimizer(Reports):
         """Returns what this optimizer has opened."""
         return self._opened
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def finish_save(self) -> None:
         """Waits for the end of a checkpoint that is saved in the background."""
         if self._save is not None:
@@ -382,10 +405,13 @@ def _name_of(this: weakref.ref[EngineOptimizer], place: int) -> str:
 def _content_of(this: weakref.ref[EngineOptimizer], slot: Slot, grad: torch.Tensor) -> Content:
     """Returns the content of a gradient that backward has made for a slot's parameter."""
     optimizer = this()
-    opened = None if optimizer is None else optimizer._opened_with.get(optimizer._order[slot.index])
-    if optimizer is None or opened is None or not opened.hands_over(grad):
+    if optimizer is None:
         return Content(slot, grad)
-    index = opened.index(optimizer._order[slot.index])
+    param = optimizer._order[slot.index]
+    opened = optimizer._opened_with.get(param)
+    if opened is None or not opened.hands_over(param, grad):
+        return Content(slot, grad)
+    index = opened.index(param)
     assert index is not None and opened.sums is not None
     return EngineContent(slot, grad, opened.sums, index)
 

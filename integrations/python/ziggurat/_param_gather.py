@@ -24,31 +24,31 @@ class _Flight:
 
     def __init__(self, params: Sequence[torch.Tensor], ranks: Ranks, buffers: Buffers) -> None:
         self.params = params
-        self._rank = ranks.rank
+        self._shard = ranks.shard
         self._cuts = [ranks.cut(param.numel()) for param in params]
         row = sum(cut.slice for cut in self._cuts)
         dtype, device = params[0].dtype, params[0].device
         self.given = buffers.take(row, dtype, device)
-        self.taken = buffers.take(ranks.size * row, dtype, device)
+        self.taken = buffers.take(ranks.shards * row, dtype, device)
         self.work: Work | None = None
 
     def pack(self) -> None:
         at = 0
         for param, cut in zip(self.params, self._cuts, strict=True):
-            own = flat(param)[cut.of(self._rank)]
+            own = flat(param)[cut.of(self._shard)]
             self.given[at : at + own.numel()].copy_(own)
             at += cut.slice
 
-    def unpack(self, size: int) -> None:
-        rows, at = self.taken.view(size, -1), 0
+    def unpack(self, shards: int) -> None:
+        rows, at = self.taken.view(shards, -1), 0
         for param, cut in zip(self.params, self._cuts, strict=True):
             # Does not write through the parameter itself, because PyTorch would count that as a
             # write by somebody else.
             values = flat(param).data
-            for rank in range(size):
-                its = cut.of(rank)
-                if rank != self._rank and its.stop > its.start:
-                    values[its].copy_(rows[rank, at : at + its.stop - its.start])
+            for shard in range(shards):
+                its = cut.of(shard)
+                if shard != self._shard and its.stop > its.start:
+                    values[its].copy_(rows[shard, at : at + its.stop - its.start])
             flat_written(param)
             at += cut.slice
 
@@ -59,7 +59,7 @@ class ParamGather:
     def __init__(self, ranks: Ranks, updated: Callable[[torch.Tensor], None]) -> None:
         """`updated(param)` returns when the engine has written this rank's slice."""
         self._ranks = ranks
-        self._lane = ranks.lane("parameters")
+        self._lane = ranks.group_lane("parameters")
         self._updated = updated
         self._done: dict[torch.Tensor, threading.Event] = {}
         self._thread: threading.Thread | None = None
@@ -84,7 +84,7 @@ class ParamGather:
         assert flight.work is not None
         flight.work.wait()
         with torch.no_grad():
-            flight.unpack(self._ranks.size)
+            flight.unpack(self._ranks.shards)
         self._ranks.buffers.give_back(flight.given)
         self._ranks.buffers.give_back(flight.taken)
         for param in flight.params:

@@ -120,7 +120,7 @@ class Slice(Part):
 
     def __init__(self, param: torch.Tensor, ranks: Ranks) -> None:
         super().__init__(param)
-        self._slice = ranks.cut(param.numel()).of(ranks.rank)
+        self._slice = ranks.own(param.numel())
 
     def memory(self) -> torch.Tensor:
         return flat(self.param)[self._slice]
@@ -174,7 +174,7 @@ class Nothing(Part):
     """Stands in where a rank has no parts, so that it can still take part in steps."""
 
     def __init__(self) -> None:
-        super().__init__(torch.zeros(1))
+        super().__init__(torch.zeros(1, device="cpu"))
 
     def take(self, hooks: GradientHooks) -> Taken | None:
         return None

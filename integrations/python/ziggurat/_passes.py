@@ -153,8 +153,10 @@ class _Around:
         )
 
     def __call__(self, call: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._opens and torch.is_grad_enabled():
+        if self._opens and (torch.is_grad_enabled() or self.streaming.accelerator is not None):
             self.streaming.open()
+        if self.streaming.accelerator is not None:
+            self.streaming.compute_there()
         if self._tokens is None:
             return self._saved(call, module, args, kwargs)
         # What a forward that trains computes without gradients, as of a frozen tower, is a part of it.
@@ -187,7 +189,7 @@ class _Around:
                 unit.forwards += 1
                 unit.trained_forwards += trains
                 counted += 1
-            if trains and torch.is_autocast_enabled("cpu"):
+            if trains and torch.is_autocast_enabled(self.streaming.device.type):
                 with casting_again(self._trained()):
                     result = call(module, *args, **kwargs)
             else:
@@ -202,7 +204,7 @@ class _Around:
             for unit in self._units[:counted]:
                 unit.forwards -= 1
                 unit.trained_forwards -= trains
-            if torch.is_autocast_enabled("cpu"):
+            if torch.is_autocast_enabled(self.streaming.device.type):
                 torch.clear_autocast_cache()  # which keeps copies of all that was used, until autocast ends
             self.streaming.unpin(pinned)
         return result
@@ -222,7 +224,7 @@ class _Around:
         if in_backward():
             self.streaming.recomputes = True
         if torch.is_grad_enabled():
-            if torch.is_autocast_enabled("cpu"):
+            if torch.is_autocast_enabled(self.streaming.device.type):
                 self._warn_of_casts(module)
             use = _Use(self.streaming, self._units, self.stage)
             made = [tensor.grad_fn for tensor in tensors_in(given) if tensor.grad_fn is not None]
@@ -231,7 +233,7 @@ class _Around:
                 newest.register_prehook(use.end)
         elif self._tokens is not None:
             self._tokens.forward_begins(given[1], self.streaming)
-        self.streaming.pin(self._units, pinned)
+        self.streaming.pin(self._units, pinned, exact=False)
         if self.streaming.tables_in_files:
             self.streaming.expect_rows(self._units, tensors_in(given))
         return use

@@ -26,6 +26,7 @@ from ziggurat._torch_private import in_functional_transform, uncompiled
 from ziggurat._units import Unit
 
 if TYPE_CHECKING:
+    from ziggurat._accelerator import Accelerator
     from ziggurat._native import Engine
     from ziggurat._opened import Opened
     from ziggurat._streaming import Streaming
@@ -39,8 +40,14 @@ class Held:
 
     storage: torch.UntypedStorage  #: the parameter's, for as long as the engine keeps it
 
-    def __init__(self, name: str, param: torch.nn.Parameter, unit: PinnedUnit) -> None:
-        self.name, self.param, self.unit = name, param, unit
+    def __init__(
+        self,
+        name: str,
+        param: torch.nn.Parameter,
+        unit: PinnedUnit,
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        self.name, self.param, self.unit, self.accelerator = name, param, unit, accelerator
         self.index = -1  #: in the engine, by which it is found, read and written
         self.own: int | None = None  #: of what is trained or stored of it here: itself, or a slice
         # What is not in the parameter's storage now: the guard while the unit is pinned, else the
@@ -49,7 +56,9 @@ class Held:
         self.is_lost = False  #: whether there are aliases that are larger than the memory
         self.keeps_memory = False  #: whether PyTorch's stays, since an array may still read it
         self._kept: torch.UntypedStorage | None = None  # that memory, while the engine has the values
-        self._address = 0
+        # What the parameter was, with a guard in its storage, while it is one of an accelerator.
+        self._home: torch.Tensor | None = None
+        self._address = self._begins = 0  # the same in the engine's words and in PyTorch's
         self._version = 0
         # Noted when it leaves, because a parameter that is away is slow to ask.
         self._size_bytes = self._identity = 0
@@ -62,17 +71,29 @@ class Held:
         """Takes the parameter its values, which the engine has. PyTorch's memory with them stays
         until forget(). Does nothing the second time."""
         self.storage = self.param.untyped_storage()
-        self.index, self._identity = index, _storage.identity(self.param)
+        self.index = index
         self._size_bytes = self.size_bytes
         if _storage.has_memory(self.storage):
-            self._other = _storage.guard(self._size_bytes)
+            self._other = _storage.guard(self._size_bytes, self.storage.device)
             _storage.swap(self.storage, self._other)
             self._kept = self._other if self.keeps_memory else None
+            if self.accelerator is not None:
+                self._home = self.param.data
+                self.param.data = _storage.guarded(self._home, self.accelerator.device)
+                self.storage = self.param.untyped_storage()
+        self._identity = _storage.identity(self.param)
         self._set_away(True)
+
+    def _come_home(self) -> None:
+        """Makes the parameter, which is away, what it was before leave(), with a guard in its storage."""
+        if self._home is not None:
+            self._set_away(False)
+            self.param.data = self._home
+            self.storage, self._home = self._home.untyped_storage(), None
 
     def forget(self) -> None:
         """Frees what is not in the parameter's storage."""
-        self._other, self._address = None, 0
+        self._other, self._address, self._begins = None, 0, 0
 
     def return_to(self, values: Callable[[], torch.UntypedStorage]) -> None:
         """Undoes leave(), however far it came: with the memory that was there, or with `values()` if
@@ -82,9 +103,10 @@ class Held:
             if self.is_in():
                 self.take_out()
             self._other, self._address = None, 0  # the engine's memory, which goes with the engine
+        self._come_home()
         if not self.is_in():
             if self._other is None or not _storage.has_memory(self._other):
-                self._other = values()
+                self._other = _storage.on_device(values(), self.storage.device)
             _storage.swap(self.storage, self._other)
         self._set_away(False)
         self.forget()
@@ -94,8 +116,9 @@ class Held:
         if self.is_lost:
             raise _other_memory(self.name)
         if address != self._address:
-            self._other = _storage.over_engine(address, self._size_bytes)
-            self._address = address
+            over = _storage.over_engine if self.accelerator is None else self.accelerator.over
+            self._other = over(address, self._size_bytes)
+            self._address, self._begins = address, self._other.data_ptr()
         assert self._other is not None
         _storage.swap(self.storage, self._other)
         self._set_away(False)
@@ -105,12 +128,14 @@ class Held:
         """Takes the engine's memory away."""
         assert self._other is not None
         address = self.storage.data_ptr()
-        moved = address != self._address  # as share_memory_() does, and with it a queue of processes
+        moved = address != self._begins  # as share_memory_() does, and with it a queue of processes
         if self.storage.nbytes() != self._size_bytes:  # by resize_()
             self.is_lost = self.storage.nbytes() > self._size_bytes
             self.storage.resize_(self._size_bytes)  # else it cannot be exchanged
+        elif moved and self.accelerator is None:
+            ctypes.memmove(self._begins, address, self._size_bytes)
         elif moved:
-            ctypes.memmove(self._address, address, self._size_bytes)
+            self.is_lost = True
         _storage.swap(self.storage, self._other)
         if moved:
             self.forget()
@@ -122,7 +147,8 @@ class Held:
 
     def give_back(self, values: torch.UntypedStorage) -> None:
         """Puts memory of PyTorch's, which has the values, behind the parameter for good."""
-        self._other, self._kept = values, None
+        self._come_home()
+        self._other, self._kept = _storage.on_device(values, self.storage.device), None
         _storage.swap(self.storage, self._other)
         self._set_away(False)
         self.forget()
@@ -158,12 +184,16 @@ class Held:
 class PinnedUnit:
     """A unit, and how often it is pinned."""
 
-    def __init__(self, unit: Unit, streaming: Streaming) -> None:
+    def __init__(
+        self, unit: Unit, streaming: Streaming, accelerator: Accelerator | None = None
+    ) -> None:
         self.streaming = streaming
         self.unit, self.name, self.index = unit, unit.name, unit.index
-        self.all_held = [Held(name, param, self) for name, param in unit.params]
+        self.all_held = [Held(name, param, self, accelerator) for name, param in unit.params]
         self.held = self.all_held  #: once an engine is opened: those that do not stay in files
         self.places = Places([])  #: of `held`, in the engine
+        #: whether it is pinned with values that are rounded, as a forward and a backward have them
+        self.is_rounded = False
         self.kept_bytes = 0  #: what `held` take where the engine keeps them
         self.pins = self.brings = 0
         self.backwards = 0  #: of the brings, those where its backward began, if something of it came
@@ -183,9 +213,12 @@ class Pins:
     """The units of one model, and which of them are there. Until an engine is opened all are, and
     pins are only counted."""
 
-    def __init__(self, units: list[PinnedUnit], memory_bytes: int) -> None:
+    def __init__(
+        self, units: list[PinnedUnit], memory_bytes: int, accelerator: Accelerator | None = None
+    ) -> None:
         self.units = units
         self.memory_bytes = memory_bytes
+        self.accelerator = accelerator  #: that units are brought to; None: they are brought to the CPU
         self.files = FrozenFiles()
         #: where the tables are that are read by rows and lie in files, by the unit's index
         self.tables_in_files: dict[int, FileRange] = {}
@@ -218,15 +251,21 @@ class Pins:
         for unit, (forwards, trained) in zip(self.units, counts, strict=True):
             unit.forwards, unit.trained_forwards = forwards, trained
 
-    def pin(self, units: Sequence[PinnedUnit], done: list[PinnedUnit] | None = None) -> None:
+    def pin(
+        self, units: Sequence[PinnedUnit], done: list[PinnedUnit] | None = None, exact: bool = True
+    ) -> None:
         """Brings the units and keeps them until unpin(). `done` gets each one at once, so that a
-        caller whom a signal strikes knows what to unpin."""
+        caller whom a signal strikes knows what to unpin. Without `exact` they come as a forward and a
+        backward may have them: rounded, where ranks send them in 8 bits. Errors: those of
+        require_exact()."""
         done = [] if done is None else done
         self._thread.enter(units[0].name if units and self._has_one_thread() else None)
         try:
             for unit in units:
+                if exact:
+                    self.require_exact("gathered()", unit)
                 if unit.pins == 0 and (self._opened is not None or self._lost is not None):
-                    self._bring(unit)
+                    self._bring(unit, exact)
                 self._thread.enter(None)
                 unit.pins += 1
                 done.append(unit)
@@ -237,6 +276,15 @@ class Pins:
             raise
         finally:
             self._thread.leave()
+
+    def require_exact(self, call: str, unit: PinnedUnit) -> None:
+        """Errors: InvalidArgument if the unit is there with rounded values, which would be taken for the
+        parameters."""
+        if unit.pins and unit.is_rounded:
+            raise InvalidArgument(
+                f"{call} was called while a forward or backward uses unit '{unit.name}', which has its values rounded "
+                f"to 8 bits (quantized_weights): call it outside of them{', and after the step' if self._until_step else ''}"
+            )
 
     def require_thread(self, units: Sequence[PinnedUnit]) -> None:
         """Errors: InvalidArgument if another thread uses the model than this one, which needs `units`."""
@@ -270,6 +318,7 @@ class Pins:
                     self._let_go(unit, self._opened)
                 except BaseException as error:
                     failed = failed or error
+                unit.is_rounded = False
             self._thread.leave()  # only now may others bring it
         if failed is not None:
             raise failed
@@ -277,7 +326,7 @@ class Pins:
     def pin_for_backward(self, units: Sequence[PinnedUnit]) -> None:
         """Does what pin() does, where the units' backward begins."""
         before = [unit.brings for unit in units]
-        self.pin(units)
+        self.pin(units, exact=False)
         for unit, earlier in zip(units, before, strict=True):
             if unit.comes:
                 unit.backwards += unit.brings - earlier
@@ -328,13 +377,16 @@ class Pins:
             for held in unit.held if unit.pins else ():
                 held.take_out()
 
-    def _bring(self, unit: PinnedUnit) -> None:
+    def _bring(self, unit: PinnedUnit, exact: bool = True) -> None:
         opened = self._opened
         if opened is None:
             raise InvalidArgument(f"unit '{unit.name}' is needed, but {self._lost}")
+        unit.is_rounded = False
         if unit.held:
+            aside = exact and self.rounds(unit)
             with opened.waited.units:
-                self._acquire(unit, opened.engine)
+                self._acquire(unit, opened.engine.acquire_aside if aside else opened.engine.acquire, opened.engine)
+            unit.is_rounded = not aside and self.rounds(unit)
             self.brought_bytes += unit.kept_bytes
         if unit.comes:
             self.units_brought += not unit.unit.is_expert
@@ -359,6 +411,10 @@ class Pins:
             self._take_out(unit, opened.engine)
             raise
 
+    def rounds(self, unit: PinnedUnit) -> bool:
+        """Returns whether the unit comes rounded for a forward or backward."""
+        return False
+
     def begin_writing(self, changed: Sequence[Held]) -> None:
         """Waits among several ranks for those that write the parameters too, and does so after it: no rank
         reads a part that another one has written already, or not yet. Errors: InvalidArgument if they have
@@ -381,15 +437,17 @@ class Pins:
                 for rows in tensors:
                     place.read_rows(held.name, rows, held.param.nbytes // held.param.shape[0])
 
-    def _in_one_thread(self, call: Callable[[int], object], unit: PinnedUnit) -> None:
+    def _in_one_thread(self, call: Callable[..., object], unit: PinnedUnit) -> None:
+        """Makes a call of the engine for the unit, on the stream of this thread if it is on an accelerator."""
+        its = () if self.accelerator is None else (self.accelerator.stream_handle(),)
         if self.turns is None:
-            call(unit.unit.number)
+            call(unit.unit.number, *its)
         else:
-            self.turns.served.call(call, unit.unit.number)
+            self.turns.served.call(call, unit.unit.number, *its)
 
-    def _acquire(self, unit: PinnedUnit, engine: Engine) -> None:
+    def _acquire(self, unit: PinnedUnit, acquire: Callable[..., object], engine: Engine) -> None:
         try:
-            self._in_one_thread(engine.acquire, unit)
+            self._in_one_thread(acquire, unit)
         except ResourceExhausted as error:
             if not str(error).startswith("acquire("):  # a drive that is full, say
                 raise
@@ -418,7 +476,11 @@ class Pins:
         try:
             unseen = [] if unit.prints is None else unit.prints.written()
             changed = [held for held in unit.held if held.was_written()]
+            if changed and unit.is_rounded:
+                raise _rounded_value_written(changed[0].name, unit.name)
             self.begin_writing(changed)
+            if changed and self.accelerator is not None:
+                self.accelerator.synchronize()  # the engine is told when it is written
             for held in unit.held:
                 if held.has_moved():
                     moved.append(held.name)
@@ -458,6 +520,14 @@ class Pins:
                 held.take_out()
         if unit.held:
             self._in_one_thread(engine.release, unit)
+
+
+def _rounded_value_written(name: str, unit: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"parameter '{name}' was written in a forward or backward of unit '{unit}', which has its values rounded to 8 "
+        "bits (quantized_weights), so the others would stay rounded: write it within "
+        "ziggurat.torch.gathered([param]), outside of the model's forward and backward"
+    )
 
 
 def _other_memory(name: str) -> InvalidArgument:

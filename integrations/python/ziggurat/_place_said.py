@@ -20,7 +20,7 @@ def say_where(streaming: Streaming, opened: Opened) -> None:
     by_rows = f"; of {', '.join(rows)} each batch's rows are read" if rows else ""
     tiled = [f"{unit.name} in {len(unit.unit.tiles)} tiles" for unit in streaming.units if unit.unit.tiles]
     in_tiles = f"; {', '.join(tiled)}, of which one is there at a time" if tiled else ""
-    grads = "memory" if opened.sums is None else opened.store
+    grads = opened.store if opened.sums_in_files else "memory"
     print(
         f"ziggurat: offload(): {len(streaming.units)} units with {brought} of parameters"
         f"{_places(streaming, opened.store, in_files)}: {_brings(streaming, brought)}; gradients are in {grads}{by_rows}{in_tiles}",
@@ -30,6 +30,8 @@ def say_where(streaming: Streaming, opened: Opened) -> None:
 
 def _places(streaming: Streaming, store: str | None, in_files: int) -> str:
     room = f"memory={size_text(streaming.memory_bytes)}"
+    if streaming.accelerator is not None:
+        room += f" of {streaming.device}"
     home = {"device": room, "host": "host memory"}.get(streaming.tier, store)
     lives = streaming.tier == "device"
     if not in_files:

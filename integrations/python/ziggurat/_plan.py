@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import torch
 
+from ziggurat._accelerator import cpu_or_nvidia
 from ziggurat._asked import Asked, asked_of, buffer_bytes
+from ziggurat._codes import grid_of
+from ziggurat._cuts import check_hpz, shards_of
+from ziggurat._from_ranks import Wire
 from ziggurat._frozen_files import FileMappings
 from ziggurat._memory import bytes_of, free_bytes, size_of
 from ziggurat._native import InvalidArgument
@@ -42,7 +46,13 @@ def plan(
     recomputes: bool = False,
     frozen_in_files: bool = True,
     ranks: int | None = None,
+    shard_group: int | None = None,
+    hpz: int | None = None,
+    quantized_weights: bool | str = False,
+    quantized_gradients: int | None = None,
+    ranks_per_node: int | None = None,
     activation_memory: int | str | None = None,
+    device: str | torch.device = "cpu",
 ) -> Plan:
     """Returns what a run of `model` takes and moves, and the least time of a step. Nothing is allocated,
     and no parameter is read: it may be a model on the meta device, or one that was offloaded, whose own
@@ -73,9 +83,14 @@ def plan(
     ``ranks``
         Among how many ranks the model is divided, of which the plan tells what each takes. None: those that
         torch.distributed has.
+    ``shard_group``, ``hpz``, ``quantized_weights``, ``quantized_gradients``, ``ranks_per_node``
+        As the optimizer takes them.
     ``activation_memory``
         As offload(activations="nvme") takes it: what backward needs of a forward has so much memory. What
         goes to the drive beyond that is not in the plan, since a model's sizes do not tell it.
+    ``device``
+        As offload() takes it: of a GPU ("cuda:0") the plan tells what it needs beside activations. The GPU need
+        not be there, and whether it has room is not looked at.
 
     Errors: InvalidArgument for a `memory` or `host_memory` that is too small, which says how much works;
     ResourceExhausted for what the machine or the drive has no room for.
@@ -94,11 +109,19 @@ def plan(
         tier, path = parsed(optimizer_placement) if optimizer_placement != "nvme" else ("nvme", None)
         if tier == "auto":
             raise InvalidArgument('plan(optimizer_placement="auto"): give "host" or "nvme:/path"')
-        division = divide(model, units, tiles=tiles, also_meta=True)
+        to = cpu_or_nvidia("plan", device)
+        on_gpu = to.type != "cpu"
+        division = divide(model, units, tiles=tiles, also_meta=True, device=to, brings_all=on_gpu)
         trained = {param for param in model.parameters() if param.requires_grad}
         division.leave_in_files(trained, also_meta=frozen_in_files)
         ranks = ranks or rank_count()
-        division.set_ranks(ranks)
+        shards = shards_of(ranks, shard_group)
+        check_hpz(shards, hpz)
+        wire = Wire(quantized_weights if shards > 1 else False)
+        if quantized_gradients is not None and ranks > 1:
+            grid = grid_of(ranks, ranks_per_node, f"quantized_gradients={quantized_gradients}")
+            wire = Wire(wire.weights, quantized_gradients, grid)
+        division.set_ranks(shards)
         asked = Asked(
             division=division,
             homes=Homes.of(placement),
@@ -113,7 +136,11 @@ def plan(
             recomputes=recomputes,
             buffer_bytes=buffer_bytes(model),
             activation_bytes=0 if activation_memory is None else bytes_of("activation_memory", activation_memory),
-            ranks=ranks,
+            ranks=shards,
+            replicas=ranks // shards,
+            hpz=hpz,
+            wire=wire,
+            gpu=str(to) if on_gpu else None,
             free=_free(model) if free_memory is None else bytes_of("free_memory", free_memory),
         )
     work = _work(model, recomputes)

@@ -35,6 +35,8 @@ class Plan:
     all_fits: bool  #: whether `memory` has room for all units at once
     in_host_memory: dict[str, int]  #: bytes by what they are, without activations
     on_drive: dict[str, int]
+    gpu: str | None  #: that units are brought to, if they are not brought to the CPU
+    on_gpu: dict[str, int]  #: bytes of its memory, without activations
     step: StepBytes  #: what a step moves at most, from the fourth on
     drive_bytes_per_s: float | None  #: reads and writes together
     drive_rate_from: str  #: who says so
@@ -69,7 +71,8 @@ class Plan:
     def _places(self) -> list[str]:
         of_what = "other activations" if ACTIVATIONS in self.in_host_memory else "activations"
         lines = [f"{f'what lies where, without {of_what}':<46}on"]
-        for tier, found in (("host", self.in_host_memory), ("nvme", self.on_drive)):
+        tiers = (("host", self.in_host_memory), ("nvme", self.on_drive), (self.gpu, self.on_gpu))
+        for tier, found in tiers:
             lines += [f"{what:<46}{tier:<8}{size_text(its):>12}" for what, its in found.items()]
             if found:
                 lines.append(f"{'sum':<46}{tier:<8}{size_text(sum(found.values())):>12}")
@@ -82,8 +85,12 @@ class Plan:
             f"{called}forward brings {size_text(step.brought_forward + step.frozen_read_forward)} of "
             f"parameters, backward {size_text(step.brought_backward + step.frozen_read_backward)}"
         )
+        heads = [brings]
+        if step.params_from_ranks or step.grads_from_ranks:
+            given, sent = size_text(step.params_from_ranks), size_text(step.grads_from_ranks)
+            heads.append(f"other ranks give {given} of these parameters, and {sent} of gradients")
         if not self.on_drive and not step.read:
-            return [brings, "a step moves nothing over the drive"]
+            return [*heads, "a step moves nothing over the drive"]
         frozen = [
             ("frozen parameters in their files, forward", step.frozen_read_forward, 0),
             ("frozen parameters in their files, backward", step.frozen_read_backward, 0),
@@ -99,7 +106,7 @@ class Plan:
             ("sum", step.read, step.written),
         ]
         lines = [
-            brings,
+            *heads,
             f"{'a step moves over the drive, at most':<46}{'read':>12}{'written':>12}",
         ]
         return lines + [

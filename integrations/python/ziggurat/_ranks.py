@@ -26,6 +26,8 @@ import torch.distributed as dist
 
 from ziggurat import _native as native
 from ziggurat._buffers import Buffers
+from ziggurat._codes import Codes
+from ziggurat._cuts import LINE, Cut, shards_of
 from ziggurat._native import (
     Exchange,
     InvalidArgument,
@@ -46,29 +48,12 @@ _NAP, _NAP_MOST = 2e-5, 1e-3  # seconds between two looks at a transfer
 _ASKS_FOR = 3.0  # seconds; a rank that has ended is known at once
 # what PyTorch's errors say if another rank has ended
 _OF_A_PEER = re.compile("gloo|NCCL|peer", re.IGNORECASE)
-LINE = 64  # elements: a slice begins where a cache line can begin
-#: Elements with one scale in 8 bits (kEightBitBlock of the engine): slices of whole blocks can be
-#: divided among other ranks without changing a bit.
-BLOCK = 256
 
 
 class Work(Protocol):
     """A transfer in progress, which owns its tensors until wait() returns."""
 
     def wait(self) -> Any: ...
-
-
-class Cut:
-    """Divides a parameter of `count` elements into a slice for each rank, in the ranks' order."""
-
-    def __init__(self, count: int, ranks: int, line: int = LINE) -> None:
-        self.count = count
-        lines = -(-count // (ranks * line))
-        #: elements of a slice; the last slices may have fewer, or none
-        self.slice = lines * line
-
-    def of(self, rank: int) -> slice:
-        return slice(min(rank * self.slice, self.count), min((rank + 1) * self.slice, self.count))
 
 
 class Lane:
@@ -109,11 +94,12 @@ class _Named:
 
 
 class TorchLane(Lane):
-    def __init__(self, ranks: Ranks, name: str, group: Any) -> None:
+    def __init__(self, ranks: Ranks, name: str, group: Any, by_all: bool) -> None:
+        """`by_all`: whether all ranks make the calls, be it in groups of their own."""
         self._ranks, self._name, self._group = ranks, name, group
         self._members = dist.get_process_group_ranks(group)
         self._calls = 0
-        self._all = self._members == ranks.members  # or only some ranks make the calls
+        self._all = by_all
 
     def all_to_all(self, output: torch.Tensor, given: torch.Tensor) -> Work:
         return self._begun(
@@ -221,14 +207,20 @@ class Ranks:
     Every rank makes one, with the same group, at the same place in its script.
     """
 
-    def __init__(self, group: Any, threads: int, exchange: str) -> None:
-        """`exchange` chooses what carries tensors: "torch" (the group's own way) or "ziggurat"."""
+    def __init__(self, group: Any, threads: int, exchange: str, shard_group: int | None = None) -> None:
+        """`exchange` chooses what carries tensors: "torch" (the group's own way) or "ziggurat". Every
+        `shard_group` ranks divide the state among them; None: all ranks do."""
         if exchange not in ("torch", "ziggurat"):
             raise InvalidArgument(f'exchange="{exchange}": give "torch" or "ziggurat"')
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        #: how many consecutive ranks divide the state among them, and of how many such groups each has a copy
+        self.shards = shards_of(self.size, shard_group)
+        self.replicas = self.size // self.shards
+        self.shard, self.replica = self.rank % self.shards, self.rank // self.shards  #: this rank's
         self.line = LINE  #: slices begin at multiples of so many elements
+        self.codes: Codes | None = None  #: in which gradients travel, if not in their own type
         self.members = dist.get_process_group_ranks(group)
         self._by_engine = exchange == "ziggurat"
         self.buffers = Buffers()  #: buffers for what is sent and received
@@ -279,18 +271,50 @@ class Ranks:
             yield
 
     def cut(self, count: int) -> Cut:
-        """Returns how a parameter of `count` elements is divided among the ranks."""
+        """Returns how a parameter of `count` elements is divided among the ranks of a group, by their `shard`."""
+        return Cut(count, self.shards, self.line * self.replicas)
+
+    def parts(self, count: int) -> Cut:
+        """Returns how the sum of a gradient of `count` elements is divided among all ranks: each group's slice
+        among the ranks that have it, in the order of groups. Without groups that is cut()."""
         return Cut(count, self.size, self.line)
 
-    def lane(self, name: str, members: Sequence[int] | None = None) -> Lane:
+    def own(self, count: int) -> slice:
+        """Returns this rank's slice of a parameter of `count` elements."""
+        return self.cut(count).of(self.shard)
+
+    def with_shard(self, shard: int) -> int:
+        """Returns which rank of this rank's group has a slice."""
+        return self.replica * self.shards + shard
+
+    def group_lane(self, name: str) -> Lane:
+        """Makes a lane among the ranks of this rank's group."""
+        return self._lane_of(name, [self.with_shard(shard) for shard in range(self.shards)])
+
+    def copies_lane(self, name: str) -> Lane:
+        """Makes a lane among the ranks that have this rank's slice."""
+        return self._lane_of(name, list(range(self.shard, self.size, self.shards)))
+
+    def node_lanes(self, name: str, within: int) -> tuple[Lane, Lane]:
+        """Makes a lane among the `within` consecutive ranks of this one's node, and one among the ranks that
+        have its place in their nodes."""
+        first, place = self.rank // within * within, self.rank % within
+        node = self._lane_of(f"{name} within a node", range(first, first + within))
+        return node, self._lane_of(f"{name} between nodes", range(place, self.size, within))
+
+    def _lane_of(self, name: str, ranks: Sequence[int]) -> Lane:
+        return self.lane(name, [self.members[rank] for rank in ranks], by_all=True)
+
+    def lane(self, name: str, members: Sequence[int] | None = None, by_all: bool = False) -> Lane:
         """Makes a lane among `members`, or among all ranks. Every rank makes the same lanes in the
-        same order. A lane of some ranks alone always uses torch.distributed."""
+        same order. A lane of some ranks alone always uses torch.distributed; `by_all` tells that the others
+        have such lanes too, in which they make the same calls."""
         members = list(members or self.members)
         if self._by_engine and members == self.members:
             return EngineLane(self, name)
         # The lane has its own group, because another thread than the training loop's may call it.
         group = dist.new_group(members, timeout=_PATIENCE, use_local_synchronization=True)
-        return TorchLane(self, name, group)
+        return TorchLane(self, name, group, by_all or members == self.members)
 
     def lost(self, call: str, error: Exception) -> Unavailable:
         """Makes an error that names the rank that has ended. torch.distributed knows only
@@ -350,14 +374,14 @@ class Ranks:
         heads = torch.empty(self.size * len(head), dtype=torch.float64)
         self._small.all_gather(heads, head).wait()
         rows = heads.view(self.size, -1)
-        self._require_alike(rows[:, :_HEAD])
+        self._require_one_call(rows[:, :_HEAD])
         if len(own) <= _FIRST:
             return rows[:, _HEAD : _HEAD + len(own)]
         every = torch.empty(self.size * len(own), dtype=torch.float64)
         self._small.all_gather(every, own).wait()
         return every.view(self.size, len(own))
 
-    def _require_alike(self, heads: torch.Tensor) -> None:
+    def _require_one_call(self, heads: torch.Tensor) -> None:
         texts = [row.contiguous().view(torch.uint8).numpy().tobytes() for row in heads]
         other = next((rank for rank, text in enumerate(texts) if text != texts[0]), None)
         if other is None:
@@ -396,17 +420,28 @@ class Ranks:
         rows = every.view(self.size, -1)
         return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
+    def require_alike(self, call: str, given: str) -> None:
+        """Requires that all ranks have `given` the same to `call`. Errors: InvalidArgument, on all
+        ranks, which names two that differ."""
+        every = self.told(given, call)
+        other = next((rank for rank, its in enumerate(every) if its != every[0]), None)
+        if other is not None:
+            raise InvalidArgument(
+                f"{call}: rank 0 gives {every[0]}, but rank {other} gives {every[other]}: give the "
+                "same on all ranks"
+            )
+
     def decided(self, decide: Callable[[], Any]) -> Any:
         """Returns on all ranks what `decide` returns on rank 0, which must be plain data. Errors:
         rank 0's, on all ranks."""
         return _found(self.told(_decision(self, decide) if self.rank == 0 else None)[0])
 
-    def sums(self, values: Sequence[float], what: str = "an agreement") -> torch.Tensor:
-        """Returns the sum of each value over the ranks, in the ranks' order."""
-        every = self.gathered(values, what)
-        total = every[0].clone()
-        for of_rank in every[1:]:
-            total += of_rank
+    def sums_of_parts(self, values: Sequence[float], what: str) -> torch.Tensor:
+        """Returns the sum of each value, of which every rank gives its part's, in the order of parts()."""
+        rows = self.gathered(values, what).view(self.replicas, self.shards, -1).transpose(0, 1).flatten(0, 1)
+        total = rows[0].clone()
+        for of_part in rows[1:]:
+            total += of_part
         return total
 
     def largest(self, values: Sequence[float], what: str = "an agreement") -> list[float]:

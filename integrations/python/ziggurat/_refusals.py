@@ -11,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ziggurat import _storage
 from ziggurat._native import InvalidArgument, Unimplemented
 
+_CPU = torch.device("cpu")
+
 
 def check_model(model: torch.nn.Module) -> None:
     """Errors: Unimplemented for a model that cannot be offloaded, by the module's name."""
@@ -38,13 +40,17 @@ def check_sharing(model: torch.nn.Module) -> None:
             )
 
 
-def check_params(named: dict[torch.nn.Parameter, str], also_meta: bool = False) -> None:
-    """Errors: what the engine cannot keep, by its name."""
+def check_params(
+    named: dict[torch.nn.Parameter, str],
+    device: torch.device = _CPU,
+    also_meta: bool = False,
+) -> None:
+    """Checks parameters that are brought to a device. Errors: what the engine cannot keep, by its name."""
     users: dict[int, str] = {}
     for param, name in named.items():
         _check_kind(param, name)
         if not (also_meta and param.is_meta):
-            _check_device(param, name)
+            _check_device(param, name, device)
         other = users.setdefault(_storage.identity(param), name)
         if other != name:
             raise InvalidArgument(
@@ -59,13 +65,16 @@ def check_params(named: dict[torch.nn.Parameter, str], also_meta: bool = False) 
             )
 
 
-def _check_device(param: torch.nn.Parameter, name: str) -> None:
-    if param.device.type != "cpu":
+def _check_device(param: torch.nn.Parameter, name: str, device: torch.device) -> None:
+    # "cuda" alone, which plan() takes where no GPU need be, is whichever has the parameter.
+    elsewhere = param.device.type != device.type if device.index is None else param.device != device
+    if param.device.type != "cpu" and elsewhere:
+        way = f', or offload(model, device="{param.device}")' if param.device.type == "cuda" else ""
         raise Unimplemented(
-            f"parameter '{name}' is on {param.device}: offload() only works on the CPU so far; "
-            "call it before model.to(), or train without it"
+            f"parameter '{name}' is on {param.device}, and its units are brought to {device}: call offload() "
+            f"before model.to(){way}"
         )
-    if param.is_shared() and not param.untyped_storage().filename:
+    if param.device.type == "cpu" and param.is_shared() and not param.untyped_storage().filename:
         raise Unimplemented(
             f"parameter '{name}' is in shared memory, which other processes may use: call offload() without "
             "share_memory() before"

@@ -96,7 +96,7 @@ def changes_nothing(func: Any, param: torch.Tensor, args: Any, kwargs: Any) -> b
     if kwargs.get("memory_format") is not None:
         return False
     with as_plain_tensors():
-        alike = torch.empty(0, dtype=param.dtype, device="cpu")
+        alike = torch.empty(0, dtype=param.dtype, device=param.device)
         try:
             return func(alike, *args[1:], **kwargs) is alike
         except (RuntimeError, AssertionError):  # there is no such device

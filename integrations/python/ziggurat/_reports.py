@@ -16,7 +16,7 @@ from ziggurat._step_said import say_step
 from ziggurat._streaming import Streaming, streaming_around
 from ziggurat._why_slow import Seen, Slow, judged
 
-_OWN = ("device_", "waited_", "brought_", "frozen_", "tiles_", "activations_")  #: begin counters that are an optimizer's own
+_OWN = ("device_", "waited_", "brought_", "frozen_", "tiles_", "activations_", "from_")  #: begin counters that are an optimizer's own
 #: of these counters a run is judged by what it counts while it trains: a step's update moves what it moves
 #: in evaluation too
 _OF_PASSES = ("prefetch_hits", "prefetch_misses", "wait_sweep_ns", "waited_units_ns", "frozen_read_bytes")
@@ -74,6 +74,11 @@ class Reports(Opening):
             What these units have where the engine keeps it, in host memory or on the drive: as much was copied
             or read, less what was there from the use before. It is all that tells of placement="host", where
             nothing is read from a drive; there it is 0 if memory= has room for all, which live in it then.
+        ``from_ranks_bytes``
+            What other ranks gave of an offloaded model's parameters, of it ``from_other_nodes_bytes`` ranks that are
+            not among the ``hpz`` that share copies; 0 without ``hpz``.
+        ``gradients_from_ranks_bytes``
+            What other ranks sent of gradients, of which this rank sums its part; where ``exchange`` is FSDP2's, 0.
         ``activations_put_bytes``
             What ``offload(activations=)`` kept of forwards, of it ``activations_written_bytes`` on the drive, and
             ``activations_read_bytes`` from there. ``activations_wait_s`` were waited for that.
@@ -87,7 +92,7 @@ class Reports(Opening):
             The engine's host memory, and what of it is in use now.
 
         Counters are the process's, and two optimizers share them. Only what was copied from and to
-        accelerators, ``brought_``, ``frozen_``, ``tiles_``, ``activations_`` and ``waited_`` is this optimizer's own.
+        accelerators, ``brought_``, ``frozen_``, ``tiles_``, ``activations_``, ``from_`` and ``waited_`` is this optimizer's own.
         """
         engine = self.engine
         if engine is None:
@@ -107,6 +112,8 @@ class Reports(Opening):
             for name, value in opened.figures().items():
                 if name.startswith(_OWN):
                     now[name] += value
+        feeder = self._sharing.feeder
+        now["gradients_from_ranks_bytes"] = 0 if feeder is None else feeder.exchange.from_ranks_bytes
         return now
 
     def why_slow(self) -> Slow:

@@ -11,6 +11,7 @@ import torch
 
 from ziggurat._native import Unimplemented
 from ziggurat._parts import Part
+from ziggurat._state_kinds import formats
 
 
 def as_fp32(values: torch.Tensor) -> torch.Tensor:
@@ -28,7 +29,8 @@ def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def draws_noise(settings: Mapping[str, Any]) -> bool:
     """Returns whether the engine may round anything stochastically."""
     words = {name: settings.get(name) for name in ("rounding", "state_rounding", "param_rounding")}
-    kept = settings.get("state_format") in ("bf16", "bf16-moments")
+    its = formats().get(settings.get("state_format", ""))
+    kept = its is not None and its.rounds_state
     # "stochastic" is the default of a new store
     of_state = words["state_rounding"] or words["rounding"] or "stochastic"
     return "stochastic" in words.values() or (kept and of_state == "stochastic")

@@ -14,6 +14,7 @@ from ziggurat._native import Engine, Param, Runtime
 from ziggurat._native_checkpoint import Checkpoint
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._progress import Progress
+from ziggurat._state_kinds import has_codes
 
 _BLOCK = 256  # codes that share a scale: optimizer/eight_bit.h
 
@@ -67,7 +68,7 @@ class SavedStates(Mapping[torch.Tensor, dict[str, torch.Tensor]]):
         for other in ("host_memory", "state_rounding", "param_rounding"):
             settings.pop(other, None)
         settings |= {"state_format": "fp32", "placement": "optimizer=host", "resume": "new", "progress": False}
-        values = torch.empty(shape, dtype=torch.float32)
+        values = torch.empty(shape, dtype=torch.float32, device="cpu")
         engine = Engine(
             self._runtime,
             [Param(owner, shape, "fp32", values.data_ptr(), 0)],
@@ -79,12 +80,12 @@ class SavedStates(Mapping[torch.Tensor, dict[str, torch.Tensor]]):
             ),
         )
         try:
-            decoded = {name: torch.empty(shape, dtype=torch.float32) for name in codes}
+            decoded = {name: torch.empty(shape, dtype=torch.float32, device="cpu") for name in codes}
             for name, into in decoded.items():
                 engine.read_state(0, name, into.data_ptr(), into.numel())
         finally:
             engine.close()
-        if self._settings["state_format"] == "8bit":
+        if has_codes(self._settings["state_format"]):
             for name, into in decoded.items():
                 self._keep_scales(owner, name, into)
         return decoded

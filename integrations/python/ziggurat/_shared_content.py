@@ -14,8 +14,12 @@ from ziggurat._ranks import Ranks
 from ziggurat._torch_private import in_backward
 
 
-class _Exchange(Protocol):
+class Exchange(Protocol):
     ranks: Ranks
+
+    def home_of(self, device: torch.device) -> torch.device: ...
+
+    def in_host_memory(self, values: torch.Tensor) -> torch.Tensor: ...
 
     def gathered(self, content: SharedContent) -> torch.Tensor: ...
 
@@ -24,15 +28,16 @@ class _Exchange(Protocol):
 
 class SharedContent(Content):
     """A flat fp32 gradient ``slice * slice_scale``; ``part`` is this rank's alone, and not sent
-    yet.
+    yet. Both are in host memory if units are brought to a GPU, which has no room for gradients.
 
     ``whole`` takes the place of the slice if somebody has written the gradient's values.
     """
 
-    def __init__(self, slot: Slot, like: torch.Tensor, exchange: _Exchange) -> None:
+    def __init__(self, slot: Slot, like: torch.Tensor, exchange: Exchange) -> None:
         super().__init__(slot, like)
         self.part = None
         self.exchange = exchange
+        self.home = exchange.home_of(like.device)
         self.cut = exchange.ranks.cut(like.numel())
         self.slice: torch.Tensor | None = None
         self.slice_scale = torch.ones((), device=like.device)
@@ -43,7 +48,7 @@ class SharedContent(Content):
         """Returns this rank's slice, which the scale multiplies."""
         if self.whole is None:
             return self.slice
-        return self.whole.reshape(-1)[self.cut.of(self.exchange.ranks.rank)]
+        return self.whole.reshape(-1)[self.exchange.ranks.own(self.shape.numel())]
 
     @property
     def is_zero(self) -> bool:
@@ -73,7 +78,8 @@ class SharedContent(Content):
             self.slice, self.slice_scale = total, share
         else:
             # Adds in the new slice's memory, so that the older memory is let go bucket by bucket.
-            self.slice = total.mul_(share).add_((before * self.slice_scale).to(torch.float32))
+            earlier = before * self.slice_scale.to(before.device)
+            self.slice = total.mul_(share.to(total.device)).add_(earlier.to(total.device, torch.float32))
             self.slice_scale = torch.ones((), device=self.device)
         self.whole = None
         self.norms.clear()
@@ -107,10 +113,14 @@ class SharedContent(Content):
     def add(self, other: Any, alpha: Any) -> None:
         if not in_backward():
             self.settle().add_(other, alpha=alpha)  # the script adds the same values on every rank
-        elif self.part is None and not self.consumed:
-            self.part = torch.mul(other, alpha) if alpha != 1 else other.clone()
+            return
+        own = self.exchange.in_host_memory(other)
+        if self.part is not None or self.consumed:
+            super().add(own, alpha)
+        elif alpha != 1:
+            self.part = torch.mul(own, alpha)
         else:
-            super().add(other, alpha)
+            self.part = own.clone() if own is other else own
 
     def take(self) -> Taken | None:
         if self.consumed:

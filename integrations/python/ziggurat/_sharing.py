@@ -54,7 +54,8 @@ class Alone:
             for name, param in zip(names, params, strict=True)
         )
         divided = type(self).__name__.lower()
-        return f"ranks={self.ranks.size} parameters={divided} model={zlib.crc32(text.encode()):08x}"
+        groups = "" if self.ranks.replicas == 1 else f" shard_group={self.ranks.shards}"
+        return f"ranks={self.ranks.size}{groups} parameters={divided} model={zlib.crc32(text.encode()):08x}"
 
     def part(self, param: torch.Tensor) -> Part:
         return Part(param)
@@ -66,7 +67,9 @@ class Alone:
     def saves(self, tensor: torch.Tensor, trained: bool) -> bool:
         """Returns whether this process saves its part of `tensor`, because it has the part's first
         copy."""
-        return trained or self.ranks is None or self.ranks.rank == 0
+        if self.ranks is None:
+            return True
+        return self.ranks.replica == 0 if trained else self.ranks.rank == 0
 
     def attach(self, slots: Iterable[Slot]) -> None:
         """Called when the optimizer gets parameters."""
@@ -100,15 +103,9 @@ class Alone:
         return [what] if self.ranks is None else self.ranks.told(what)
 
     def require_alike(self, call: str, given: str) -> None:
-        """Requires that all ranks have `given` the same to `call`. Errors: InvalidArgument, on all
-        ranks, which names two that differ."""
-        every = self.told(given)
-        other = next((rank for rank, its in enumerate(every) if its != every[0]), None)
-        if other is not None:
-            raise InvalidArgument(
-                f"{call}: rank 0 gives {every[0]}, but rank {other} gives {every[other]}: give the "
-                "same on all ranks"
-            )
+        """Does what Ranks.require_alike() does."""
+        if self.ranks is not None:
+            self.ranks.require_alike(call, given)
 
     def together(self, what: str, work: Callable[[], _Found]) -> _Found:
         """Returns what `work`, which calls no other rank, returns on this rank, once it has ended
@@ -239,14 +236,14 @@ class Divided(Alone):
         self._gather.finish()
 
     def whole_state(self, opened: Opened, param: torch.Tensor, name: str) -> torch.Tensor:
-        values = torch.empty(param.numel(), dtype=torch.float32)
+        values = torch.empty(param.numel(), dtype=torch.float32, device="cpu")
         cut = self.ranks.cut(param.numel())
-        for rank in range(self.ranks.size):
-            its = values[cut.of(rank)]
-            if rank == self.ranks.rank:
+        for shard in range(self.ranks.shards):
+            its = values[cut.of(shard)]
+            if shard == self.ranks.shard:
                 its.copy_(opened.read_state(param, name))
             elif its.numel() > 0:
-                opened.read_state_of(rank, param, name, its)
+                opened.read_state_of(self.ranks.with_shard(shard), param, name, its)
         return values.view(param.shape)
 
     def close(self) -> None:

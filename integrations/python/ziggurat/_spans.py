@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Span", "is_spread", "span_of"]
+__all__ = ["Span", "bytes_in", "is_spread", "span_of"]
 
 
 class Span(NamedTuple):
@@ -40,3 +40,10 @@ def is_spread(tensor: torch.Tensor) -> bool:
                 return False
             end += (size - 1) * stride
     return end > tensor.numel()
+
+
+def bytes_in(tensor: torch.Tensor, span: Span) -> torch.Tensor:
+    """Returns those bytes of the tensor's storage, where they are."""
+    made: Any = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    its: torch.Tensor = made.set_(tensor.untyped_storage(), span.begin, (span.size_bytes,))
+    return its

@@ -23,14 +23,8 @@ from ziggurat._names import made_up, ours_by_number
 from ziggurat._native import InvalidArgument, ResourceExhausted, Unimplemented
 from ziggurat._opened import Opened
 from ziggurat._sharing import Alone
+from ziggurat._state_kinds import moments_of, optimizers
 
-MOMENTS = {
-    "adamw": ("exp_avg", "exp_avg_sq"),
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "lion": ("exp_avg",),
-    "adagrad": ("sum",),
-    "sgd": ("momentum_buffer",),
-}
 _REFERENCE = "ziggurat"  #: the key in a state dict that says where the state is
 
 Entry = Mapping[str, Any]  #: what torch.optim keeps for one parameter
@@ -140,15 +134,17 @@ class StateDicts(torch.optim.Optimizer):
         opened = self._opened_with.get(param)
         if opened is None:
             return param in self._to_load
-        # Adagrad has its sums before the first step.
-        return opened.steps_of(param) > 0 or self._kind == "adagrad"
+        return opened.steps_of(param) > 0 or self._begins_with_state()
 
     def has_state_of(self, param: torch.Tensor) -> bool:
         """Returns whether state_of() returns something, without reading it."""
         if param not in self._opened_with:
             return bool(self._to_load.get(param))
-        # Adagrad's sums begin at a given value.
-        return self._kind == "adagrad" or self._opened_with[param].steps_of(param) > 0
+        return self._begins_with_state() or self._opened_with[param].steps_of(param) > 0
+
+    def _begins_with_state(self) -> bool:
+        """Returns whether there is state before the first step, as Adagrad's sums."""
+        return optimizers()[self._kind].initial_accumulator
 
     def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns what ``torch.optim`` has in ``optimizer.state[param]``, in fp32: "step", the
@@ -163,8 +159,8 @@ class StateDicts(torch.optim.Optimizer):
         if not self.has_state_of(param):
             return {}
         opened = self._opened_with[param]
-        state = {"step": torch.tensor(float(opened.steps_of(param)))}
-        for name in MOMENTS[self._kind]:
+        state = {"step": torch.tensor(float(opened.steps_of(param)), device="cpu")}
+        for name in moments_of(self._kind):
             state[name] = self._sharing.whole_state(opened, param, name)
         if param.dtype != torch.float32:
             loaded = opened.masters.get(param)
@@ -192,7 +188,7 @@ class StateDicts(torch.optim.Optimizer):
         """Checks the free memory first, because the kernel would end the process in mid-save.
         Errors: ResourceExhausted if the whole state of `params` does not fit beside what is in
         memory."""
-        moments = len(MOMENTS[self._kind])
+        moments = len(moments_of(self._kind))
         needed = sum(4 * p.numel() * (moments + (p.dtype != torch.float32)) for p in params)
         if needed > (free := free_bytes()):
             raise ResourceExhausted(
@@ -415,7 +411,7 @@ class StateDicts(torch.optim.Optimizer):
         return entries
 
     def _look_at_entry(self, name: str, param: torch.Tensor, entry: Entry) -> None:
-        wanted = MOMENTS[self._kind]
+        wanted = moments_of(self._kind)
         if missing := [moment for moment in wanted if moment not in entry]:
             raise InvalidArgument(
                 f"load_state_dict(): the state of parameter '{name}' has {', '.join(entry)}, but "
@@ -434,7 +430,7 @@ class StateDicts(torch.optim.Optimizer):
         begin = torch.full(
             param.shape, self._settings.get("initial_accumulator", 0.0), dtype=torch.float32
         )
-        return {name: begin for name in MOMENTS[self._kind]} | {"step": 0}
+        return {name: begin for name in moments_of(self._kind)} | {"step": 0}
 
     def _give_loaded(self, opened: Opened) -> None:
         """Gives loaded state to an engine that was just opened; an engine that resumed has its
@@ -456,7 +452,7 @@ class StateDicts(torch.optim.Optimizer):
                     continue  # the parameter starts from the beginning without a state
                 entry = self._first_entry(param)
             opened.loaded = True
-            for name in MOMENTS[self._kind]:
+            for name in moments_of(self._kind):
                 opened.write_state(param, name, entry[name])
             # PyTorch's SGD counts no steps: all steps but the first are alike.
             opened.set_steps(param, int(entry.get("step", 1)))

@@ -20,7 +20,7 @@ from ziggurat._streaming import Streaming
 
 def say_step(streaming: Streaming, opened: Opened) -> None:
     """Says it of a step of one backward."""
-    if opened.sums is not None:
+    if opened.sums is not None and opened.sums_in_files:
         opened.sums.on_second = functools.partial(_say_several, weakref.ref(streaming))
     with contextlib.suppress(ZigguratError):  # it is only said
         plan = _plan_of(streaming, 1)

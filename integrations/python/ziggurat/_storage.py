@@ -22,6 +22,7 @@ from ziggurat._torch_private import swap as swap
 
 _IMPL_BYTES = 88  #: of a C++ StorageImpl that are looked at; all belong to its object
 _TRIES = 3
+_CPU = torch.device("cpu")
 
 
 def over_engine(address: int, size_bytes: int) -> torch.UntypedStorage:
@@ -64,18 +65,25 @@ def empty(size_bytes: int) -> torch.UntypedStorage:
     return torch.empty(size_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
 
 
-def guard(size_bytes: int) -> torch.UntypedStorage:
+def on_device(values: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
+    """Returns the storage, or a copy on the device that it is not on."""
+    if values.device == device:
+        return values
+    return _tensor_of(values, values.nbytes()).to(device).untyped_storage()
+
+
+def guard(size_bytes: int, device: torch.device = _CPU) -> torch.UntypedStorage:
     """Returns a storage without memory: each access raises a RuntimeError. Without the flag that
     guards_reads() tells of, only a write does, and a read would end the process."""
-    made = over(0, size_bytes)
+    made = over(0, size_bytes, device)
     _refuse_access(made)
     return made
 
 
-def guarded(like: torch.Tensor) -> torch.Tensor:
+def guarded(like: torch.Tensor, device: torch.device = _CPU) -> torch.Tensor:
     """Returns a tensor of the shape, strides and type of `like` over a guard."""
-    storage = over(0, like.numel() * like.element_size())
-    made: Any = torch.empty(0, dtype=like.dtype, device="cpu")
+    storage = over(0, like.numel() * like.element_size(), device)
+    made: Any = torch.empty(0, dtype=like.dtype, device=device)
     made.set_(storage, 0, tuple(like.shape), like.stride())
     _refuse_access(storage)
     tensor: torch.Tensor = made
@@ -129,7 +137,7 @@ def identity(tensor: torch.Tensor) -> int:
 
 
 def _tensor_of(storage: torch.UntypedStorage, count: int = 0) -> torch.Tensor:
-    empty: Any = torch.empty(0, dtype=torch.uint8, device="cpu")
+    empty: Any = torch.empty(0, dtype=torch.uint8, device=storage.device)
     made: torch.Tensor = empty.set_(storage, 0, (count,))
     return made
 

@@ -41,11 +41,13 @@ from ziggurat._read_at_use import ReadAtUse
 from ziggurat._refusals import check_params, check_sharing, warn_of_no_optimizer
 from ziggurat._released import CONVERSIONS, NoAddress, Released, changes_nothing
 from ziggurat._standard_error import stderr
+from ziggurat._state_kinds import has_codes
 from ziggurat._table_rows import TablesCopied, placed_table
 from ziggurat._torch_private import uncompiled
 from ziggurat._units import ROOT, Division
 
 if TYPE_CHECKING:
+    from ziggurat._accelerator import Accelerator
     from ziggurat._activations import Activations
     from ziggurat._engine_content import EngineSums
     from ziggurat._native import Engine
@@ -83,18 +85,29 @@ class Whole:
     first: int
     trained: bool
     optional: bool
+    quantized: bool  #: whether it comes in 8 bits from the other ranks for a forward or backward
 
 
 class Streaming(Pins):
     """The parameters of one model that offload() was called for."""
 
-    def __init__(self, division: Division, homes: Homes, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        division: Division,
+        homes: Homes,
+        memory_bytes: int,
+        accelerator: Accelerator | None = None,
+    ) -> None:
         self.placement = homes.params  #: "host" or "nvme"
         #: the ranks of which each keeps a slice of each parameter, once an optimizer opens the engine
         self.ranks: Ranks | None = None
+        #: which parameters come in 8 bits from the other ranks for a forward or backward: all, "frozen" ones or none
+        self.quantized_weights: bool | str = False
+        self._rounded: set[int] = set()  # the indices of the units that have some
         self.homes = homes
         self.division = division
-        super().__init__([PinnedUnit(unit, self) for unit in division.units], memory_bytes)
+        units = [PinnedUnit(unit, self, accelerator) for unit in division.units]
+        super().__init__(units, memory_bytes, accelerator)
         # The engine of a take() that has not ended, and could not be undone
         self._taking: Opened | None = None
         self._numbers: dict[Held, int] = {}  # of the parameters, in the engine that is being opened
@@ -163,11 +176,17 @@ class Streaming(Pins):
 
     def room_bytes(self, trained: Iterable[torch.Tensor]) -> int:
         """Returns the host memory that the parameters take beside the state of those that are `trained`:
-        all of them, or on NVMe the largest frozen one, which the engine puts together there."""
+        all of them, or on NVMe the largest frozen one, which the engine puts together there; and units on
+        their way to a GPU."""
         if self.tier != "nvme":
-            return self.size_bytes if self.tier == "host" else 0
+            return self.staged_bytes + (self.size_bytes if self.tier == "host" else 0)
         known = set(trained)
-        return max((held.size_bytes for held in self._all() if held.param not in known), default=0)
+        return self.staged_bytes + max((held.size_bytes for held in self._all() if held.param not in known), default=0)
+
+    @property
+    def staged_bytes(self) -> int:
+        """Returns the host memory in which the engine puts units together of the ranks' slices for a GPU."""
+        return 0 if self.accelerator is None or self.ranks is None else self.division.staged_bytes
 
     # -- the engine
 
@@ -178,7 +197,8 @@ class Streaming(Pins):
             return
         optimizer = None if self.optimizer is None else self.optimizer()
         if optimizer is None:
-            self._look_for_optimizer()
+            if self.accelerator is None:  # else the forward is refused
+                self._look_for_optimizer()
             return
         if not self._opening.acquire(blocking=False):
             raise InvalidArgument(
@@ -191,6 +211,17 @@ class Streaming(Pins):
         finally:
             self._opening.release()
 
+    @uncompiled
+    def compute_there(self) -> None:
+        """Prepares a forward on the accelerator. Errors: InvalidArgument while the parameters are not there."""
+        if self.has_values_here:
+            raise InvalidArgument(
+                f"the model computes on {self.device}, where its parameters are only while an optimizer of ziggurat has "
+                "its engine open: make the optimizer before this forward"
+            )
+        # Backward runs in the thread that calls it, what was made last first, as the pins expect.
+        torch.autograd.set_multithreading_enabled(False)
+
     def _look_for_optimizer(self) -> None:
         """Says, once, that a model that is trained has no optimizer that opens an engine."""
         model = self.model()
@@ -199,6 +230,11 @@ class Streaming(Pins):
             self._looked_for_optimizer = True
             if any(param.requires_grad for param in model.parameters()):
                 warn_of_no_optimizer()
+
+    @property
+    def device(self) -> torch.device:
+        """Returns where units are brought to."""
+        return torch.device("cpu") if self.accelerator is None else self.accelerator.device
 
     @property
     def fits(self) -> bool:
@@ -253,10 +289,12 @@ class Streaming(Pins):
         experts = {unit.index for unit in self.units if unit.unit.is_expert}
         self.files.set(files, experts, keeps_all=self.fits)
 
-    def divide_among(self, ranks: Ranks | None) -> None:
-        """Sets the ranks of which each keeps a slice of each parameter."""
+    def divide_among(self, ranks: Ranks | None, quantized_weights: bool | str) -> None:
+        """Sets the ranks of which each keeps a slice of each parameter, and which parameters they send each
+        other in 8 bits."""
         self.ranks = ranks
-        self.division.set_ranks(1 if ranks is None else ranks.size)
+        self.quantized_weights = quantized_weights if ranks is not None and ranks.shards > 1 else False
+        self.division.set_ranks(1 if ranks is None else ranks.shards)
 
     def place_in_file(self, param: torch.Tensor) -> FileRange | None:
         """Returns where the parameter is if it stays in the file that it was in when an engine opened."""
@@ -329,11 +367,11 @@ class Streaming(Pins):
         """Divides the memory for units between the engine and what stays in files, now that the format
         of the state is known and the model is what it is going to be. Errors: InvalidArgument if it
         is too little, or if an array has the memory of a parameter that goes to the engine."""
-        check_params({held.param: held.name for unit in self.units for held in unit.all_held})
+        check_params({held.param: held.name for unit in self.units for held in unit.all_held}, self.device)
         its = set(trained)
         self.division.set_trained(None)
         places = self.division.leave_in_files(its)
-        self.division.require(self.memory_bytes, own_blocks=state_format == "8bit")
+        self.division.require(self.memory_bytes, own_blocks=has_codes(state_format))
         # What an optimizer has only a part of takes a little more. It is not refused what offload() allowed.
         self.division.set_trained(its)
         self._leave_in_files(places)
@@ -355,15 +393,10 @@ class Streaming(Pins):
     def place_gradients(self, trained: Sequence[torch.Tensor], path: str | None) -> str:
         """Returns where gradients are: "host", which is PyTorch's memory, or "nvme", with the state in
         `path`. Says it if it is chosen here."""
-        if self.ranks is not None:
-            if self.homes.grads == "nvme":
-                raise Unimplemented(
-                    "offload() was told to keep gradients on NVMe (grads=nvme), which several ranks cannot do yet: "
-                    'each keeps the sum of its slices in memory; leave it out, or say "grads=host"'
-                )
-            return "host"
         if self.homes.grads is not None or path is None:
             return self.homes.grads or "host"
+        if self.ranks is not None:  # ranks that choose for themselves may not choose alike
+            return "host"
         size_bytes = sums_bytes(trained)
         if fits_half(size_bytes, free_bytes()):
             return "host"
@@ -402,7 +435,7 @@ class Streaming(Pins):
         """Returns the first element that this rank has of a parameter, and how many it has."""
         if self.ranks is None:
             return 0, held.param.numel()
-        its = self.ranks.cut(held.param.numel()).of(self.ranks.rank)
+        its = self.ranks.own(held.param.numel())
         return its.start, its.stop - its.start
 
     def number(
@@ -433,9 +466,18 @@ class Streaming(Pins):
                     first=self._slice_of(held)[0],
                     trained=held.param in known,
                     optional=held.unit.unit.is_expert,
+                    quantized=self._is_quantized(trained=held.param in known),
                 )
             )
+        quantized = {whole.unit for whole in wholes if whole.quantized}
+        self._rounded = {unit.index for unit in self.units if unit.held and unit.unit.number in quantized}
         return wholes
+
+    def _is_quantized(self, trained: bool) -> bool:
+        return self.quantized_weights is True or (self.quantized_weights == "frozen" and not trained)
+
+    def rounds(self, unit: PinnedUnit) -> bool:
+        return unit.index in self._rounded
 
     def take(self, opened: Opened, there: Container[int]) -> None:
         """Gives the engine the values, parameter by parameter, and frees PyTorch's memory of each. It
@@ -484,7 +526,8 @@ class Streaming(Pins):
             for held, index in written:
                 assert held.own is not None
                 begin = self._slice_of(held)[0] * held.param.element_size()
-                opened.engine.write_param(held.own, held.param.data_ptr() + begin)
+                values = held.param.detach().cpu()
+                opened.engine.write_param(held.own, values.data_ptr() + begin)
                 progress.add(held.size_bytes)
                 let_pages_go(held.param)
                 if self.placement == "host":
@@ -581,7 +624,7 @@ class Streaming(Pins):
         if self.ranks is None or not changed:
             return
         what = f"the writing of parameter '{changed[0].name}'"
-        sums = [float(checksum_of(held.param)) for held in changed]
+        sums = [float(checksum_of(self._in_host_memory(held.param))) for held in changed]
         every = self.ranks.gathered(sums, what)
         differs = (every != every[0]).any(0).tolist()
         if True in differs:
@@ -589,6 +632,9 @@ class Streaming(Pins):
                 f"the ranks have written different values into parameter '{changed[differs.index(True)].name}', of "
                 "which each keeps a slice: write the same on all ranks, as by one seed or torch.distributed.broadcast()"
             )
+
+    def _in_host_memory(self, param: torch.Tensor) -> torch.Tensor:
+        return param if self.accelerator is None else self.accelerator.to_host(param)
 
     def end_writing(self, changed: Sequence[Held]) -> None:
         if self.ranks is not None and changed:
@@ -663,11 +709,17 @@ class Streaming(Pins):
         let_pages_go(copy)  # streamed_init() may have put it into a file
         return copy
 
+    def _require_exact(self, call: str) -> None:
+        """Errors: InvalidArgument while a unit is there with rounded values."""
+        for unit in self.units:
+            self.require_exact(call, unit)
+
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
         """Lets detach() copy what is away, and tables that are read by rows: into files in the state's
         directory if the copies would take more than half of the memory that is free, or the table is in
         one. Tied parameters share a copy."""
+        self._require_exact("state_dict()")
         before, folder = self._copies, self._copies_folder
         tables: dict[torch.Tensor, Held] = {}
         if before is None and self._opened is not None:
@@ -688,6 +740,7 @@ class Streaming(Pins):
     def copying_later(self) -> Iterator[None]:
         """Lets detach() return a tensor that becomes a copy of what is away when it is moved to the
         CPU."""
+        self._require_exact("save_pretrained()")
         before, self._copies, self._copies_later = self._copies, {}, True
         try:
             yield
@@ -697,6 +750,7 @@ class Streaming(Pins):
     @contextlib.contextmanager
     def copying_deeply(self) -> Iterator[None]:
         """Lets deep copies of what is away have its values."""
+        self._require_exact("copy.deepcopy()")
         before, self._copying_deeply = self._copying_deeply, True
         try:
             yield

@@ -2,9 +2,9 @@
 """Computes a linear layer in tiles of its output features, of which one is brought at a time.
 
 The weight stays one parameter, which the engine is lent as it is lent the table of an embedding: it lies in
-PyTorch's memory, or in a file, and a tile is some rows of it. So names, state_dict(), checkpoints, the
-optimizer's state and its groups know nothing of tiles, and a run may go on with others. Were each tile a
-parameter of the engine, all of these would have to put parameters together.
+PyTorch's memory, or in a file, and a tile is some rows of it, which are copied to an accelerator that computes. So
+names, state_dict(), checkpoints, the optimizer's state and its groups know nothing of tiles, and a run may go on with
+others. Were each tile a parameter of the engine, all of these would have to put parameters together.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ class _Linear(torch.autograd.Function):
         ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tiled: Tiled, casts: bool
     ) -> torch.Tensor:
         ctx.tiled, ctx.dtypes = tiled, (weight.dtype, None if bias is None else bias.dtype)
+        ctx.home = weight.device  # the CPU, also where an accelerator computes
         # As PyTorch's: what is frozen needs no input, and an input without a gradient no weight.
         ctx.save_for_backward(
             input if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None
@@ -137,11 +138,11 @@ class _Linear(torch.autograd.Function):
         ctx.like = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
         output = input.new_empty(*input.shape[:-1], len(weight))
         used = input.dtype if casts else None
-        own = None if bias is None else bias.to(used or bias.dtype)
+        own = None if bias is None else bias.to(input.device, used or bias.dtype)
         for rows in tiled.each():
             # Not into `output` itself: products into a part of a tensor may have other bits.
             output[..., rows] = linear(
-                input, weight[rows].to(used or weight.dtype), None if own is None else own[rows]
+                input, weight[rows].to(input.device, used or weight.dtype), None if own is None else own[rows]
             )
         return output
 
@@ -151,10 +152,11 @@ class _Linear(torch.autograd.Function):
         flat = grad.reshape(-1, grad.shape[-1])
         of_bias = None
         if ctx.needs_input_grad[2]:
-            of_bias = flat.sum_to_size(flat.shape[1]).to(ctx.dtypes[1])
+            of_bias = flat.sum_to_size(flat.shape[1]).to(ctx.home, ctx.dtypes[1])
         if torch.is_grad_enabled():  # create_graph: a backward of this one may come
-            whole = None if input is None else (flat.t() @ input.reshape(-1, input.shape[-1])).to(ctx.dtypes[0])
-            of_input = None if weight is None else grad @ weight.to(grad.dtype)
+            whole = None if input is None else flat.t() @ input.reshape(-1, input.shape[-1])
+            whole = None if whole is None else whole.to(ctx.home, ctx.dtypes[0])
+            of_input = None if weight is None else grad @ weight.to(grad.device, grad.dtype)
             return of_input, whole, of_bias, None, None
         of_input, of_weight = _gradients(ctx, flat, input, weight)
         if of_input is not None:
@@ -175,7 +177,7 @@ def _gradients(
             of_weight[rows] = own.t() @ rows_of_input
             let_pages_go(of_weight)
         if weight is not None:
-            total = _added(total, own, weight[rows].to(flat.dtype))
+            total = _added(total, own, weight[rows].to(flat.device, flat.dtype))
     # The sum over tiles is in fp32, and rounded once.
     return None if total is None else total.to(flat.dtype), of_weight
 

@@ -49,10 +49,10 @@ class _TiledCrossEntropy(torch.autograd.Function):
         tiled: Tiled,
     ) -> torch.Tensor:
         tiled.require_rows(weight)
-        largest, sums, of_labels = (torch.zeros(len(counted), dtype=how.wide) for _ in range(3))
+        largest, sums, of_labels = (torch.zeros(len(counted), dtype=how.wide, device=hidden.device) for _ in range(3))
         largest.fill_(-torch.inf)
         for rows in tiled.each():
-            tile = _Tile(weight, bias, rows, how)
+            tile = _Tile(weight, bias, rows, how, hidden.device)
             for part in _parts(len(counted), how):
                 logits, _ = tile.logits(hidden[counted[part]], trains=False)
                 inside, at = tile.labels(targets[part])
@@ -80,12 +80,13 @@ class _TiledCrossEntropy(torch.autograd.Function):
         how, tiled, wanted = ctx.how, ctx.tiled, ctx.needs_input_grad
         # Without a token there is no gradient, as in PyTorch.
         factor = grad / torch.where(divisor == 0, torch.ones_like(divisor), divisor)
-        of_hidden = torch.zeros(len(counted), weight.shape[1], dtype=how.wide) if wanted[0] else None
+        where = {"dtype": how.wide, "device": hidden.device}
+        of_hidden = torch.zeros(len(counted), weight.shape[1], **where) if wanted[0] else None
         of_weight = empty_gradient(tiled, weight) if wanted[1] else None
-        of_bias = torch.zeros(len(weight), dtype=how.wide) if wanted[2] else None
+        of_bias = torch.zeros(len(weight), **where) if wanted[2] else None
         for rows in tiled.each(backward=True):
-            tile = _Tile(weight, bias, rows, how)
-            of_tile = torch.zeros(tile.weight.shape, dtype=how.wide) if wanted[1] else None
+            tile = _Tile(weight, bias, rows, how, hidden.device)
+            of_tile = torch.zeros(tile.weight.shape, **where) if wanted[1] else None
             for part in _parts(len(counted), how):
                 used = hidden[counted[part]].to(how.dtype)
                 found = tile.of_logits(used, targets[part], total[part])
@@ -104,7 +105,7 @@ class _TiledCrossEntropy(torch.autograd.Function):
         if of_hidden is not None:
             made = torch.zeros_like(hidden)
             made[counted] = of_hidden.mul_(factor).to(hidden.dtype)
-        scaled = None if of_bias is None else of_bias.mul_(factor).to(bias.dtype)
+        scaled = None if of_bias is None else of_bias.mul_(factor).to(bias.device, bias.dtype)
         return made, of_weight, scaled, None, None, None, None, None
 
 
@@ -115,16 +116,18 @@ def _parts(tokens: int, how: How) -> Iterator[slice]:
 
 
 class _Tile:
-    """Some rows of the weight, in the products' type."""
+    """Some rows of the weight, in the products' type and where they are computed."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: slice, how: How) -> None:
-        self.weight, self._how = weight[rows].to(how.dtype), how
-        self._bias = None if bias is None else bias[rows].to(how.dtype)
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, rows: slice, how: How, device: torch.device
+    ) -> None:
+        self.weight, self._how = weight[rows].to(device, how.dtype), how
+        self._bias = None if bias is None else bias[rows].to(device, how.dtype)
         self._rows = rows
 
     def logits(self, hidden: torch.Tensor, trains: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the logits of some tokens for the tile's words, and what change() returns."""
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(self.weight.device.type, enabled=False):
             logits = linear(hidden.to(self._how.dtype), self.weight, self._bias).to(self._how.wide)
         return logits, change(logits, self._how, trains)
 

@@ -33,11 +33,13 @@ _NEEDED = (
     "_C._autograd._get_sequence_nr",
     "_C._autograd._top_saved_tensors_default_hooks",
     "_C._construct_storage_from_data_pointer",
+    "_C._current_autograd_node",
     "_C._current_graph_task_id",
     "_C._functorch.peek_interpreter_stack",
     "_C._has_storage",
     "_C._set_throw_on_mutable_data_ptr",
     "_C._storage_Use_Count",
+    "_neg_view",
     "overrides._get_current_function_mode_stack",
     "overrides._pop_mode",
     "overrides._push_mode",
@@ -91,10 +93,16 @@ def swap(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
     one._swap_data_ptr_(other)  # type: ignore[attr-defined]
 
 
-def over(address: int, size_bytes: int) -> torch.UntypedStorage:
+def over(address: int, size_bytes: int, device: torch.device = _CPU) -> torch.UntypedStorage:
     """Returns a storage whose memory is somebody else's. What is public (from_buffer, from_file) owns or maps its own."""
-    made: torch.UntypedStorage = _C._construct_storage_from_data_pointer(address, _CPU, size_bytes)
+    made: torch.UntypedStorage = _C._construct_storage_from_data_pointer(address, device, size_bytes)
     return made
+
+
+def read_as(tensor: torch.Tensor, its_bytes: torch.Tensor) -> torch.Tensor:
+    """Returns bytes of a tensor as that one reads its own: conjugated or negated, which are bits of a tensor."""
+    made = its_bytes.conj() if tensor.is_conj() else its_bytes
+    return torch._neg_view(made) if tensor.is_neg() else made
 
 
 def refuse_writes(tensor: torch.Tensor) -> None:
@@ -152,6 +160,12 @@ def keeps_graph() -> bool:
     return known is None or bool(known())
 
 
+def in_python_function() -> bool:
+    """Returns whether the backward of a torch.autograd.Function runs, which may return any tensor as a gradient. What
+    PyTorch's own nodes return is new."""
+    return isinstance(_C._current_autograd_node(), torch.autograd.function.BackwardCFunction)
+
+
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Lets the backward that runs call this at its end. A hook of a parameter may come before other gradients."""
     engine: Any = torch.autograd.Variable._execution_engine
@@ -165,6 +179,14 @@ def next_number() -> int:
 
 def number_of(node: Any) -> int:
     return int(node._sequence_nr())
+
+
+def may_be_output(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor that a node saves may be what the node makes. PyTorch tells it to no hook."""
+    node = tensor.grad_fn
+    # PyTorch's own nodes are made right before they save. A Function is made before its forward, which may make others.
+    its_own = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return node is not None and (its_own or number_of(node) >= next_number() - 1)
 
 
 def saved_tensors_hooks() -> Any:

@@ -29,6 +29,7 @@ class Settings:
     params_on_drive: bool
     live_in_units: bool  #: whether parameters live in `memory_bytes`, so that none are brought
     grads_on_drive: bool
+    grads_are_sums: bool  #: whether a gradient is the ranks' sum, in fp32, from the first backward on
     accumulation: int  #: backwards in a step
     clips: bool  #: whether the norm of all gradients is asked for
     recomputes: bool  #: whether a backward computes forwards again, as gradient checkpointing does
@@ -45,7 +46,8 @@ class State:
 
 @dataclass(frozen=True)
 class StepBytes:
-    """The bytes that a step moves. All but `brought_forward` and `brought_backward` cross the drive."""
+    """The bytes that a step moves. All but what is brought, and what comes from other ranks, cross the
+    drive."""
 
     brought_forward: int = 0  #: parameters, in all forwards of the step, from where the engine keeps them
     brought_backward: int = 0
@@ -60,6 +62,8 @@ class StepBytes:
     grads_read_backward: int = 0  #: sums of earlier backwards, and what clipping reads
     grads_written: int = 0
     grads_read_update: int = 0
+    params_from_ranks: int = 0  #: what other ranks give of parameters for all forwards and backwards, without hpz
+    grads_from_ranks: int = 0  #: what other ranks send of gradients
 
     @property
     def read(self) -> int:
@@ -214,8 +218,8 @@ def _grads(trained: Sequence[UnitPart], settings: Settings) -> dict[str, int]:
     if not settings.grads_on_drive:
         return {}
     large = [part for part in trained if part.members == 1 and part.elements >= TILE]
-    own = _home(large)
     sums = sum(4 * TILE * part.tiles for part in large)
+    own = sums if settings.grads_are_sums else _home(large)
     added = settings.accumulation - 1  # the first backward's is written as it is
     newest = sums if added else own
     return {

@@ -10,9 +10,9 @@ and gradients are added in the order of the micro-batches.
 Their calls of the engine come from the thread that runs all this, because the engine would wait for ever
 for what a thread holds that waits for its turn.
 
-What is one for all threads, but belongs to a pass, is exchanged with each turn: the state of
-PyTorch's generator, and the units' counts of forwards. What PyTorch has for each thread is as it is
-in the caller's.
+What is one for all threads, but belongs to a pass, is exchanged with each turn: the states of
+PyTorch's generators, and the units' counts of forwards. What PyTorch has for each thread is as it is
+in the caller's, and so is the stream of an accelerator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -33,15 +33,21 @@ from ziggurat._served import Served
 from ziggurat._streaming import Streaming
 from ziggurat._torch_private import dispatch_modes, function_mode, function_modes, in_backward, saved_tensors_hooks
 
+if TYPE_CHECKING:
+    from ziggurat._accelerator import Accelerator
+
 
 class Turns:
     """The passes of `count` micro-batches, of which at least one, through a model."""
 
     def __init__(self, streaming: Streaming, count: int, attributes: Attributes) -> None:
         self._streaming, self._sums, self._attributes = streaming, streaming.sums, attributes
-        self._lanes = [_Lane(index, draws) for index, draws in enumerate(_draws(count))]
+        accelerator = streaming.accelerator
+        self._generators: list[_Generator] = [_OfCpu()] if accelerator is None else [_OfCpu(), accelerator]
+        every = zip(*(_draws(count, one) for one in self._generators), strict=True)
+        self._lanes = [_Lane(index, list(draws), self._generators) for index, draws in enumerate(every)]
         self._running = self._lanes[0]
-        self._surroundings = _Surroundings()
+        self._surroundings = _Surroundings(accelerator)
         self._contexts = [contextvars.copy_context() for _ in self._lanes]
         # The stages in the order in which the first micro-batch came to them, which is the first at
         # each: the module's name, and whether it was in backward.
@@ -117,7 +123,7 @@ class Turns:
         self._attributes.require_same(kept, self._attributes.around())
         if self._held_for != lane.position:
             self._leave_stage()
-            self._streaming.pin(units, self._held)
+            self._streaming.pin(units, self._held, exact=False)
             self._held_for = lane.position
 
     def _look_at_what_stays(self, lane: _Lane) -> None:
@@ -172,7 +178,8 @@ class Turns:
         except BaseException as error:
             self._fail(error)
         lane.ended = True
-        self._hand_on(lane)
+        with self._surroundings.on_stream():  # what is let go was used there
+            self._hand_on(lane)
 
     def _hand_on(self, lane: _Lane) -> None:
         """Gives the turn to the micro-batch that is the least far."""
@@ -213,8 +220,9 @@ class Turns:
             self._leave_stage(last=True)
         except BaseException as error:
             self._fail(error)
-        drawn = any(one.has_drawn for one in self._lanes)
-        torch.set_rng_state(self._lanes[-1 if drawn else 0].draws)
+        for its, generator in enumerate(self._generators):
+            drawn = any(one.has_drawn(its) for one in self._lanes)
+            generator.set_draws(self._lanes[-1 if drawn else 0].draws[its])
         self._streaming.set_forwards([(0, 0)] * len(self._streaming.units))
         for seam in self._streaming.seams:
             seam.made = None
@@ -247,8 +255,8 @@ class _Ended(BaseException):
 class _Lane:
     """The pass of one micro-batch."""
 
-    def __init__(self, index: int, draws: torch.Tensor) -> None:
-        self.index = index
+    def __init__(self, index: int, draws: list[torch.Tensor], generators: list[_Generator]) -> None:
+        self.index, self._generators = index, generators
         self.thread: threading.Thread | None = None
         self.turn = threading.Semaphore(0)
         self.position = 0  #: how many stages it has come to
@@ -256,20 +264,20 @@ class _Lane:
         self.in_backward = False  #: there
         self.visited: set[str] = set()  #: the stages of its forward
         self.ended = False
-        self.draws = self._first_draws = draws  #: the generator's state while another has its turn
+        self.draws = self._first_draws = draws  #: the generators' states while another has its turn
         self.forwards: list[tuple[int, int]] = []  # the same of the units' counts
         self.made: list[Any] = []  # and of the seams
 
-    @property
-    def has_drawn(self) -> bool:
-        return not torch.equal(self.draws, self._first_draws)
+    def has_drawn(self, generator: int) -> bool:
+        return not torch.equal(self.draws[generator], self._first_draws[generator])
 
     def leave(self, streaming: Streaming) -> None:
-        self.draws, self.forwards = torch.get_rng_state(), streaming.forwards()
+        self.draws, self.forwards = [one.draws() for one in self._generators], streaming.forwards()
         self.made = [seam.made for seam in streaming.seams]
 
     def enter(self, streaming: Streaming) -> None:
-        torch.set_rng_state(self.draws)
+        for generator, state in zip(self._generators, self.draws, strict=True):
+            generator.set_draws(state)
         streaming.set_forwards(self.forwards or [(0, 0)] * len(streaming.units))
         for seam, made in zip(streaming.seams, self.made or [None] * len(streaming.seams), strict=True):
             seam.made = made
@@ -278,20 +286,30 @@ class _Lane:
 class _Surroundings:
     """What PyTorch keeps for each thread, as it is in this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, accelerator: Accelerator | None) -> None:
         modes = dispatch_modes()
         if modes:
             raise Unimplemented(
                 f"micro_batches() was called under a {type(modes[-1]).__name__}, which PyTorch knows "
                 "in the calling thread only: leave it before, or use the ordinary loop"
             )
-        self._casts: dict[str, Any] = {
-            "dtype": torch.get_autocast_dtype("cpu"),
-            "enabled": torch.is_autocast_enabled("cpu"),
-            "cache_enabled": torch.is_autocast_cache_enabled(),
-        }
+        devices = {"cpu"} if accelerator is None else {"cpu", accelerator.device.type}
+        self._casts: list[dict[str, Any]] = [
+            {
+                "device_type": device,
+                "dtype": torch.get_autocast_dtype(device),
+                "enabled": torch.is_autocast_enabled(device),
+                "cache_enabled": torch.is_autocast_cache_enabled(),
+            }
+            for device in sorted(devices)
+        ]
+        self._accelerator = accelerator
+        self._stream = None if accelerator is None else accelerator.current_stream()
         self._saving = saved_tensors_hooks()
         self._modes = function_modes()
+
+    def on_stream(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if self._accelerator is None else self._accelerator.on_stream(self._stream)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -299,20 +317,44 @@ class _Surroundings:
         with contextlib.ExitStack() as left:
             for mode in self._modes:
                 left.enter_context(function_mode(mode))
-            left.enter_context(torch.autocast("cpu", **self._casts))
+            left.enter_context(self.on_stream())
+            for casts in self._casts:
+                left.enter_context(torch.autocast(**casts))
             if self._saving is not None:
                 left.enter_context(torch.autograd.graph.saved_tensors_hooks(*self._saving))
             yield
 
 
-def _draws(count: int) -> list[torch.Tensor]:
-    """Returns the state of the generator with which each micro-batch begins: the first with the
-    caller's, and each other with a seed that is drawn from a copy of that."""
-    first = torch.get_rng_state()
+class _Generator(Protocol):
+    """What draws random numbers on a device."""
+
+    def draws(self) -> torch.Tensor:
+        """Returns its state."""
+
+    def set_draws(self, state: torch.Tensor) -> None: ...
+
+    def draws_of(self, seed: int) -> torch.Tensor:
+        """Returns the state of one that begins with `seed`."""
+
+
+class _OfCpu:
+    def draws(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_draws(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+    def draws_of(self, seed: int) -> torch.Tensor:
+        return torch.Generator().manual_seed(seed).get_state()
+
+
+def _draws(count: int, generator: _Generator) -> list[torch.Tensor]:
+    """Returns the state of a generator with which each micro-batch begins: the first with the
+    caller's, and each other with a seed that is drawn from a copy of the CPU's."""
     seeds = torch.Generator()
-    seeds.set_state(first)
+    seeds.set_state(torch.get_rng_state())
     drawn = torch.randint(2**62, (count - 1,), generator=seeds).tolist()
-    return [first, *(torch.Generator().manual_seed(seed).get_state() for seed in drawn)]
+    return [generator.draws(), *map(generator.draws_of, drawn)]
 
 
 def _told(stage: str, backward: bool) -> str:

@@ -9,17 +9,19 @@ from typing import NamedTuple
 
 import torch
 
+from ziggurat._cuts import Cut
 from ziggurat._frozen_files import LEAST_BYTES, FileMappings, FileRange
 from ziggurat._native import InvalidArgument
 from ziggurat._packing import TILE, in_records, staggered
-from ziggurat._ranks import Cut
 from ziggurat._refusals import check_params
 from ziggurat._tile_choice import Rows, Tiles, require_own, rows_of, tiled_in
 from ziggurat._unit_choice import Choice, chosen_in, experts_in, is_table, used_uncalled
 
 ROOT = "(root)"  #: the unit of all parameters that no other unit has
 
+_CPU = torch.device("cpu")
 _SPARE_BYTES = 1 << 20
+_STAGED = 2  # units on their way to a GPU: one is put together, one is copied
 _LINE = 64  # bytes: where a whole parameter can begin (core/engine/lent/whole_layout.cc)
 
 
@@ -94,8 +96,12 @@ class Unit:
             return []
         if self.ranks == 1:
             return [staggered(part.home_bytes) for part in self.parts()]
-        whole_bytes = sum(-(-param.nbytes // _LINE) * _LINE for _, param in self.params if param not in self.in_files)
-        return [staggered(whole_bytes)] if whole_bytes else []
+        return [staggered(self.whole_bytes)] if self.whole_bytes else []
+
+    @property
+    def whole_bytes(self) -> int:
+        """Returns the bytes of the unit as it is put together of several ranks' slices."""
+        return sum(-(-param.nbytes // _LINE) * _LINE for _, param in self.params if self.keeps(param))
 
     def keeps(self, param: torch.Tensor) -> bool:
         """Returns whether the engine keeps the parameter, which is one of these."""
@@ -170,11 +176,16 @@ class Division:
     called by themselves."""
 
     def __init__(
-        self, units: list[Unit], entries: list[Entry], outer: list[torch.nn.Module]
+        self,
+        units: list[Unit],
+        entries: list[Entry],
+        outer: list[torch.nn.Module],
+        brings_all: bool = False,
     ) -> None:
         self.units = units
         self.entries = entries
         self.outer = outer
+        self.brings_all = brings_all  #: whether nothing can be used where it lies
 
     def require(self, memory_bytes: float, own_blocks: bool = False) -> None:
         """Checks the memory for units; `own_blocks` if the state is in 8 bits. Tables that it has no room
@@ -182,7 +193,7 @@ class Division:
         what works."""
         for unit in self.units:
             unit.own_blocks = own_blocks
-        tables = (unit for unit in self.units if unit.is_table and not unit.by_rows)
+        tables = (unit for unit in self.units if unit.is_table and not unit.by_rows and not self.brings_all)
         smallest, of_what = self.smallest()
         for table in sorted(tables, key=lambda unit: unit.size_bytes, reverse=True):
             if smallest <= memory_bytes:
@@ -227,6 +238,12 @@ class Division:
         for unit in self.units:
             unit.trained = its
 
+    @property
+    def staged_bytes(self) -> int:
+        """Returns the host memory in which the engine puts units together of several ranks' slices, for a GPU
+        (core/plan/host_plan.cc)."""
+        return staggered(_STAGED * max(unit.whole_bytes for unit in self.units))
+
     def fits(self, memory_bytes: int) -> bool:
         """Returns whether there is room for all units at once."""
         return sum(unit.size_bytes for unit in self.units) <= memory_bytes
@@ -242,7 +259,7 @@ class Division:
         """Takes the large parameters that are not `trained` from the engine if their memory is a mapping
         of a file, and `also_meta` those that have no memory yet. Returns where they are."""
         mappings, places = FileMappings(), {}
-        for unit in self.units:
+        for unit in () if self.brings_all else self.units:
             large = [param for _, param in unit.params if param.nbytes >= LEAST_BYTES]
             found = {param: mappings.of(param) for param in large if param not in trained}
             stay = {param: place for param, place in found.items() if place is not None}
@@ -302,17 +319,24 @@ class Division:
 
 
 def divide(
-    model: torch.nn.Module, choice: Choice, *, tiles: Tiles | None = None, also_meta: bool = False
+    model: torch.nn.Module,
+    choice: Choice,
+    *,
+    tiles: Tiles | None = None,
+    also_meta: bool = False,
+    device: torch.device = _CPU,
+    brings_all: bool = False,
 ) -> Division:
     """Divides `model` as `choice` says: "auto", names of modules, or whether the module of a name is
     a unit. Linear layers that have `tiles` are units too. `also_meta`: parameters may have no values.
+    `device`: where units are brought to. `brings_all`: whether it cannot read a file, or the CPU's memory.
     Errors: InvalidArgument for a name that the model does not have, and parameters that cannot be in
     a unit; Unimplemented for a layer that cannot have tiles."""
     tiled = tiled_in(model, tiles or {})
     asked = chosen_in(model, choice) | {module: name for module, (name, _) in tiled.items()}
     chosen = {module: asked[module] for module in model.modules() if module in asked}
     named = _named_once(model)
-    check_params(named, also_meta)
+    check_params(named, device, also_meta)
     homes: dict[torch.nn.Parameter, list[torch.nn.Module]] = {}
     found = list(_innermost(model, chosen))
     for module, innermost in found:
@@ -340,7 +364,7 @@ def divide(
     for index, unit in enumerate(kept):
         unit.index = unit.number = index
     outer = _outer((module for module, innermost in found if innermost is model), units)
-    return Division(kept, _entries(model, units, homes), outer)
+    return Division(kept, _entries(model, units, homes), outer, brings_all)
 
 
 def _outer(

@@ -18,14 +18,14 @@ _BETWEEN = re.compile(r"(: |; |, or |, |\. (?=[A-Z]))")
 _GIVE = re.compile(r"give |use |or |Give ")
 _GOES_ON = re.compile(r"which |that |in ")
 
-_CLASSES = {
-    "adamw": "AdamW",
-    "adam": "Adam",
-    "lion": "Lion",
-    "adagrad": "Adagrad",
-    "sgd": "SGD",
-}
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def _class_of(optimizer: str) -> str:
+    from ziggurat._state_kinds import optimizers  # which calls the library, whose errors come here
+
+    its = optimizers().get(optimizer or "adamw")
+    return optimizer if its is None else its.title
 
 
 def _argument(name: str) -> Callable[[str], str]:
@@ -59,16 +59,21 @@ ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
     "dtype": lambda value: f"model.to(torch.{_DTYPES.get(value, 'dtype')})",
     "eps": _number("eps"),
     "host_memory": _argument("host_memory"),
+    "hpz": _number("hpz"),
     "load_partial": lambda value: "strict=False",
     "load_rename": lambda value: "rename=",
     "lr": _number("lr"),
-    "optimizer": lambda value: f"ziggurat.torch.{_CLASSES.get(value, value or 'AdamW')}",
+    "optimizer": lambda value: f"ziggurat.torch.{_class_of(value)}",
     "param_groups": lambda value: "param_groups",
     "param_rounding": _argument("param_rounding"),
     "placement": _place,
+    "quantized_gradients": _number("quantized_gradients"),
+    "quantized_weights": lambda value: "quantized_weights=True",
+    "ranks_per_node": _number("ranks_per_node"),
     "reduce_dtype": _number("reduce_dtype"),
     "resume": _resume,
     "run": lambda value: "names and shapes of the parameters",
+    "shard_group": _number("shard_group"),
     "slots": _number("slots"),  # a store keeps the number of slots it was made with
     "state_format": _argument("state_format"),
     "state_rounding": _argument("state_rounding"),
@@ -91,7 +96,6 @@ ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
         "pieces",
         "wholes",
         "initial_accumulator",
-        "hpz",
         "json",
         "max_live_parameters",
         "max_reuse_distance",
@@ -101,12 +105,8 @@ ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
         "param_persistence_threshold",
         "prefetch_bucket_size",
         "profile",
-        "quantized_gradients",
-        "quantized_weights",
-        "ranks_per_node",
         "reduce_bucket_size",
         "rounding",
-        "shard_group",
         "speculate",
         "strategy",
         "tp",

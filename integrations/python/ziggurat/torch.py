@@ -43,10 +43,34 @@ All of them take these arguments beside those of PyTorch's optimizers:
     Ranks of ``torch.distributed`` that train one model without DistributedDataParallel or FSDP2.
     Backward averages gradients over them, except within ``optimizer.no_sync()``, in
     ``reduce_dtype`` or the parameters' own type. Each rank keeps a slice of the state.
+``shard_group``
+    How many consecutive ranks divide the state, and an offloaded model's parameters, among them (FSDP's
+    hybrid sharding; of a mesh of (replicate, shard) the size of the second). Each such group has a
+    copy: units are put together within it, and gradients are averaged over all ranks, with the bits
+    of as many ranks without groups. Its ranks should be those of a node. None: all ranks.
+``hpz``
+    How many consecutive ranks share copies of an offloaded model's parameters: what they have brought from
+    others, each keeps a part of in host memory until a step changes it, so that a slice comes to them
+    once in a step (hpZ of ZeRO++). Never changes a bit. For ranks of nodes with a slow link between them.
+``quantized_weights``
+    Whether the slices of an offloaded model's parameters come in 8 bits from other ranks for a forward or a
+    backward (qwZ of ZeRO++): 1.016 bytes an element, and each element is within 0.40 % of the largest
+    in its block of 256. All ranks compute with the same values, this rank's slices rounded too.
+    Everything else has them as they are: masters, steps, :func:`gathered`, ``state_dict()`` and
+    checkpoints. "frozen": of parameters that are not trained alone.
+``quantized_gradients``
+    8 or 4: in so many bits ranks send each other gradients (qgZ of ZeRO++): 1.016 or 0.516 bytes an element,
+    each within 0.40 % or 7.2 % of the largest in its block of 256. Sums are in fp32, in the order of ranks. Not
+    together with ``reduce_dtype``.
+``ranks_per_node``
+    How many consecutive ranks are a node for ``quantized_gradients``, as ``LOCAL_WORLD_SIZE`` says if it
+    is not given. With several nodes the ranks of each sum first, and the sums are encoded again, so that
+    less leaves a node. Bits depend on it.
 ``exchange``
     What carries tensors between ranks: "torch", or "ziggurat", the engine's own connections.
     Results are the same to the last bit. With FSDP2 on the CPU it also carries what FSDP2's units
-    gather and reduce, except in subgroups of a mesh, which always use "torch".
+    gather and reduce, except in subgroups of a mesh, which always use "torch", as groups of
+    ``shard_group`` and their copies do among themselves.
 
 The state is made from the parameters at the first ``step()``. ``state_dict()`` and
 ``load_state_dict()`` have PyTorch's format: ``torch.optim``'s optimizers load ours and ours
@@ -85,8 +109,10 @@ from ziggurat._native import GroupStep, InvalidArgument
 from ziggurat._offload import offload
 from ziggurat._optimizer import EngineOptimizer, from_zero, need
 from ziggurat._plan import plan
+from ziggurat._plain_optimizer import plain_optimizer
 from ziggurat._plan_page import Plan
 from ziggurat._resume import Resume
+from ziggurat._state_kinds import optimizers
 from ziggurat._streamed_init import streamed_init
 from ziggurat._why_slow import Slow
 
@@ -222,10 +248,11 @@ class SGD(EngineOptimizer):
         defaults |= {"dampening": dampening, "nesterov": nesterov}
         super().__init__(params, defaults, **where)
 
-    def _group_step(self, group: dict[str, Any]) -> GroupStep:
-        return replace(
-            super()._group_step(group),
-            betas=(float(group["momentum"]), 0.0),
-            dampening=float(group["dampening"]),
-            nesterov=bool(group["nesterov"]),
-        )
+
+def __getattr__(name: str) -> Any:
+    """Makes the class of an optimizer that the engine has and this module does not write out."""
+    if name[:1].isupper():
+        for its in optimizers().values():
+            if its.title == name:
+                return globals().setdefault(name, plain_optimizer(its))
+    raise AttributeError(f"module 'ziggurat.torch' has no attribute '{name}'")

@@ -10,10 +10,10 @@
 #include <vector>
 
 namespace ziggurat {
-namespace {
+namespace patience_test {
 
 using namespace std::chrono_literals;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr Nanoseconds kTimeout = 10min;
 
@@ -128,5 +128,5 @@ TEST(Patience, ManyRanksAskEachOtherLessOften) {
   EXPECT_EQ(Patience(2, 200ms).period(), 25ms);
 }
 
-}  // namespace
+}  // namespace patience_test
 }  // namespace ziggurat

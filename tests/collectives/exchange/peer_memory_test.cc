@@ -9,7 +9,7 @@
 #include <vector>
 
 namespace ziggurat {
-namespace {
+namespace peer_memory_test {
 
 TEST(PeerMemory, OfThisProcessCanBeRead) { EXPECT_EQ(why_not_readable(own_memory_probe()), ""); }
 
@@ -17,7 +17,7 @@ TEST(PeerMemory, ANumberThatAnotherProcessHasIsNotTakenForIt) {
   MemoryProbe probe = own_memory_probe();
   ++probe.value;
   EXPECT_THAT(why_not_readable(probe),
-              testing::HasSubstr("its process number belongs to another process"));
+              ::testing::HasSubstr("its process number belongs to another process"));
 }
 
 TEST(Permission, IsGivenToTheFirstAndTakenBackAfterTheLast) {
@@ -25,14 +25,14 @@ TEST(Permission, IsGivenToTheFirstAndTakenBackAfterTheLast) {
   Permission permission([&](bool allowed) { heard.push_back(allowed); });
   auto first = permission.take();
   auto second = permission.take();
-  EXPECT_THAT(heard, testing::ElementsAre(true));
+  EXPECT_THAT(heard, ::testing::ElementsAre(true));
   first.reset();
-  EXPECT_THAT(heard, testing::ElementsAre(true));
+  EXPECT_THAT(heard, ::testing::ElementsAre(true));
   second.reset();
-  EXPECT_THAT(heard, testing::ElementsAre(true, false));
+  EXPECT_THAT(heard, ::testing::ElementsAre(true, false));
   permission.take().reset();
-  EXPECT_THAT(heard, testing::ElementsAre(true, false, true, false));
+  EXPECT_THAT(heard, ::testing::ElementsAre(true, false, true, false));
 }
 
-}  // namespace
+}  // namespace peer_memory_test
 }  // namespace ziggurat

@@ -17,9 +17,9 @@
 #include "tests/support/free_port.h"
 
 namespace ziggurat {
-namespace {
+namespace rank_death_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
 /// Calls of all kinds and sizes until one fails: then its text.
@@ -121,8 +121,8 @@ TEST(RankDeath, IsReportedByEverySurvivorWhereverItHappens) {
       if (r == victim) continue;
       const std::string text = ranks[r]->line();
       EXPECT_THAT(text, HasSubstr(fmt::format("rank {} is gone", victim)));
-      EXPECT_THAT(text, testing::AnyOf(HasSubstr(" of ranks 0, 1, 2) has waited "),
-                                       HasSubstr(fmt::format("rank {} called ", r))));
+      EXPECT_THAT(text, ::testing::AnyOf(HasSubstr(" of ranks 0, 1, 2) has waited "),
+                                         HasSubstr(fmt::format("rank {} called ", r))));
     }
     // The promise, which leaves ten times what a busy machine needs.
     EXPECT_LT(Clock::now() - killed, std::chrono::seconds(5));
@@ -149,5 +149,5 @@ TEST(RankDeath, ARankThatStopsForLessThanTheTimeoutIsWaitedFor) {
   EXPECT_THAT(ranks[1]->line(), HasSubstr("rank 0 is gone")) << "it was at work until now";
 }
 
-}  // namespace
+}  // namespace rank_death_test
 }  // namespace ziggurat

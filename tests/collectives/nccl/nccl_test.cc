@@ -9,9 +9,9 @@
 #include "tiers/cuda_device.h"
 
 namespace ziggurat {
-namespace {
+namespace nccl_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string refusal() {
   try {
@@ -26,7 +26,7 @@ TEST(Nccl, IsFoundWithItsVersionAndPlaceOrTheReasonIsGiven) {
   const NcclInventory inventory = nccl_inventory();
   EXPECT_NE(inventory.found.empty(), inventory.why_none.empty());
   if (!inventory.found.empty()) {
-    EXPECT_THAT(inventory.found, testing::ContainsRegex("2\\.[0-9]+\\.[0-9]+, .*libnccl"));
+    EXPECT_THAT(inventory.found, ::testing::ContainsRegex("2\\.[0-9]+\\.[0-9]+, .*libnccl"));
   } else {
     EXPECT_THAT(inventory.why_none, HasSubstr("`collectives=auto`"));
   }
@@ -58,5 +58,5 @@ TEST(SharedLibrary, ThatIsNowhereIsRefusedWithEveryPlaceThatWasTried) {
   }
 }
 
-}  // namespace
+}  // namespace nccl_test
 }  // namespace ziggurat

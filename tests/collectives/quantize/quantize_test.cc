@@ -11,7 +11,7 @@
 #include "tests/support/hard_floats.h"
 
 namespace ziggurat {
-namespace {
+namespace quantize_test {
 
 using testing::for_each_target;
 using testing::HardFloats;
@@ -244,5 +244,5 @@ TEST(QuantizeDeathTest, WantsBytesThatFit) {
                "9 bytes do not hold exactly 4 elements of 8 bits");
 }
 
-}  // namespace
+}  // namespace quantize_test
 }  // namespace ziggurat

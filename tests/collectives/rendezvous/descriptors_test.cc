@@ -24,11 +24,11 @@
 #include "tests/support/sanitized.h"
 
 namespace ziggurat {
-namespace {
+namespace descriptors_test {
 
 namespace asio = boost::asio;
 using asio::ip::tcp;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int kRanks = 600;
 constexpr rlim_t kSoft = 1024;
@@ -177,8 +177,8 @@ TEST(Descriptors, NoneLeftEndsTheJobAndIsNotWaitedFor) {
   });
   EXPECT_THAT(said, HasSubstr("EMFILE"));
   EXPECT_THAT(said, HasSubstr("RLIMIT_NOFILE"));
-  EXPECT_THAT(said, testing::Not(HasSubstr("did not come")));
+  EXPECT_THAT(said, ::testing::Not(HasSubstr("did not come")));
 }
 
-}  // namespace
+}  // namespace descriptors_test
 }  // namespace ziggurat

@@ -17,11 +17,11 @@
 #include "base/runtime/async.h"
 
 namespace ziggurat {
-namespace {
+namespace handshake_test {
 
 namespace asio = boost::asio;
 using asio::ip::tcp;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const std::string kSecret = "of this test";
 constexpr Caller kRankOne{ConnectionKind::kJoin, 1, 2, 0};
@@ -48,7 +48,7 @@ struct Connection {
   tcp::socket ours, theirs;
 };
 
-class Handshake : public testing::Test {
+class Handshake : public ::testing::Test {
  protected:
   Handshake() { reactor_.start(); }
 
@@ -174,7 +174,7 @@ TEST_F(Handshake, AStrangerGetsNothingThatTheSecretMade) {
                                       answer = connection.read(kDigestBytes);
                                     });
   EXPECT_THAT(text, HasSubstr("rank 1 does not know the secret"));
-  EXPECT_THAT(answer, testing::Each(std::byte{0}));
+  EXPECT_THAT(answer, ::testing::Each(std::byte{0}));
   EXPECT_EQ(proven_, 0);
 }
 
@@ -236,5 +236,5 @@ TEST_F(Handshake, AMessageThatComesTwiceIsRefused) {
   EXPECT_THAT(text, HasSubstr("a message has a wrong signature"));
 }
 
-}  // namespace
+}  // namespace handshake_test
 }  // namespace ziggurat

@@ -32,11 +32,11 @@
 #include "tests/support/sanitized.h"
 
 namespace ziggurat {
-namespace {
+namespace rendezvous_test {
 
 namespace asio = boost::asio;
 using asio::ip::tcp;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 Environment variables(std::map<std::string, std::string> values) {
   return [values = std::move(values)](const char* name) -> std::optional<std::string> {
@@ -208,7 +208,7 @@ TEST(Rendezvous, RanksThatMetMakeACommunicator) {
   std::thread other(rank, 1);
   rank(0);
   other.join();
-  EXPECT_THAT(sums, testing::ElementsAre(11u, 11u));
+  EXPECT_THAT(sums, ::testing::ElementsAre(11u, 11u));
 }
 
 TEST(Rendezvous, OneRankIsToldThatItsBackEndChangesNothing) {
@@ -217,9 +217,9 @@ TEST(Rendezvous, OneRankIsToldThatItsBackEndChangesNothing) {
   RankOptions options;
   options.collectives = Collectives::kNccl;
   EXPECT_EQ(connect_ranks(reactor, workers, options)->world_size(), 1);
-  EXPECT_THAT(
-      degraded_modes(),
-      testing::Contains(HasSubstr("collectives=nccl has no effect, because the job has one rank")));
+  EXPECT_THAT(degraded_modes(),
+              ::testing::Contains(
+                  HasSubstr("collectives=nccl has no effect, because the job has one rank")));
 }
 
 TEST(Rendezvous, ARankThatDoesNotComeIsNamed) {
@@ -315,7 +315,7 @@ TEST(Rendezvous, RankZeroListensOnEveryAddressOfItsMachine) {
   std::vector<RankOptions> ranks{options_of(0, 2, port), options_of(1, 2, port)};
   ranks[0].rendezvous = "192.0.2.1:" + std::to_string(port);  // not here: behind NAT, say
   const Outcome outcome = meet(ranks);
-  EXPECT_THAT(outcome.errors, testing::Each(""));
+  EXPECT_THAT(outcome.errors, ::testing::Each(""));
 }
 
 TEST(Rendezvous, RanksOfOneHostNeedNoSecretOfTheirUser) {
@@ -327,7 +327,7 @@ TEST(Rendezvous, RanksOfOneHostNeedNoSecretOfTheirUser) {
     ranks.back().one_host = true;  // as torchrun and srun say
     ranks.back().rendezvous = "some-node:" + std::to_string(port);
   }
-  EXPECT_THAT(meet(ranks).errors, testing::Each(""));
+  EXPECT_THAT(meet(ranks).errors, ::testing::Each(""));
 }
 
 /// What `body` returned in a process of another user.
@@ -358,9 +358,10 @@ TEST(LocalSecret, IsForProcessesOfTheSameUserAndNobodyElse) {
   EXPECT_EQ(asked(), "got " + secret);
   // A test may fork where there are threads: the child needs nothing of theirs.
   const std::string strangers = as_another_user(kStranger, asked);
-  EXPECT_THAT(strangers, testing::Not(HasSubstr(secret)));
+  EXPECT_THAT(strangers, ::testing::Not(HasSubstr(secret)));
 #ifndef ZIGGURAT_SANITIZES_THREADS  // it ends a forked child that starts one
-  EXPECT_THAT(strangers, testing::AnyOf("got ", HasSubstr("but this process runs as user 65534")));
+  EXPECT_THAT(strangers,
+              ::testing::AnyOf("got ", HasSubstr("but this process runs as user 65534")));
 #endif
   const auto close = [&]() -> Task<> {
     giver->close();
@@ -452,8 +453,8 @@ TEST(Rendezvous, TwoThousandBadHandshakesDoNotHoldUpTheJob) {
   });
   reactor.block_on(both());
   last.join();
-  EXPECT_THAT(errors, testing::Each(""));
+  EXPECT_THAT(errors, ::testing::Each(""));
 }
 
-}  // namespace
+}  // namespace rendezvous_test
 }  // namespace ziggurat

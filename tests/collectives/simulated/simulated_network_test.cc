@@ -13,16 +13,16 @@
 #include "collectives/simulated/simulated_communicator.h"
 
 namespace ziggurat {
-namespace {
+namespace simulated_network_test {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr std::size_t kMegabyte = 1'000'000;
 
 /// Ranks of one reactor in virtual time, 1 GB/s: a megabyte a millisecond.
-class SimulatedRanks : public testing::Test {
+class SimulatedRanks : public ::testing::Test {
  protected:
   using OnRank = std::function<Task<>(Communicator&)>;
 
@@ -172,7 +172,7 @@ TEST(SimulatedNetwork, HundredsOfRanksAreQuick) {
     co_await group.wait_idle();
   };
   reactor.block_on(all());
-  EXPECT_THAT(ones, testing::Each(256U));
+  EXPECT_THAT(ones, ::testing::Each(256U));
 }
 
 TEST(SimulatedNetwork, RefusesLinksOfNothing) {
@@ -180,5 +180,5 @@ TEST(SimulatedNetwork, RefusesLinksOfNothing) {
   EXPECT_THROW(SimulatedNetwork({.ranks = 0}), Error);
 }
 
-}  // namespace
+}  // namespace simulated_network_test
 }  // namespace ziggurat

@@ -24,9 +24,9 @@
 #include "tests/collectives/tcp_ranks.h"
 
 namespace ziggurat {
-namespace {
+namespace tcp_faults_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 using OnRank = std::function<Task<>(Communicator&)>;
 
@@ -36,7 +36,7 @@ struct Failure {
   std::string text;
 };
 
-class TcpFaults : public testing::Test {
+class TcpFaults : public ::testing::Test {
  protected:
   std::vector<std::unique_ptr<Communicator>> connect(std::size_t world,
                                                      Nanoseconds timeout = std::chrono::minutes(10),
@@ -441,7 +441,7 @@ TEST_F(TcpFaults, ARankAtWorkIsWaitedForLongerThanTheTimeout) {
     const std::function<void()> piece = [] {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     };
-    for (int i = 0; i < 100; ++i) co_await workers_.run(reactor_, "a piece of work", piece);
+    for (int i = 0; i < 100; ++i) co_await workers_.run(reactor_, {"a piece of work", 0}, piece);
     co_await c.barrier();
   };
   for (const Failure& failure : call(ranks, {waits, works})) {
@@ -467,5 +467,5 @@ TEST_F(TcpFaults, RanksThatWaitForEachOtherInDifferentCommunicatorsAreEndedAndBo
   }
 }
 
-}  // namespace
+}  // namespace tcp_faults_test
 }  // namespace ziggurat

@@ -10,7 +10,7 @@
 #include "tests/support/held_memory.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace c_checkpoint_test {
 
 constexpr std::int64_t kCount = 10'000;
 
@@ -288,5 +288,5 @@ TEST_F(CCheckpoint, IsSavedForOtherRanksOnlyWhileTheCallerWaits) {
   EXPECT_EQ(beside, 0U);
 }
 
-}  // namespace
+}  // namespace c_checkpoint_test
 }  // namespace ziggurat::testing

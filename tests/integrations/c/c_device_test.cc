@@ -6,7 +6,7 @@
 #include "tests/integrations/c/embedder.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace c_device_test {
 
 using ::testing::HasSubstr;
 
@@ -126,5 +126,5 @@ TEST_F(CDevice, SettingsThatNameNoDeviceOrTwoAreRefused) {
   EXPECT_REFUSED(open(settings(on(device_))), "\"device\" is given, but every parameter is in");
 }
 
-}  // namespace
+}  // namespace c_device_test
 }  // namespace ziggurat::testing

@@ -7,7 +7,7 @@
 #include "tests/integrations/c/embedder.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace c_durable_test {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
@@ -268,5 +268,5 @@ TEST_F(CPlacement, OfWhatFitsNowhereIsAnErrorThatSaysWhatHelps) {
   EXPECT_REFUSED(choose("{}", 1U << 30), "two parameters have the name 'first'");
 }
 
-}  // namespace
+}  // namespace c_durable_test
 }  // namespace ziggurat::testing

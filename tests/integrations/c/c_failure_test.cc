@@ -10,7 +10,7 @@
 #include "tests/integrations/c/embedder.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace c_failure_test {
 
 /// As long as it lives no file takes a write: drives fail so, at whatever moment.
 class FailingDrive {
@@ -97,5 +97,5 @@ TEST_F(CFailure, IsSaidByTheNormAndNoGradientIsLookedAt) {
   expect_the_same_words(ziggurat_gradient_norm(engine_, &norm));
 }
 
-}  // namespace
+}  // namespace c_failure_test
 }  // namespace ziggurat::testing

@@ -5,7 +5,7 @@
 #include "tests/integrations/c/embedder.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace c_interface_test {
 
 class CInterface : public Embedder {};
 
@@ -130,5 +130,5 @@ TEST_F(CInterface, KnowsNoHandleThatIsGone) {
   EXPECT_REFUSED(ziggurat_runtime_destroy(77), "there is no runtime 77");
 }
 
-}  // namespace
+}  // namespace c_interface_test
 }  // namespace ziggurat::testing

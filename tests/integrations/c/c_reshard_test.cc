@@ -14,9 +14,9 @@
 #include "tests/integrations/c/on_ranks.h"
 #include "tests/support/scratch_directory.h"
 
-namespace {
+namespace c_reshard_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using ziggurat::testing::on_ranks;
 
 constexpr std::uint64_t kCount = 40'000;  // elements of "weight"; "bias" has 5
@@ -146,4 +146,4 @@ TEST_F(CReshard, OfPiecesThatLieNowhereIsRefused) {
   });
 }
 
-}  // namespace
+}  // namespace c_reshard_test

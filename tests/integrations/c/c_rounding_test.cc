@@ -7,7 +7,7 @@
 #include "tests/integrations/c/embedder.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace c_rounding_test {
 
 /// The two parameters in bf16.
 class CRounding : public Embedder {
@@ -138,5 +138,5 @@ TEST_F(CRounding, IsOneOfACheckpoint) {
   ASSERT_DONE(ziggurat_engine_close(nearest));
 }
 
-}  // namespace
+}  // namespace c_rounding_test
 }  // namespace ziggurat::testing

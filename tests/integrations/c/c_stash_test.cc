@@ -10,7 +10,7 @@
 #include "tests/support/scratch_directory.h"
 
 namespace ziggurat {
-namespace {
+namespace c_stash_test {
 
 using ::testing::HasSubstr;
 
@@ -70,6 +70,31 @@ TEST_F(CStash, ReadsAPart) {
   EXPECT_EQ(ziggurat_stash_read(stash_, ticket, nullptr, 0, 3), ZIGGURAT_INVALID_ARGUMENT);
 }
 
+TEST_F(CStash, LendsWhatTheCallerFilled) {
+  ASSERT_EQ(open(settings()), ZIGGURAT_OK);
+  uint64_t ticket = 0, loan = 0;
+  void* address = nullptr;
+  ASSERT_EQ(ziggurat_stash_take(stash_, 10, &ticket, &address), ZIGGURAT_OK);
+  std::memcpy(address, "activation", 10);
+  ASSERT_EQ(ziggurat_stash_filled(stash_, ticket), ZIGGURAT_OK);
+  ASSERT_EQ(ziggurat_stash_lend(stash_, ticket, &loan, &address), ZIGGURAT_OK);
+  EXPECT_EQ(std::string(static_cast<const char*>(address), 10), "activation");
+  uint64_t large = 0, none = 1;
+  EXPECT_EQ(ziggurat_stash_take(stash_, 1 << 20, &large, &address), ZIGGURAT_OK);
+  EXPECT_EQ(large, 0U);
+  EXPECT_EQ(address, nullptr);
+  EXPECT_EQ(ziggurat_stash_give_back(stash_, loan), ZIGGURAT_OK);
+  ASSERT_EQ(ziggurat_stash_take(stash_, 1 << 20, &large, &address), ZIGGURAT_OK);
+  EXPECT_EQ(ziggurat_stash_filled(stash_, large), ZIGGURAT_OK);
+  EXPECT_EQ(ziggurat_stash_lend(stash_, large, &none, &address), ZIGGURAT_OK);
+  EXPECT_EQ(none, 0U);  // more than half of the memory
+  EXPECT_EQ(address, nullptr);
+  EXPECT_EQ(ziggurat_stash_take(stash_, 0, &large, &address), ZIGGURAT_INVALID_ARGUMENT);
+  EXPECT_EQ(ziggurat_stash_take(stash_, 8, nullptr, &address), ZIGGURAT_INVALID_ARGUMENT);
+  EXPECT_EQ(ziggurat_stash_lend(stash_, 99, &loan, &address), ZIGGURAT_INVALID_ARGUMENT);
+  EXPECT_THAT(ziggurat_last_error(), HasSubstr("no item 99"));
+}
+
 TEST_F(CStash, NamesWhatIsWrong) {
   EXPECT_EQ(open("{\"memory\": \"1MiB\"}"), ZIGGURAT_INVALID_ARGUMENT);
   EXPECT_THAT(ziggurat_last_error(), HasSubstr("\"store\" is missing"));
@@ -91,5 +116,5 @@ TEST_F(CStash, KeepsItsRuntime) {
   EXPECT_EQ(ziggurat_runtime_destroy(runtime_), ZIGGURAT_INVALID_ARGUMENT);
 }
 
-}  // namespace
+}  // namespace c_stash_test
 }  // namespace ziggurat

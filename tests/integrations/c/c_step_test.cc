@@ -6,7 +6,7 @@
 #include "tests/integrations/c/embedder.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace c_step_test {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -336,5 +336,5 @@ TEST_P(CStep, ThatIsRefusedLeavesGradientsAndCountsAsTheyWere) {
   EXPECT_EQ(steps_of(1), 1U);
 }
 
-}  // namespace
+}  // namespace c_step_test
 }  // namespace ziggurat::testing

@@ -9,7 +9,7 @@
 #include "tests/integrations/c/embedder.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace c_unit_test {
 
 /// Both parameters are streamed, each in a unit of its own; a twin has them in memory.
 class CUnits : public Embedder {
@@ -435,5 +435,5 @@ TEST_F(CUnitThreads, WaitForAnotherThreadsRelease) {
   EXPECT_EQ(got, ZIGGURAT_OK) << ziggurat_last_error();
 }
 
-}  // namespace
+}  // namespace c_unit_test
 }  // namespace ziggurat::testing

@@ -4,7 +4,7 @@
 #include "tests/integrations/c/embedder.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace c_variants_test {
 
 using CVariants = Embedder;
 
@@ -79,5 +79,5 @@ TEST_F(CVariants, WhatAnOptimizerHasNotIsRefused) {
                  "only adagrad has one");
 }
 
-}  // namespace
+}  // namespace c_variants_test
 }  // namespace ziggurat::testing

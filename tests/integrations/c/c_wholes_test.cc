@@ -15,11 +15,11 @@
 #include "integrations/c/ziggurat.hpp"
 #include "tests/integrations/c/on_ranks.h"
 
-namespace {
+namespace c_wholes_test {
 
-using testing::AllOf;
-using testing::Each;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
 using ziggurat::testing::on_ranks;
 
 constexpr std::size_t kCount = 40'001;
@@ -340,4 +340,51 @@ TEST(CRanksAbort, RefusesNoReasonAndNoRuntime) {
               HasSubstr("there is no runtime 12345"));
 }
 
-}  // namespace
+// A forward has them rounded, each rank's slice as the other rank decodes it; who acquires them
+// aside, or reads them, has them as they are.
+TEST(CWholes, ComeRoundedForAForwardAndAsTheyAreAside) {
+  on_ranks(2, [](int rank, const ziggurat::Runtime& runtime) {
+    std::string weight = weight_of(rank);
+    weight.insert(weight.size() - 1, R"(, "quantized": true)");
+    ziggurat::Engine engine(runtime, params_of(rank),
+                            settings_of("[" + weight + ", " + scale_of(rank) + "]"));
+    ziggurat::Exchange ranks(runtime, "the test");
+    std::vector<float> values = numbered(kCount, 0.5F);
+    engine.write_param(whole(rank, 0), ziggurat::memory_of(values));
+    ranks.barrier();
+
+    std::vector<float> rounded;
+    for (const std::size_t first : {std::size_t{0}, kFirstOfRank1}) {  // blocks begin with slices
+      const std::size_t end = first == 0 ? kFirstOfRank1 : kCount;
+      std::vector<float> part(values.begin() + static_cast<std::ptrdiff_t>(first),
+                              values.begin() + static_cast<std::ptrdiff_t>(end));
+      std::vector<std::uint8_t> codes(2 * part.size());
+      const ziggurat_memory its = ziggurat::memory_of(part);
+      ziggurat::check(ziggurat_quantize(runtime.handle(), 8, &its, 1, codes.data(), 0));
+      ziggurat::check(ziggurat_sum_quantized(runtime.handle(), 8, codes.data(), 1, 0, &its));
+      rounded.insert(rounded.end(), part.begin(), part.end());
+    }
+    ASSERT_NE(rounded, values);
+
+    engine.acquire(0);
+    EXPECT_EQ(found_at(engine.memory_of(whole(rank, 0))), rounded);
+    EXPECT_THAT(wrong([&] { engine.acquire_aside(0); }),
+                AllOf(HasSubstr("acquire_aside(unit 0)"), HasSubstr("release it before")));
+    EXPECT_THAT(wrong([&] { engine.param_written(whole(rank, 0)); }),
+                HasSubstr("acquire it aside to write it"));
+    engine.release(0);
+    engine.acquire_aside(0);
+    EXPECT_EQ(found_at(engine.memory_of(whole(rank, 0))), values);
+    engine.release(0);
+    EXPECT_THAT(wrong([&] { engine.acquire_aside(7); }), HasSubstr("unit 7"));
+    std::vector<float> read(kCount);
+    engine.read_param(whole(rank, 0), ziggurat::memory_of(read));
+    EXPECT_EQ(read, values);
+    engine.acquire(0);
+    EXPECT_EQ(found_at(engine.memory_of(whole(rank, 0))), rounded);
+    engine.release(0);
+    ranks.barrier();
+  });
+}
+
+}  // namespace c_wholes_test

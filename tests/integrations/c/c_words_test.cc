@@ -15,7 +15,7 @@
 #include "core/engine/engine_settings.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace c_words_test {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
@@ -130,5 +130,5 @@ TEST(CWords, AreKeysOfTheSettingsOrTheCallThatTakesThem) {
   for (const auto& [message, said] : all) EXPECT_EQ(in_c(message), said);
 }
 
-}  // namespace
+}  // namespace c_words_test
 }  // namespace ziggurat::testing

@@ -9,11 +9,11 @@
 
 #include "integrations/c/ziggurat.h"
 
-namespace {
+namespace deepspeed_test {
 
 using nlohmann::json;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr const char* kTwoRanks = R"({"world_size": 2, "settings": ["host_memory"]})";
 
@@ -62,4 +62,4 @@ TEST(DeepSpeedInC, AContextThatIsNoneIsRefused) {
   EXPECT_THAT(refusal(nullptr), HasSubstr("config is null"));
 }
 
-}  // namespace
+}  // namespace deepspeed_test

@@ -18,7 +18,7 @@
 #include "tests/support/scratch_directory.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace embedded_save_test {
 
 using test::HangingEngine;
 using test::HangingTarget;
@@ -181,5 +181,5 @@ TEST_F(EmbeddedSaves, WaitLongerForATargetWhereNobodyTrains) {
   EXPECT_THAT(failure(), AllOf(HasSubstr("480 s"), HasSubstr("save to another drive")));
 }
 
-}  // namespace
+}  // namespace embedded_save_test
 }  // namespace ziggurat::testing

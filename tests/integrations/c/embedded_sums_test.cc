@@ -18,7 +18,7 @@
 #include "tests/support/scratch_directory.h"
 
 namespace ziggurat::testing {
-namespace {
+namespace embedded_sums_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -115,5 +115,5 @@ TEST_F(EmbeddedSums, RefuseTheStepWhereAFirstSummandFailed) {
   EXPECT_EQ(engine_->steps_of(1), 0U);
 }
 
-}  // namespace
+}  // namespace embedded_sums_test
 }  // namespace ziggurat::testing

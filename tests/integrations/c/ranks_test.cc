@@ -19,12 +19,12 @@
 #include "tests/support/free_port.h"
 #include "tests/support/scratch_directory.h"
 
-namespace {
+namespace ranks_test {
 
-using testing::AllOf;
-using testing::AnyOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ziggurat::testing::on_ranks;
 using ziggurat::testing::ranks_of;
 
@@ -395,4 +395,4 @@ TEST(CRanks, SaveAloneWhatAllHave) {
   });
 }
 
-}  // namespace
+}  // namespace ranks_test

@@ -14,12 +14,13 @@
 #include "integrations/c/ziggurat.h"
 #include "optimizer/state_values.h"
 #include "optimizer/update.h"
+#include "tests/integrations/c/embedder.h"
 #include "tests/support/scratch_directory.h"
 #include "tiers/record_hash.h"
 
-namespace {
+namespace state_test {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using ziggurat::DType;
 using ziggurat::kTileElements;
 using ziggurat::OptimizerKind;
@@ -221,7 +222,7 @@ std::array<std::vector<float>, 2> gradients_of(unsigned step) {
   return {numbers(kCounts[0], 10 + 2 * step), numbers(kCounts[1], 11 + 2 * step)};
 }
 
-class CState : public testing::Test {
+class CState : public ::testing::Test {
  protected:
   std::string settings(StateKind state, const std::string& more = "") const {
     return R"({"store": ")" + directory_.path() + R"(/store", "optimizer": ")" +
@@ -373,12 +374,6 @@ TEST_F(CState, TheLaterOfAWrittenParameterAndAWrittenMasterCounts) {
   }
 }
 
-#define EXPECT_REFUSED(call, words)                       \
-  do {                                                    \
-    EXPECT_EQ(call, ZIGGURAT_INVALID_ARGUMENT);           \
-    EXPECT_THAT(ziggurat_last_error(), HasSubstr(words)); \
-  } while (false)
-
 TEST_F(CState, RefusesWhatAParameterDoesNotHave) {
   Opened opened(settings(kUsual, kHost), DType::kFloat32);
   std::array<char, 64> text{};
@@ -403,4 +398,4 @@ TEST_F(CState, RefusesWhatAParameterDoesNotHave) {
   EXPECT_REFUSED(ziggurat_write_state(opened.engine, 1, "master", &memory), "values is in bf16");
 }
 
-}  // namespace
+}  // namespace state_test

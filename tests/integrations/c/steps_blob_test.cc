@@ -14,7 +14,7 @@
 #include "base/error.h"
 
 namespace ziggurat {
-namespace {
+namespace steps_blob_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -93,5 +93,5 @@ TEST(JoinedBlob, IsRefusedWhereRanksCountOtherwise) {
               HasSubstr("5 and 4 steps"));
 }
 
-}  // namespace
+}  // namespace steps_blob_test
 }  // namespace ziggurat

@@ -6,6 +6,7 @@ than offload() takes.
 """
 
 import contextlib
+import ctypes
 import errno
 import gc
 import os
@@ -29,10 +30,22 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat import _stash
+from ziggurat import _activations, _loose_memory, _stash
+from ziggurat._loose_memory import RESERVE_BYTES, LooseMemory
 from ziggurat._stash import Stash
 from ziggurat._streaming import streaming_of
 from ziggurat.torch import gathered, offload
+
+@pytest.fixture(autouse=True)
+def all_pass_through_the_stash(monkeypatch):
+    """Most tests are about what leaves PyTorch's memory."""
+    monkeypatch.setattr(_activations, "IN_PLACE", 0)
+
+
+@pytest.fixture(params=["all through the stash", "the newest in place"])
+def how_kept(request, monkeypatch, all_pass_through_the_stash):
+    monkeypatch.setattr(_activations, "IN_PLACE", 0 if request.param.startswith("all") else 0.5)
+
 
 BATCH = 64  # so that what a block saves is not small
 MEMORY = 2 << 20
@@ -83,7 +96,7 @@ def same(one, other):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "not reentrant"])
-def test_has_the_bits_of_a_run_without(tmp_path, dtype, checkpointing):
+def test_has_the_bits_of_a_run_without(how_kept, tmp_path, dtype, checkpointing):
     plain = trained(gpt(dtype, checkpointing))
     model = kept_on_drive(gpt(dtype, checkpointing), tmp_path)
     assert same(trained(model), plain)
@@ -98,12 +111,12 @@ def test_has_the_bits_of_a_run_without(tmp_path, dtype, checkpointing):
 @pytest.mark.parametrize(
     "how", [{"autocast": True}, {"backwards": 3}, {"clip": 0.5}, {"backwards": 2, "autocast": True}]
 )
-def test_has_the_bits_beside_what_else_training_does(tmp_path, how):
+def test_has_the_bits_beside_what_else_training_does(how_kept, tmp_path, how):
     plain = trained(gpt(), **how)
     assert same(trained(kept_on_drive(gpt(), tmp_path), **how), plain)
 
 
-def test_figures_count_what_a_step_moves(tmp_path):
+def test_figures_count_what_a_step_moves(how_kept, tmp_path):
     model = kept_on_drive(gpt(), tmp_path)
     optimizer = ziggurat.torch.AdamW(model.parameters())
     optimizer.open()
@@ -127,7 +140,7 @@ def test_means_the_directory_of_the_state_by_itself(tmp_path):
     assert activations(model).figures()["written_bytes"] > 0
 
 
-def test_puts_each_storage_once_and_no_parameter(tmp_path):
+def test_puts_each_storage_once_and_no_parameter(how_kept, tmp_path):
     class Twice(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -210,7 +223,7 @@ def with_plains_gradients(make, x, folder, activation_memory):
         ("GRU", {}),
     ],
 )
-def test_recurrent_layers_have_the_bits(tmp_path, kind, arguments):
+def test_recurrent_layers_have_the_bits(how_kept, tmp_path, kind, arguments):
     x = torch.randn(3, 512, 64, dtype=arguments.get("dtype"), generator=torch.Generator().manual_seed(2))
     model = with_plains_gradients(lambda: Recurrent(kind, **arguments), x, tmp_path, "16MiB")
     assert activations(model).figures()["put_bytes"] > 0
@@ -258,7 +271,7 @@ def under_inference(y):
         lambda y: torch.cat([under_inference(y), y.detach()[:1]]),
     ],
 )
-def test_a_copy_serves_only_tensors_whose_versions_count_the_same_writes(tmp_path, other):
+def test_a_copy_serves_only_tensors_whose_versions_count_the_same_writes(how_kept, tmp_path, other):
     x = torch.full((256, 256), 0.25)
     with_plains_gradients(lambda: Counted(other), x, tmp_path, "4MiB")
 
@@ -278,7 +291,7 @@ class Parts(torch.nn.Module):
 
 @pytest.mark.parametrize("dimension", [0, 1])
 @pytest.mark.parametrize("split", [torch.unsafe_chunk, lambda y, n, d: torch.unsafe_split(y, 512 // n, d)])
-def test_parts_that_are_written_apart_are_copied_apart(tmp_path, split, dimension):
+def test_parts_that_are_written_apart_are_copied_apart(how_kept, tmp_path, split, dimension):
     def parts(y):
         return split(y, 2, dimension)
 
@@ -287,7 +300,7 @@ def test_parts_that_are_written_apart_are_copied_apart(tmp_path, split, dimensio
     assert activations(model).figures()["put_bytes"] == 2 * 512 * 512 * 4  # x, and each part
 
 
-def test_what_is_spread_over_its_storage_comes_back_with_its_strides(tmp_path):
+def test_what_is_spread_over_its_storage_comes_back_with_its_strides(how_kept, tmp_path):
     seen = []
 
     class Strided(torch.autograd.Function):
@@ -343,7 +356,7 @@ class Given(torch.autograd.Function):
         return ctx.saved_tensors[0], None
 
 
-def test_a_gradient_that_is_a_saved_tensor_may_be_written(tmp_path):
+def test_a_gradient_that_is_a_saved_tensor_may_be_written(how_kept, tmp_path):
     class Same(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -374,7 +387,7 @@ def test_a_small_part_of_a_large_storage_stays_where_it_is(tmp_path):
     assert activations(model).figures()["put_bytes"] == 0
 
 
-def test_nested_tensors_stay_where_they_are(tmp_path):
+def test_nested_tensors_stay_where_they_are(how_kept, tmp_path):
     class Nested(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -431,13 +444,13 @@ def test_parts_of_an_activation_take_it_along_and_come_back_alone(tmp_path):
     assert seen == [1024 * 4] * 16
 
 
-def test_threads_share_a_stash_and_wait_for_each_other(tmp_path, monkeypatch):
+def test_threads_share_a_stash_and_wait_for_each_other(how_kept, tmp_path, monkeypatch):
     made = []
 
     class Counted(Stash):
-        def __init__(self, *arguments):
+        def __init__(self, *arguments, **given):
             made.append(self)
-            super().__init__(*arguments)
+            super().__init__(*arguments, **given)
 
     class Deep(torch.nn.Module):
         def __init__(self):
@@ -465,8 +478,12 @@ def test_threads_share_a_stash_and_wait_for_each_other(tmp_path, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(made) == 1 and len(found) == 15
+    assert len(made) <= 2 and len(found) == 15  # one at first, and one with room for an item
     assert all(torch.equal(one, plain) for one in found)
+
+
+def put(stash, source):
+    return stash.put(source.nbytes, lambda address: ctypes.memmove(address, source.data_ptr(), source.nbytes))
 
 
 class Interrupts:
@@ -474,6 +491,7 @@ class Interrupts:
 
     def __init__(self, monkeypatch):
         self._call, self.at, self.put, self.dropped = _stash.call, None, set(), set()
+        self.lent, self.came_back = set(), set()
         monkeypatch.setattr(_stash, "call", self)
 
     def __call__(self, name, *arguments, **words):
@@ -481,10 +499,14 @@ class Interrupts:
         if at == (step, "before"):
             self.interrupt()
         its = self._call(name, *arguments, **words)
-        if step == "put":
-            self.put.add(arguments[-1]._obj.value)
+        if step == "take":
+            self.put.add(arguments[-2]._obj.value)
         if step == "drop":
             self.dropped.add(arguments[-1].value)
+        if step == "lend":
+            self.lent.add(arguments[-2]._obj.value)
+        if step == "give_back":
+            self.came_back.add(arguments[-1].value)
         if at == (step, "after"):
             self.interrupt()
         return its
@@ -495,22 +517,24 @@ class Interrupts:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("step", ["put", "read", "drop"])
+@pytest.mark.parametrize("step", ["take", "filled", "read", "lend", "give_back", "drop"])
 def test_an_interrupt_leaves_nothing_in_use(tmp_path, monkeypatch, step, when):
     calls = Interrupts(monkeypatch)
     stash = Stash(str(tmp_path), 4 << 20)
     source, target = torch.ones(1 << 20, dtype=torch.uint8), torch.empty(1 << 20, dtype=torch.uint8)
     for _ in range(6):
-        items = [stash.put(source.data_ptr(), 1 << 20) for _ in range(2)]
+        items = [put(stash, source) for _ in range(2)]
         del items[0]
         calls.at = (step, when)
         with pytest.raises(KeyboardInterrupt):
-            items.append(stash.put(source.data_ptr(), 1 << 20))
+            items.append(put(stash, source))
+            items[0].read(target.data_ptr(), 0, 1 << 20)
+            items[0].lent()
             items[0].read(target.data_ptr(), 0, 1 << 20)
         items.clear()
-    whole = torch.ones(4 << 20, dtype=torch.uint8)
-    item = stash.put(whole.data_ptr(), whole.nbytes)  # needs all of the memory
-    assert calls.dropped - {0} == calls.put - {item.ticket.value} and len(stash._living) == 1
+    item = put(stash, torch.ones(4 << 20, dtype=torch.uint8))  # needs all of the memory
+    assert calls.dropped - {0} == calls.put - {0, item.ticket.value} and len(stash._living) == 1
+    assert calls.came_back - {0} == calls.lent - {0}
 
 
 def test_signals_leave_nothing_in_use(tmp_path):
@@ -529,13 +553,14 @@ def test_signals_leave_nothing_in_use(tmp_path):
             items = []
             try:
                 signal.setitimer(signal.ITIMER_REAL, delays.uniform(0.001, 0.02))
-                items += (stash.put(source.data_ptr(), source.nbytes) for _ in range(6))
+                items += (put(stash, source) for _ in range(6))
                 for item in reversed(items):
+                    loan = item.lent()
                     item.read(source.data_ptr(), 0, source.nbytes)
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 interrupts += 1
-            items = item = None
+            items = item = loan = None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before[0])
@@ -572,7 +597,49 @@ def test_a_forked_process_is_refused_figures_and_may_close(tmp_path):
     optimizer.close()
 
 
-def test_closing_gives_memory_back(tmp_path):
+class Memory:
+    """Stands for the memory of the process: the C library's, of which some is freed and kept, and other."""
+
+    def __init__(self, monkeypatch):
+        self.used, self.loose, self.other, self.returned = 0, 0, 0, 0
+        monkeypatch.setattr(_loose_memory, "_used_bytes", lambda: self.used)
+        monkeypatch.setattr(_loose_memory, "_resident_bytes", lambda: self.used + self.loose + self.other)
+        monkeypatch.setattr(_loose_memory, "return_freed", self.give_back)
+        monkeypatch.setattr(_loose_memory, "_take_huge_pages", lambda: None)
+
+    def give_back(self):
+        self.loose, self.returned = 0, self.returned + 1
+
+
+def test_freed_memory_is_given_back_beyond_what_was_most_used(monkeypatch):
+    memory, its = Memory(monkeypatch), LooseMemory()
+    mib = 1 << 20
+
+    def returned(used, loose, other, freed=16 * mib):
+        memory.used, memory.loose, memory.other, memory.returned = used, loose, other, 0
+        its.count_freed(freed)
+        return memory.returned
+
+    assert returned(used=500 * mib, loose=400 * mib, other=1000 * mib) == 1  # the first look knows nothing
+    assert returned(used=500 * mib, loose=RESERVE_BYTES, other=1000 * mib) == 0
+    assert returned(used=500 * mib, loose=RESERVE_BYTES + 1, other=1000 * mib, freed=15 * mib) == 0  # no look yet
+    assert returned(used=500 * mib, loose=RESERVE_BYTES + 1, other=1000 * mib, freed=mib) == 1
+    assert returned(used=100 * mib, loose=400 * mib + RESERVE_BYTES, other=1000 * mib) == 0  # as much as was used
+    assert returned(used=900 * mib, loose=RESERVE_BYTES, other=1000 * mib) == 0
+    assert returned(used=100 * mib, loose=0, other=3000 * mib) == 1  # it learns what the others are now
+    assert returned(used=100 * mib, loose=800 * mib + RESERVE_BYTES, other=3000 * mib) == 0
+
+
+def test_the_c_library_says_what_is_used():
+    before = _loose_memory._used_bytes()
+    if before == 0:
+        pytest.skip("the C library has no mallinfo2")
+    kept = torch.ones(8 << 20, dtype=torch.uint8)
+    assert _loose_memory._used_bytes() - before >= kept.nbytes
+    assert _loose_memory._resident_bytes() > kept.nbytes
+
+
+def test_closing_gives_memory_back(how_kept, tmp_path):
     model = kept_on_drive(gpt(), tmp_path)
     trained(model)
     moved = activations(model).figures()
@@ -583,7 +650,48 @@ def test_closing_gives_memory_back(tmp_path):
     assert both["memory_peak_bytes"] <= MEMORY
 
 
-def test_a_backward_can_be_made_again(tmp_path):
+def test_backward_is_lent_memory_and_what_it_keeps_is_copied(tmp_path):
+    """A function that keeps what it is given has up to half of activation_memory, and then copies."""
+    kept, whole = [], 1024 * 256 * 4
+
+    class Keeping(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            kept.append(ctx.saved_tensors[0])
+            return gradient
+
+    class Deep(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            for number in range(12):
+                x = Keeping.apply(x + self.weight * number)
+            return x.sum()
+
+    model = kept_on_drive(Deep(), tmp_path, activation_memory=4 * whole)
+    model(torch.zeros(1024, 256)).backward()
+    assert activations(model).figures()["lent_bytes"] == 2 * whole
+    expected = torch.arange(12).cumsum(0).flip(0)
+    assert [int(one.mean()) for one in kept] == expected.tolist() and all(one.std() == 0 for one in kept)
+    for _ in range(3):  # with half of the memory still lent
+        kept_before = [one.clone() for one in kept[:2]]
+        model(torch.zeros(1024, 256)).backward()
+        assert all(map(torch.equal, kept[:2], kept_before))
+    kept.clear()
+    before = activations(model).figures()["lent_bytes"]
+    model(torch.zeros(1024, 256)).backward()
+    assert activations(model).figures()["lent_bytes"] == before + 2 * whole
+    assert activations(model).figures()["memory_peak_bytes"] <= 4 * whole
+
+
+def test_a_backward_can_be_made_again(how_kept, tmp_path):
     def gradients(model):
         loss = loss_of(model, tokens_of(0, BATCH))
         loss.backward(retain_graph=True)
@@ -609,7 +717,7 @@ def test_forgets_a_graph_that_is_dropped_and_keeps_nothing_without_gradients(tmp
     assert activations(model).figures()["memory_peak_bytes"] <= MEMORY
 
 
-def test_values_outlive_the_model(tmp_path):
+def test_values_outlive_the_model(how_kept, tmp_path):
     model = kept_on_drive(gpt(), tmp_path)
     loss = loss_of(model, tokens_of(0, BATCH))
     embedding = model.embedding.weight
@@ -621,7 +729,7 @@ def test_values_outlive_the_model(tmp_path):
     assert torch.equal(embedding.grad, plain.embedding.weight.grad)
 
 
-def test_what_is_too_large_stays_in_memory_and_is_said_once(tmp_path, capfd):
+def test_what_is_too_large_stays_in_memory_and_is_said_once(how_kept, tmp_path, capfd):
     plain = trained(gpt())
     model = kept_on_drive(gpt(), tmp_path, activation_memory="128KiB")
     assert same(trained(model), plain)

@@ -286,7 +286,7 @@ def test_few_tokens_take_no_gradient_of_the_weight_in_fp32(tmp_path):
     tokens, width = 16, 512
     gradients = 2 * (tokens + LARGE) * width
     in_fp32 = 4 * LARGE * width  # a processor without bf16 products may copy a part of what they read
-    assert measured(tmp_path, torch.bfloat16, True, tokens, width) < gradients + 16 * tokens * LARGE + in_fp32 / 2
+    assert measured(tmp_path, torch.bfloat16, True, tokens, width) < gradients + 16 * tokens * LARGE + 3 * in_fp32 / 4
 
 
 def test_a_sum_that_is_the_gradient_is_not_kept_as_all_logits(tmp_path):

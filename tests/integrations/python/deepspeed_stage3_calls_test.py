@@ -185,10 +185,10 @@ def test_gathered_parameters_pass_over_none_and_say_what_else_was_given(tmp_path
 
 def test_a_model_that_an_engine_has_is_refused_until_destroy(tmp_path):
     engine = made(config(tmp_path))
-    train(engine, 0, 1)
-    with pytest.raises(ziggurat.InvalidArgument, match=r"an engine has this model already.*destroy\(\)"):
-        deepspeed.initialize(model=engine.module, config=config(tmp_path))
-    train(engine, 1, 2)
+    for step in range(2):  # also before the first forward
+        with pytest.raises(ziggurat.InvalidArgument, match=r"an engine has this model already.*destroy\(\)"):
+            deepspeed.initialize(model=engine.module, config=config(tmp_path))
+        train(engine, step, step + 1)
     engine.destroy()
     train(deepspeed.initialize(model=engine.module, config=config(tmp_path))[0], 2, 3)
 

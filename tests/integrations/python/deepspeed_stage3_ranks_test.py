@@ -11,7 +11,7 @@ try:
     import pytest
     import torch
     import torch.distributed as dist
-    from deepspeed_stage3 import UNIT, WIDTH, bits, config, figures, made, same
+    from deepspeed_stage3 import UNIT, WIDTH, Model, bits, config, figures, made, same
     from long_cases import long_case
     from rank_runs import on_ranks
 except ImportError as missing:
@@ -188,7 +188,92 @@ def test_each_key_changes_what_ranks_bring(tmp_path):
             assert more > fewer, (key, more, fewer)
 
 
+def of_nodes(rank, folder):
+    """What training with copies for two of four ranks finds, and without: bits, and what came from the other two."""
+    found = []
+    for size in (1, 2, 4):
+        engine = made(config(folder, zero_hpz_partition_size=size, stage3_max_reuse_distance=0))
+        losses = train(engine, rank, 0, 2)
+        figures = engine.optimizer.figures()
+        found.append((losses, bits(engine), figures["from_other_nodes_bytes"], figures["from_ranks_bytes"]))
+        engine.destroy()
+    with pytest.raises(ziggurat.InvalidArgument, match="zero_hpz_partition_size.* is 3, which does not divide the 4"):
+        made(config(folder, zero_hpz_partition_size=3))
+    return found
+
+
+def test_hpz_brings_less_from_other_nodes_and_changes_no_bit(tmp_path):
+    for (losses, values, other, all_bytes), hpz, too_large in on_ranks(4, of_nodes, str(tmp_path)):
+        assert hpz[0] == too_large[0] == losses
+        assert same(hpz[1], values) and same(too_large[1], values)
+        assert other == too_large[2] == 0
+        assert 0 < 2 * hpz[2] < 2 / 3 * all_bytes  # what comes from these ranks without the key
+
+
+def quantized(rank, folder):
+    """What training with the keys of ZeRO++ finds: losses, bits, and what came of parameters and gradients."""
+    found = {}
+    for keys in (
+        {},
+        {"zero_quantized_weights": True},
+        {"zero_quantized_nontrainable_weights": True},
+        {"zero_quantized_gradients": True},
+        {"zero_quantized_weights": True, "zero_quantized_gradients": True},
+    ):
+        engine = made(config(folder, stage3_max_reuse_distance=0, **keys))
+        losses = train(engine, rank, 0, 2)
+        figures = engine.optimizer.figures()
+        saved = engine.module.state_dict()
+        of_all = [figures["from_ranks_bytes"], figures["gradients_from_ranks_bytes"]]
+        found[tuple(keys)] = losses, bits(engine), {name: one.clone() for name, one in saved.items()}, of_all
+        engine.destroy()
+    return found
+
+
+def test_quantized_exchanges_send_less(tmp_path):
+    every = on_ranks(2, quantized, str(tmp_path))
+    for found in every:
+        exact = found[()]
+        weights, frozen, gradients, both = (found[keys] for keys in list(found)[1:])
+        assert frozen[0] == exact[0]  # the model has no frozen parameters
+        assert weights[3][0] == pytest.approx(260 / 512 * exact[3][0], rel=0.05)
+        assert weights[3][1] == exact[3][1]
+        assert gradients[3][0] == pytest.approx(exact[3][0], rel=0.05)
+        assert gradients[3][1] == pytest.approx(132 / 512 * exact[3][1], rel=0.1)
+        assert both[3] == pytest.approx([weights[3][0], gradients[3][1]], rel=0.05)
+        for run, other in zip(found.values(), every[0].values(), strict=True):
+            assert same(run[1], other[1])
+            assert run[0] == pytest.approx(exact[0], rel=0.02)
+
+
+def half():
+    model = Model()
+    model.blocks[:2].requires_grad_(False)
+    return model
+
+
+def half_frozen(rank, folder):
+    """What comes of parameters, some of which are frozen, with the keys that quantize them."""
+    found = []
+    for key in (None, "zero_quantized_nontrainable_weights", "zero_quantized_weights"):
+        keys = {} if key is None else {key: True}
+        engine = made(config(folder, stage3_max_reuse_distance=0, **keys), half)
+        train(engine, rank, 0, 2)
+        found.append(engine.optimizer.figures()["from_ranks_bytes"])
+        engine.destroy()
+    return found
+
+
+def test_frozen_parameters_may_come_in_8_bits_alone(tmp_path):
+    for exact, frozen, weights in on_ranks(2, half_frozen, str(tmp_path)):
+        assert weights < 0.6 * exact
+        assert 1.1 * weights < frozen < 0.95 * exact
+
+
 def refused(rank, folder):
+    both = config(folder, more={"communication_data_type": "fp32"}, zero_quantized_gradients=True)
+    with pytest.raises(ziggurat.InvalidArgument, match='"communication_data_type": fp32 and .*zero_quantized_gradients"'):
+        made(both)
     engine = made(config(folder))
     train(engine, rank, 0, 1)
     everything = list(engine.module.parameters())

@@ -65,7 +65,7 @@ class Stream:
 
 
 class DoubleAccelerator:
-    """In the place of ziggurat._device.Accelerator."""
+    """In the place of ziggurat._accelerator.Accelerator."""
 
     def __init__(self, double: Double) -> None:
         self.double = double
@@ -101,21 +101,22 @@ class DoubleAccelerator:
         down = self.double.is_pinned(target)
         assert down != self.double.is_pinned(source), "a copy is between the host and the device"
         used = self.double.used.get(_storage(source if down else target), 0)
-        assert stream.knows >= used, "the copy does not wait for what computed before it"
+        computes = stream is self.current
+        assert computes or stream.knows >= used, "the copy does not wait for what computed before it"
         with self.double.itself():
             target, source = target.data, source.data
             then = source.clone()
-            target.fill_(float("nan"))
-        stream.add(lambda: self._copy_now(down, target, source, then))
+            target.fill_(255 if target.dtype == torch.uint8 else float("nan"))  # NaN in all float types
+        stream.add(lambda: self._copy_now(down and not computes, down, target, source, then))
         self.double.run_ahead()
 
     def _copy_now(
-        self, down: bool, target: torch.Tensor, source: torch.Tensor, then: torch.Tensor
+        self, beside: bool, down: bool, target: torch.Tensor, source: torch.Tensor, then: torch.Tensor
     ) -> None:
         with self.double.itself():
             as_it_was = _same_bits(source, then)
             if down:
-                assert _storage(source) in self._kept, "the gradient may be gone by now"
+                assert not beside or _storage(source) in self._kept, "the gradient may be gone by now"
                 target.copy_(source if as_it_was else torch.full_like(source, float("nan")))
             else:
                 assert as_it_was, "staging was written while it was copied up"

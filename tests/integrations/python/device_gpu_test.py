@@ -84,5 +84,38 @@ def test_a_wide_model_trains(tmp_path):
     assert losses[-1] < losses[0] / 2
 
 
+def deep() -> torch.nn.Module:
+    torch.manual_seed(1)
+    blocks = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(6)]
+    return torch.nn.Sequential(*blocks).bfloat16()
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="units are brought to NVIDIA's GPUs")
+@pytest.mark.parametrize("placement", ["host", "nvme"])
+def test_units_have_the_bits_of_a_model_that_is_there(placement, tmp_path):
+    def trained(name, moved):
+        model = moved(deep())
+        state = "host" if placement == "host" else f"nvme:{tmp_path / name}"
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-3, placement=state)
+        found = []
+        for step in range(6):
+            inputs = torch.randn(32, 512, generator=torch.Generator().manual_seed(step))
+            inputs = inputs.to(DEVICE, torch.bfloat16)
+            loss = (model(inputs) - inputs).float().square().mean()
+            loss.backward()
+            found.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
+        return found, [param.detach().cpu() for param in model.parameters()]
+
+    units = [str(number) for number in range(6)]
+    kept = {"memory": "2MiB", "placement": placement, "units": units, "device": "cuda:0"}
+    losses, values = trained("there", lambda model: model.to(DEVICE))
+    ours = trained("units", lambda model: ziggurat.torch.offload(model, **kept))
+    assert ours[0] == losses
+    assert all(torch.equal(one, other) for one, other in zip(ours[1], values, strict=True))
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__, *sys.argv[1:]]))

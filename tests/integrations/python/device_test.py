@@ -19,7 +19,8 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._device import Accelerator, workers_beside
+from ziggurat._accelerator import Accelerator
+from ziggurat._device import workers_beside
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -193,6 +194,28 @@ def test_state_dicts_are_torchs_both_ways(placement, tmp_path):
         optimizer.close()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=3e-6, atol=3e-7)
+
+
+def test_a_default_device_of_the_script_does_not_move_what_the_engine_reads_and_writes():
+    def found(device):
+        model = small_model()
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, threads=1)
+        tokens = torch.randint(61, (4, 8), generator=torch.Generator().manual_seed(1))
+        for _ in range(2):
+            model(tokens).sum().backward()
+            next(model.parameters()).grad.zero_()
+            with torch.device(device):
+                optimizer.step()
+                optimizer.zero_grad()
+        with torch.device(device):
+            state = optimizer.state_dict()["state"]
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.step()
+        optimizer.close()
+        moments = [its[name] for its in state.values() for name in ("exp_avg", "exp_avg_sq")]
+        return moments + [param.detach() for param in model.parameters()]
+
+    assert_same(found("meta"), found("cpu"))
 
 
 def test_a_model_without_values_is_refused(tmp_path):

@@ -680,6 +680,14 @@ class Plain(torch.Tensor):
     pass
 
 
+def test_a_model_on_another_gpu_is_told_to_be_brought_there(monkeypatch):
+    """This machine has none: the parameter only says that it is on one."""
+    model = module_with(a=torch.nn.Parameter(torch.zeros(4)))
+    monkeypatch.setattr(torch.nn.Parameter, "device", torch.device("cuda:1"))
+    with pytest.raises(ziggurat.Unimplemented, match=r"is on cuda:1, .*before model.to\(\), or .*device=\"cuda:1\"\)"):
+        offload(model, memory="1GiB")
+
+
 @pytest.fixture
 def one_rank():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

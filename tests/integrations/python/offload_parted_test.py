@@ -27,9 +27,9 @@ from ziggurat import _exchange
 WITHIN = 30.0  # seconds from the moment at which ranks part: 2 to 4 on an idle machine, and 30 minutes if nobody looked
 
 
-def begun(exchange):
+def begun(exchange, **given):
     model = ziggurat.torch.offload(gpt(checkpointing="not reentrant"), memory="1MiB")
-    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, exchange=exchange)
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, exchange=exchange, **given)
     step(model, optimizer, tokens_of(0))
     return model, optimizer
 
@@ -98,9 +98,9 @@ def steps_twice(model, optimizer, parted):
     optimizer.close()
 
 
-def run(rank, does, exchange, out, told):
+def run(rank, does, exchange, group, out, told):
     _exchange.BUCKET_BYTES = 1 << 12 if does is goes_on else _exchange.BUCKET_BYTES
-    model, optimizer = begun(exchange)
+    model, optimizer = begun(exchange, shard_group=group)
     if rank == 1:
         does(model, optimizer, lambda: Path(out).write_text("parted"))
         time.sleep(8)  # and waits for nobody
@@ -123,14 +123,19 @@ ENDS_WELL = (ends_early, steps_twice)
 
 
 @pytest.mark.parametrize(
-    ("does", "exchange"),
-    [*((does, "torch") for does in WAYS), (goes_on, "ziggurat"), (writes_alone, "ziggurat")],
-    ids=lambda one: getattr(one, "__name__", one),
+    ("does", "exchange", "group"),
+    [
+        *((does, "torch", None) for does in WAYS),
+        (goes_on, "ziggurat", None),
+        (writes_alone, "ziggurat", None),
+        (goes_on, "torch", 2),  # of four ranks
+    ],
+    ids=lambda one: getattr(one, "__name__", str(one)),
 )
-def test_ranks_that_part_end_and_say_where(does, exchange):
+def test_ranks_that_part_end_and_say_where(does, exchange, group):
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/out"
-        with RankProcesses(2, run, does, exchange, out) as ranks:
+        with RankProcesses(2 * (group or 1), run, does, exchange, group, out) as ranks:
             until = time.monotonic() + 120
             while not Path(f"{out}-1").exists() and time.monotonic() < until:
                 time.sleep(0.01)

@@ -5,10 +5,12 @@ The suite runs some cases; ZIGGURAT_CASES=all runs all. Run by pytest; as a scri
 transformers or pytest is missing, or PyTorch is older than offload() takes.
 """
 
+import gc
 import itertools
 import re
 import sys
 import time
+import weakref
 from pathlib import Path
 
 try:
@@ -22,6 +24,7 @@ try:
     from rank_runs import on_ranks
     from streamed_models import gpt, tokens_of
     from streamed_models import loss_of as loss_of_tokens
+    from streamed_ranks import STEPS, adamw, least, trained
 except ImportError as missing:
     import missing_peer
 
@@ -29,39 +32,12 @@ except ImportError as missing:
 
 import ziggurat.hf
 import ziggurat.torch
-from ziggurat._units import divide
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-STEPS = 3
-
-
-def least(model):
-    division = divide(model, "auto")
-    division.set_ranks(dist.get_world_size())
-    return division.smallest()[0]
-
-
-def adamw(model, folder=None, **given):
-    placement = "host" if folder is None else f"nvme:{folder}"
-    return ziggurat.torch.AdamW(model.parameters(), lr=1e-2, placement=placement, model=model, **given)
 
 
 def offloaded(model, home="host"):
     return ziggurat.torch.offload(model, memory=least(model), placement=home)
-
-
-def trained(model, optimizer, rank, world, steps=STEPS):
-    """Returns what training finds on the way, and the bits of the model."""
-    found, texts = [], batches(2 * steps * world)
-    for step in range(steps):
-        for text in texts[2 * step * world + rank :: world][:2]:  # two backwards a step
-            loss = loss_of(model.train(), text)
-            loss.backward()
-            found.append(loss.item().hex())
-        found.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item().hex())
-        optimizer.step()
-        optimizer.zero_grad()
-    return found, {name: values.clone() for name, values in model.state_dict().items()}
 
 
 def family(rank, world, name, dtype, home, folder):
@@ -97,6 +73,176 @@ def test_the_bits_are_those_of_zero_2(world, name, dtype, home, tmp_path):
         assert all(torch.equal(own_state[key], values) for key, values in state.items())
         assert all(map(torch.equal, own_params, params))
     assert all(torch.equal(found[0][1][1][key], values) for key, values in found[-1][1][1].items())
+
+
+def gradients(rank, world, dtype, folder):
+    """Runs whose gradients are in memory, and in files, and what their exchange takes of memory."""
+    runs = []
+    for home in ("nvme", "params=nvme,grads=nvme"):
+        model = offloaded(gpt2(n_layer=BLOCKS, n_embd=128).to(dtype), home)  # whose slices have tiles
+        optimizer = adamw(model, f"{folder}/{home}")
+        planned = ziggurat.torch.plan(model, tokens=64)
+        found = trained(model, optimizer, rank, world)
+        figures = optimizer.figures()
+        assert figures["exchange_bytes"] <= figures["exchange_planned_bytes"]
+        optimizer.close()
+        runs.append((*found, figures["exchange_bytes"], planned.on_drive.get("gradients", 0)))
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("world", "dtype"), [(2, "bf16"), pytest.param(3, "fp32", marks=long), pytest.param(2, "fp32", marks=long)]
+)
+def test_gradients_in_files_have_the_same_bits(world, dtype, tmp_path):
+    for memory, files in on_ranks(world, gradients, world, DTYPES[dtype], str(tmp_path)):
+        (losses, state, took, none), (own_losses, own_state, own_took, planned) = memory, files
+        assert own_losses == losses
+        assert all(torch.equal(own_state[key], values) for key, values in state.items())
+        assert own_took < took
+        assert none == 0 < planned
+
+
+def in_groups(rank, world, name, dtype, home, folder, groups):
+    """Runs with whole parameters and with slices, in groups of each number of ranks; None: without groups."""
+    runs = []
+    for streams, group in itertools.product((False, True), groups):
+        model = FAMILIES[name]().to(dtype)
+        if streams:
+            model = offloaded(model, home)
+        folder_of = None if home == "host" else f"{folder}/{streams}-{group}"
+        exchange = "ziggurat" if group and not streams else "torch"
+        optimizer = adamw(model, folder_of, group=dist.group.WORLD, shard_group=group, exchange=exchange)
+        runs.append((*trained(model, optimizer, rank, world), slices_of(optimizer)))
+        figures = optimizer.figures()
+        assert figures["exchange_bytes"] <= figures["exchange_planned_bytes"]
+        optimizer.close()
+    return runs
+
+
+def slices_of(optimizer):
+    """How many elements this rank has of the parameters' state."""
+    return sum(part.memory().numel() for part in optimizer.engines()[0].parts)
+
+
+@pytest.mark.parametrize(
+    ("world", "name", "dtype", "home", "groups"),
+    [
+        (4, "llama", "fp32", "host", (None, 2)),
+        pytest.param(4, "tied", "bf16", "params=nvme,grads=nvme", (None, 2), marks=long),
+        pytest.param(6, "mixture of experts", "fp32", "nvme", (None, 2, 3), marks=long),
+    ],
+)
+def test_groups_that_have_copies_have_the_bits_of_as_many_ranks(world, name, dtype, home, groups, tmp_path):
+    for runs in on_ranks(world, in_groups, world, name, DTYPES[dtype], home, str(tmp_path), groups):
+        (losses, state, count), *others = runs
+        for own_losses, own_state, _ in others:
+            assert own_losses == losses
+            assert all(torch.equal(own_state[key], values) for key, values in state.items())
+        for group, (*_, own_count) in zip(2 * groups, runs, strict=True):
+            assert own_count == pytest.approx(count * world / (group or world), rel=0.1)
+
+
+def of_nodes(rank, home, folder):
+    """Runs of four ranks in which two share copies, and in which none do: bits, and what came from other ranks."""
+    runs = []
+    for hpz in (None, 2):
+        model = offloaded(gpt2(n_layer=BLOCKS).bfloat16(), home)
+        optimizer = adamw(model, None if home == "host" else f"{folder}/{hpz}", hpz=hpz)
+        found = trained(model, optimizer, rank, 4)
+        figures = optimizer.figures()
+        runs.append((*found, figures["from_ranks_bytes"], figures["from_other_nodes_bytes"]))
+        optimizer.close()
+    for given in ({"hpz": 2}, {"shard_group": 2}):
+        with pytest.raises(ziggurat.torch.InvalidArgument, match="rank 0 gives shard_group=.*, but rank 1 gives shard_"):
+            adamw(torch.nn.Linear(8, 8), group=dist.group.WORLD, **(given if rank == 0 else {}))
+    return runs, sum(param.nbytes for param in model.parameters())
+
+
+@pytest.mark.parametrize("home", ["host", pytest.param("nvme", marks=long)])
+def test_copies_of_a_node_change_no_bit_and_come_once_a_step(home, tmp_path):
+    every = on_ranks(4, of_nodes, home, str(tmp_path))
+    for (alone, shared), _ in every:
+        assert shared[0] == alone[0]
+        assert all(torch.equal(shared[1][key], values) for key, values in alone[1].items())
+        assert alone[3] == 0
+    # Each half comes to the two ranks of the other once after each step, also after the last, for state_dict().
+    other, all_bytes = (sum(run[i][at] for run, _ in every) for i, at in ((1, 3), (0, 2)))
+    assert other == pytest.approx((STEPS + 1) * every[0][1], rel=0.01)
+    assert 1.5 * other < 2 / 3 * all_bytes  # what comes from these ranks without copies
+
+
+def grouped(rank, folder, steps, group, how):
+    """Trains, and saves what another number of ranks goes on with."""
+    model = offloaded(gpt(), "nvme")
+    optimizer = ziggurat.torch.AdamW(
+        model.parameters(), lr=1e-2, model=model, placement=f"nvme:{folder}/store", shard_group=group
+    )
+    optimizer.open(resume=how)
+    for step in steps:
+        loss_of_tokens(model, tokens_of(2 * step)).backward()  # the same on all ranks
+        optimizer.step()
+        optimizer.zero_grad()
+    state = {name: values.clone() for name, values in model.state_dict().items()}
+    if steps:
+        ziggurat.torch.save_checkpoint(f"{folder}/saved", optimizer, model)
+    full = optimizer.state_dict()["state"]
+    optimizer.close()
+    return state, full
+
+
+def test_what_groups_have_saved_goes_on_with_other_groups(tmp_path):
+    (state, full), *others = on_ranks(4, grouped, str(tmp_path), range(2), 2, False)
+    for its, its_full in others:
+        assert all(torch.equal(its[name], values) for name, values in state.items())
+        assert all(torch.equal(its_full[i]["exp_avg"], one["exp_avg"]) for i, one in full.items())
+    for its, *_ in on_ranks(2, loaded, f"{tmp_path}/saved"):
+        assert all(torch.equal(its[name], values) for name, values in state.items())
+    for world, group in ((2, None), (4, 2)):
+        for its, _ in on_ranks(world, grouped, str(tmp_path), range(0), group, "reshard"):
+            assert all(torch.equal(its[name], values) for name, values in state.items())
+
+
+def dropped(rank, streams, keeps_gradients):
+    model = offloaded(gpt()) if streams else gpt()
+    optimizer = adamw(model, group=dist.group.WORLD)
+    loss_of_tokens(model, tokens_of(rank)).backward()
+    optimizer.step()
+    if not keeps_gradients:
+        optimizer.zero_grad()
+    known = [weakref.ref(optimizer), weakref.ref(optimizer.engines()[0])]
+    del optimizer
+    gc.collect()
+    assert known[0]() is None
+    del model  # whose parameters the engine has
+    gc.collect()
+    return [one() for one in known]
+
+
+@pytest.mark.parametrize(
+    ("streams", "keeps_gradients"),
+    [(True, True), pytest.param(False, True, marks=long), pytest.param(True, False, marks=long)],
+)
+def test_an_optimizer_that_was_dropped_is_freed(streams, keeps_gradients):
+    assert on_ranks(2, dropped, streams, keeps_gradients) == [[None, None]] * 2
+
+
+def refused_groups(rank):
+    model = offloaded(gpt())
+    for group in (1, 2, 6):
+        with pytest.raises(ziggurat.torch.InvalidArgument, match=f"shard_group={group} does not divide the 3 ranks"):
+            ziggurat.torch.AdamW(model.parameters(), lr=1e-2, shard_group=group)
+    with pytest.raises(ziggurat.torch.InvalidArgument, match="hpz=2 does not divide the 3 ranks"):
+        ziggurat.torch.AdamW(model.parameters(), lr=1e-2, hpz=2)
+    alone = [dist.new_group([member]) for member in range(3)][rank]
+    for given in ({}, {"group": alone}):
+        model = torch.nn.Linear(8, 8)
+        optimizer = adamw(model, shard_group=3, **given)
+        with pytest.raises(ziggurat.torch.InvalidArgument, match="shard_group=3: this optimizer has no other ranks"):
+            optimizer.open()
+
+
+def test_groups_that_do_not_divide_the_ranks_are_refused():
+    on_ranks(3, refused_groups)
 
 
 def beside_ddp(rank, autocast):

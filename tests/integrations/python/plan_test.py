@@ -614,7 +614,7 @@ def test_the_rate_is_that_of_the_nearest_measured_folder(tmp_path, monkeypatch):
     ]
     (tmp_path / "ziggurat").mkdir()
     profile = tmp_path / "ziggurat" / "profile.json"
-    profile.write_text(json.dumps({"version": 1, "drives": drives}))
+    profile.write_text(json.dumps({"ziggurat_profile": 1, "drives": drives}))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
     def rate(folder):
@@ -624,7 +624,7 @@ def test_the_rate_is_that_of_the_nearest_measured_folder(tmp_path, monkeypatch):
     assert rate(tmp_path / "state") == 2e9
     assert rate(tmp_path / "fast" / "state") == 5e9
     assert rate("/somewhere/else") is None
-    profile.write_text(json.dumps({"version": 2, "drives": drives}))
+    profile.write_text(json.dumps({"ziggurat_profile": 2, "drives": drives}))
     assert rate(tmp_path / "state") is None
 
 
@@ -690,6 +690,22 @@ def test_the_engine_takes_no_memory_for_which_it_has_no_use(tmp_path, placement)
     optimizer.open()
     assert streaming_of(next(model.parameters()))[0].engine_bytes < 8 << 20
     optimizer.close()
+
+
+def test_ranks_in_groups_take_what_a_group_takes_and_copies_of_a_node_more():
+    model = torch.nn.Sequential(*(Block(8) for _ in range(4)))
+
+    def rows(**given):
+        return ziggurat.torch.plan(model, tokens=4, memory="8MiB", **given).in_host_memory
+
+    two, groups, four = rows(ranks=2), rows(ranks=4, shard_group=2), rows(ranks=4)
+    for row in ("parameters", "optimizer state"):
+        assert two[row] == groups[row] > four[row]
+    copies = rows(ranks=4, hpz=2)["copies of other ranks' parameters (hpz)"]
+    assert copies == four["parameters"]  # of two ranks of the other node this one keeps one's
+    for given in ({"shard_group": 3}, {"hpz": 4}, {"shard_group": 2, "hpz": 2}):
+        with pytest.raises(InvalidArgument, match="does not divide the"):
+            rows(ranks=4, **given)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
 import ziggurat
 import ziggurat.torch
 from ziggurat._rounding import rounded
-from ziggurat._state import MOMENTS
+from ziggurat._state_kinds import moments_of
 
 OPTIMIZERS = {
     "AdamW": {"lr": 1e-2, "weight_decay": 0.1},
@@ -99,7 +99,7 @@ def test_an_entry_is_torchs_and_the_engine_has_its_names(name):
     assert optimizer.state_of(param) == {}
     step(model, optimizer, 0)
     step(model, optimizer, 1)
-    moments = MOMENTS[optimizer._kind]
+    moments = moments_of(optimizer._kind)
     assert optimizer.engine.state_names() == ["master", *moments]
     entry = optimizer.state_of(param)
     assert list(entry) == ["step", *moments, "master"]

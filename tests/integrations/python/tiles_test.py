@@ -7,12 +7,14 @@ PyTorch is older than offload() takes.
 
 import gc
 import re
+import contextlib
 import sys
 from pathlib import Path
 
 try:
     import pytest
     import torch
+    import torch.fx.experimental._config
     from rank_runs import on_ranks
     from safetensors.torch import load_file, save_file
     from small_models import one_thread  # noqa: F401, a fixture
@@ -26,7 +28,9 @@ except ImportError as missing:
 import ziggurat.torch
 from ziggurat import InvalidArgument, Unimplemented
 from ziggurat._file_memory import is_in_file
+from ziggurat._logits import How
 from ziggurat._streaming import streaming_of
+from ziggurat._tiled_loss import loss_in_tiles
 from ziggurat.torch import gathered, micro_batches, offload
 
 WORDS, WIDTH, LENGTH, ROWS = 300, 64, 12, 20_003
@@ -576,6 +580,34 @@ def test_too_little_memory_names_the_tiles_that_help():
     with pytest.raises(InvalidArgument) as refused:
         offload(made(), memory=1000)
     assert "tiles" not in str(refused.value)
+
+
+class OnCpu:
+    """Tiles of a weight that stays on the CPU."""
+
+    rows, folder_of_grad = 8, None
+
+    def each(self, backward=False):
+        yield from (slice(0, 8), slice(8, 16))
+
+    def require_rows(self, weight):
+        assert len(weight) == 16
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_loss_is_computed_where_hidden_is(is_trained, monkeypatch):
+    """PyTorch's meta device plays a GPU: it computes no values, and refuses operands on another device."""
+    monkeypatch.setattr(torch, "autocast", lambda *device, **given: contextlib.nullcontext())  # which it has not
+    weight, bias = torch.ones(16, 4, requires_grad=is_trained), torch.ones(16)
+    with torch.device("meta"):
+        hidden, tokens, divisor = torch.empty(6, 4, requires_grad=True), torch.arange(5), torch.ones(())
+    how = How(3, torch.float32, 1.0, None, True)
+    comes_back = pytest.raises(NotImplementedError, match="copy out of meta") if is_trained else contextlib.nullcontext()
+    with torch.fx.experimental._config.patch(meta_nonzero_assume_all_nonzero=True):
+        loss = loss_in_tiles(hidden, weight, bias, tokens, tokens, divisor, how, OnCpu())
+        with comes_back:  # what the CPU gets has no values to copy
+            loss.backward()
+    assert loss.is_meta and (is_trained or hidden.grad.is_meta)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 
 ZIGGURAT_WHEEL=WHEEL [ZIGGURAT_TEST_TORCH=SITE-PACKAGES] wheel_test.py ROOT
 
-Exits with 77 if no wheel is given. Without ZIGGURAT_TEST_TORCH, a directory with PyTorch in it, nothing is trained.
+Exits with 77 if no wheel is given. Without ZIGGURAT_TEST_TORCH, a directory with PyTorch in it, nothing is trained. A wheel
+that was built without CUDA is a good one too, if it says so.
 """
 
 import json
 import os
 import re
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -30,7 +32,8 @@ problems: list[str] = []
 
 # What every Linux with glibc and C++ has; the tag of the wheel says from which version on.
 SYSTEM = re.compile(r"linux-vdso|ld-linux|lib(c|m|dl|rt|pthread|resolv|stdc\+\+|gcc_s|z)\.so")
-OF_THE_COMMAND = re.compile(r"dnnl|gomp|omp|mpi|OpenCL")
+OPENED_LATE = re.compile(r"dnnl|gomp|omp|mpi|OpenCL|cuda|nccl")
+SIZE_MAX = 60 * 10**6
 HEAVY = ["torch", "numpy", "subprocess", "asyncio", "multiprocessing", "tempfile", "importlib.metadata"]
 IMPORTED = f"""
 import sys
@@ -109,24 +112,65 @@ def check_command(python: Path, site: Path) -> None:
 def check_linking(site: Path) -> None:
     package = site / "ziggurat"
     library = package / "lib" / "libziggurat.so.0"
-    for file in [library, package / "bin" / "ziggurat", *sorted(site.glob("ziggurat.libs/*"))]:
+    command = package / "bin" / "ziggurat"
+    for file in [command, *sorted(package.glob("lib/*")), *sorted(site.glob("ziggurat.libs/*"))]:
         paths = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", said("readelf", "-d", file))
         expect(all(p.startswith("$ORIGIN") for p in ":".join(paths).split(":") if p), f"{file.name}: run path {paths}")
         needed = said("ldd", file)
         for line in needed.splitlines():
             expect(f"=> {site}/" in line or SYSTEM.search(line) is not None, f"{file.name}: {line.strip()} is not in the wheel")
-        if file == library:
+        if file in (library, command):
             print(f"ldd {file.name}:\n{needed}")
-            expect(not OF_THE_COMMAND.search(needed), f"{file.name} needs what only the command may")
+            expect(not OPENED_LATE.search(needed), f"{file.name} needs a library that is to be opened when it is used")
     symbols = root / "tests/integrations/c/symbols_test.py"
     said(sys.executable, symbols, package / "include/ziggurat.h", library, "nm", package / "_header.py")
 
 
+def kernels(program: Path) -> dict[int, set[int]]:
+    """For which architectures there is machine code (2) and PTX (1) in a program, by the headers of nvcc's fat binaries, of which
+    some have less than others; returned is what all have."""
+    content = program.read_bytes()
+    binaries: list[dict[int, set[int]]] = []
+    begin = content.find(b"\x50\xed\x55\xba\x01\x00")
+    while begin >= 0:
+        header, size = struct.unpack_from("<HQ", content, begin + 6)
+        found: dict[int, set[int]] = {1: set(), 2: set()}
+        at = begin + header
+        while at < begin + header + size:
+            kind, _, header_size, code_size = struct.unpack_from("<HHIQ", content, at)
+            found[kind].add(struct.unpack_from("<I", content, at + 28)[0])
+            at += header_size + code_size
+        binaries.append(found)
+        begin = content.find(b"\x50\xed\x55\xba\x01\x00", at)
+    return {kind: set.intersection(*(found[kind] for found in binaries)) if binaries else set() for kind in (1, 2)}
+
+
+def check_cuda(python: Path, site: Path) -> None:
+    """CUDA's runtime, NVIDIA's terms, and kernels for all GPUs are in a wheel together, or none of them is."""
+    info = next(site.glob("ziggurat-*.dist-info"))
+    doctor = said(python, "-m", "ziggurat", "doctor")
+    with_cuda = re.search(r"^CUDA +runtime ", doctor, re.MULTILINE) is not None
+    print(f"built with CUDA: {with_cuda}")
+    terms = info / "licenses" / "third-party" / "nvidia-cuda-runtime"
+    expect(terms.is_file() == with_cuda, f"CUDA is in the wheel: {with_cuda}; NVIDIA's terms: {terms.is_file()}")
+    if with_cuda:
+        expect("libcudart_static.a" in terms.read_text(), f"{terms} does not list the static runtime as what may be passed on")
+        found = kernels(site / "ziggurat" / "lib" / "libziggurat.so.0")
+        print(f"kernels: sm_{sorted(found[2])}, PTX of {sorted(found[1])}")
+        expect({75, 80, 90, 100, 120} <= found[2], f"kernels only for {sorted(found[2])}")
+        expect(bool(found[1]) and max(found[1]) >= 120, f"PTX only of {sorted(found[1])}: no GPU to come can use it")
+    else:
+        expect("built without CUDA" in doctor, "doctor does not say why no GPU is used")
+
+
 def check_licences(site: Path) -> None:
     info = next(site.glob("ziggurat-*.dist-info"))
-    expect((info / "licenses" / "LICENSE").is_file(), "our licence is missing")
+    for ours in ("LICENSE", "NOTICE"):
+        expect((info / "licenses" / ours).is_file(), f"{ours} is missing")
     parts = [part for list_ in info.glob("sboms/*.json") for part in json.loads(list_.read_text())["components"]]
     names = {part["name"] for part in parts if part["purl"].startswith("pkg:deb")}
+    onednn = [path.name for path in (info / "licenses" / "third-party").glob("libdnnl*")]
+    expect(len(onednn) == 1, f"licences of oneDNN: {onednn}")
     missing = {name for name in names if not (info / "licenses" / "third-party" / name).is_file()}
     expect(not missing, f"no licence of {sorted(missing)}")
     copied = {re.sub(r"-[0-9a-f]{8}\.", ".", file.name) for file in site.glob("ziggurat.libs/*")}
@@ -137,10 +181,12 @@ def check_licences(site: Path) -> None:
 with tempfile.TemporaryDirectory() as folder:
     os.chdir(folder)  # nothing of the tree is found from here
     expect(re.fullmatch(r"ziggurat-[\d.]+-py3-none-manylinux\w+\.whl", wheel.name) is not None, f"tag of {wheel.name}")
+    expect(wheel.stat().st_size < SIZE_MAX, f"the wheel has {wheel.stat().st_size} bytes, more than {SIZE_MAX}")
     python, site = environment(Path(folder) / "clean")
     check_import(python)
     check_command(python, site)
     check_linking(site)
+    check_cuda(python, site)
     check_licences(site)
     if beside_torch is not None:
         trainer, _ = environment(Path(folder) / "torch", str(started_in / beside_torch))

@@ -24,7 +24,7 @@ from ziggurat._native import DataLoss, InvalidArgument
 from ziggurat._opened import Opened
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._rounding import rounded
-from ziggurat._state import MOMENTS
+from ziggurat._state_kinds import moments_of
 
 Rename = Callable[[str], "str | None"]
 
@@ -222,7 +222,7 @@ def _write_state(
     optimizer: EngineOptimizer, opened: Opened, param: torch.Tensor, plan: Plan
 ) -> None:
     """Writes a parameter's state, one array in memory at a time."""
-    moments, state = MOMENTS[optimizer._kind], plan.states.get(param)
+    moments, state = moments_of(optimizer._kind), plan.states.get(param)
     if state is not None:
         for kind in moments:
             opened.write_state(param, kind, state[kind].read())

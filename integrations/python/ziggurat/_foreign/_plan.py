@@ -12,7 +12,7 @@ from ziggurat._foreign._content import Content, Saved, State
 from ziggurat._names import names_alone, names_in
 from ziggurat._native import InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
-from ziggurat._state import MOMENTS
+from ziggurat._state_kinds import moments_of
 
 
 def _saved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -93,7 +93,7 @@ class Plan:
         self.values: dict[torch.Tensor, Saved] = {}
         self.states: dict[torch.Tensor, State] = {}
         self._content, self._places = content, places
-        self._moments = MOMENTS[places.kind]
+        self._moments = moments_of(places.kind)
         self._match_values()
         self._match_states()
         for name, target in places.targets.items():

@@ -220,6 +220,12 @@ class Config:
         self.zero_sizes: dict[str, int] = {key: self._of(key) for key in _SIZES}
         self.param_limits = self._param_limits()
         self.leaf_modules = self._leaf_modules()
+        self.hpz_partition_size: int = self.value("zero_optimization.zero_hpz_partition_size")
+        #: Whether zero_quantized_KEY is true.
+        self.quantized: dict[str, bool] = {
+            key: self.value(f"zero_optimization.zero_quantized_{key}")
+            for key in ("weights", "nontrainable_weights", "gradients")
+        }
         #: Keyword arguments of ziggurat.torch's optimizers.
         self.engine_arguments: dict[str, Any] = {
             name: self._of(name) for name in OWN_KEYS if self._of(name) is not None

@@ -144,6 +144,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
             if path is not None:  # else the script has called offload() itself, and hears what is missing
                 self._directory = RunDirectory(path, self.global_rank, "offload_param")
                 _streamed.keep_on_drive(streaming, self._directory.path / "params")
+        where |= _streamed.exchange_of(self._config, streaming, self.dp_world_size)
         if self.dp_world_size > 1:
             where["group"] = self._group or torch.distributed.group.WORLD
             if self._config.communication_data_type is not None:

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from ziggurat._native import InvalidArgument
+from ziggurat._abi import InvalidArgument, NotFinite, call, sized
 from ziggurat.deepspeed._config import Config
-
-_FACTOR = 2.0
 
 
 class LossScale:
@@ -30,11 +29,8 @@ class LossScale:
 
 
 class DynamicLossScale(LossScale):
-    """A scale that overflows halve, and that doubles after `window` steps without an overflow.
-
-    The first ``hysteresis - 1`` overflows have no effect. The number of overflows that are left is
-    reset when the scale grows, or with `consecutive_hysteresis` when a step has no overflow.
-    """
+    """A scale that overflows halve, and that doubles after `window` steps without an overflow, as the
+    engine says (optimizer/loss_scale.h). Its state has DeepSpeed's names."""
 
     dynamic = True
 
@@ -48,37 +44,33 @@ class DynamicLossScale(LossScale):
         ends_at_minimum: bool = True,
     ) -> None:
         super().__init__(scale)
-        self._window, self._minimum = window, minimum
-        self._hysteresis, self._consecutive = hysteresis, consecutive_hysteresis
-        self._ends_at_minimum = ends_at_minimum
+        settings = {
+            "loss_scale_window": window,
+            "hysteresis": hysteresis,
+            "consecutive_hysteresis": consecutive_hysteresis,
+            "min_loss_scale": minimum,
+            "ends_at_minimum": ends_at_minimum,
+        }
+        self._settings = json.dumps(settings).encode()
         self.cur_iter = 0
         self.cur_overflow_iter = -1  #: the step of the newest overflow
         self.cur_hysteresis = hysteresis
 
     def update(self, overflow: bool) -> None:
+        its = sized(
+            "ziggurat_loss_scale",
+            scale=self.cur_scale,
+            hysteresis_left=self.cur_hysteresis,
+            steps_since_overflow=self.cur_iter - self.cur_overflow_iter - 1,
+        )
+        try:
+            call("ziggurat_update_loss_scale", self._settings, overflow, its)
+        except NotFinite as error:  # which would tell the caller to skip the step, as it was
+            raise InvalidArgument(f"fp16: {error}, or train with bf16") from error
+        self.cur_scale, self.cur_hysteresis = its.scale, its.hysteresis_left
         if overflow:
-            self._overflowed()
-        else:
-            if self._consecutive:
-                self.cur_hysteresis = self._hysteresis
-            stable = self.cur_iter - self.cur_overflow_iter - 1
-            if stable > 0 and stable % self._window == 0:
-                self.cur_hysteresis = self._hysteresis
-                self.cur_scale *= _FACTOR
+            self.cur_overflow_iter = self.cur_iter
         self.cur_iter += 1
-
-    def _overflowed(self) -> None:
-        self.cur_overflow_iter = self.cur_iter
-        if self.cur_hysteresis > 1:
-            self.cur_hysteresis -= 1
-            return
-        if self.cur_scale == self._minimum and self._ends_at_minimum:
-            raise InvalidArgument(
-                f"fp16: gradients overflow though the loss scale is at min_loss_scale="
-                f"{self._minimum:g}: the loss may be infinite; train with bf16, or lower "
-                "fp16.min_loss_scale or the learning rate"
-            )
-        self.cur_scale = max(self.cur_scale / _FACTOR, self._minimum)
 
 
 def loss_scale_of(config: Config) -> LossScale:
@@ -93,7 +85,7 @@ def loss_scale_of(config: Config) -> LossScale:
         2.0**fp16.initial_scale_power,
         fp16.loss_scale_window,
         float(fp16.min_loss_scale),
-        fp16.hysteresis if zero else 1,
+        max(1, fp16.hysteresis) if zero else 1,
         fp16.consecutive_hysteresis and zero,
         ends_at_minimum=zero,
     )

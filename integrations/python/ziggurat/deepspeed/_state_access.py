@@ -17,7 +17,7 @@ from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._ranks import rank_count, several_ranks
 from ziggurat._rounding import rounded
-from ziggurat._state import MOMENTS
+from ziggurat._state_kinds import moments_of
 from ziggurat.deepspeed._owners import owner_of
 
 __all__ = [
@@ -184,7 +184,7 @@ def _need(param: torch.Tensor) -> EngineOptimizer:
 def _moments(optimizer: EngineOptimizer, param: torch.Tensor, key: str) -> dict[str, torch.Tensor]:
     """Returns the moments, which are zeros before the first step. Errors: InvalidArgument for a
     name that this optimizer lacks."""
-    known = MOMENTS[optimizer._kind]
+    known = moments_of(optimizer._kind)
     if key not in known:
         raise InvalidArgument(
             f'optim_state_key="{key}" is not known: {type(optimizer).__name__} has '
@@ -205,7 +205,7 @@ def _state(optimizer: EngineOptimizer, param: torch.Tensor) -> dict[str, torch.T
 def _give(optimizer: EngineOptimizer, param: torch.Tensor, changed: dict[str, Any]) -> None:
     """Loads the present state with the `changed` arrays; the optimizer's other parameters keep
     theirs."""
-    entry = _moments(optimizer, param, MOMENTS[optimizer._kind][0])
+    entry = _moments(optimizer, param, moments_of(optimizer._kind)[0])
     entry |= {"step": torch.tensor(0.0)} | _state(optimizer, param) | changed
     optimizer.open()
     for opened in optimizer._opened:

@@ -172,12 +172,12 @@ class _Saving:
         for engine, opened in enumerate(self._optimizer._opened):
             for param in (param for param in opened.members if param in self._indices):
                 cut = sharing.ranks.cut(param.numel())
-                for rank in set(range(sharing.ranks.size)) - {sharing.ranks.rank}:
-                    its = cut.of(rank)
+                for shard in set(range(sharing.ranks.shards)) - {sharing.ranks.shard}:
+                    its = cut.of(shard)
                     if its.stop > its.start:
                         yield {
                             "engine": engine,
-                            "rank": rank,
+                            "rank": sharing.ranks.with_shard(shard),
                             "name": opened._names_of[param],
                             "param": self._indices[param],
                             "first": its.start,

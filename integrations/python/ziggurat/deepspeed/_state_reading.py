@@ -22,7 +22,7 @@ from ziggurat._native_checkpoint import Checkpoint
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._parts import Part
 from ziggurat._rounding import draws_params, rounds_to
-from ziggurat._state import MOMENTS
+from ziggurat._state_kinds import moments_of
 from ziggurat.deepspeed import _files
 from ziggurat.deepspeed._letting_go import let_go, or_lost
 from ziggurat.deepspeed._state_folder import Kept, open_all, runtime_with, take_over
@@ -141,7 +141,7 @@ class FolderReading:
         kind = self._optimizer._kind
         if not arrays:
             return
-        if missing := [moment for moment in MOMENTS[kind] if moment not in arrays]:
+        if missing := [moment for moment in moments_of(kind) if moment not in arrays]:
             raise InvalidArgument(
                 f"load_checkpoint(): the state of parameter '{name}' has {', '.join(arrays)}, but "
                 f"no {', '.join(missing)}: it is not the state of an optimizer of the kind {kind}"

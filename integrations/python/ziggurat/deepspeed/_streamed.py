@@ -7,22 +7,27 @@ by unit. This module makes offload()'s arguments and the engine's limits of the 
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ziggurat._memory import size_text
 from ziggurat._native import InvalidArgument, Unimplemented
 from ziggurat._offload import offload
-from ziggurat._streaming import Streaming, is_away, streaming_around
+from ziggurat._state_kinds import has_codes
+from ziggurat._streaming import Streaming, is_away, streaming_around, streaming_of
 from ziggurat._units import Division, divide
 from ziggurat.deepspeed._config import Config, ParamLimits
 from ziggurat.deepspeed._log import say
+from ziggurat.deepspeed._owners import owner_of
 from ziggurat.deepspeed._stage3_params import mark
 from ziggurat.deepspeed._stage3_units import take_leaves, units_of
+
+_GRADIENT_BITS = 4  # of zero_quantized_gradients, as in DeepSpeed
 
 
 def streams(config: Config) -> bool:
@@ -91,14 +96,69 @@ def stream(module: torch.nn.Module, config: Config, ranks: int) -> Streaming | N
     return streaming
 
 
+def exchange_of(config: Config, streaming: Streaming | None, ranks: int) -> dict[str, Any]:
+    """Returns the optimizer's arguments for what the ranks send each other (ZeRO++). Says which keys change
+    nothing. Errors: those of _hpz_of(); InvalidArgument if gradients are to travel in a type too."""
+    found: dict[str, Any] = {}
+    hpz = _hpz_of(config, streaming, ranks)
+    if hpz is not None:
+        found["hpz"] = hpz
+    keys = [f'"zero_optimization.zero_quantized_{key}"' for key, asked in config.quantized.items() if asked]
+    if keys and (ranks == 1 or streaming is None):
+        why = "one rank sends nothing" if ranks == 1 else "the ranks have whole parameters"
+        say(f"{', '.join(keys)}: true changes nothing: {why}")
+        return found
+    if config.quantized["weights"]:
+        found["quantized_weights"] = True
+    elif config.quantized["nontrainable_weights"]:
+        found["quantized_weights"] = "frozen"
+    if config.quantized["gradients"]:
+        if config.communication_data_type is not None:
+            raise InvalidArgument(
+                f'"communication_data_type": {config.communication_data_type} and '
+                f'"zero_optimization.zero_quantized_gradients": true cannot be used together, because gradients travel '
+                f"in {_GRADIENT_BITS} bits then: give only one of them"
+            )
+        found["quantized_gradients"] = _GRADIENT_BITS
+    return found
+
+
+def _hpz_of(config: Config, streaming: Streaming | None, ranks: int) -> int | None:
+    """Returns how many ranks share copies of the parameters; None if none do, which is said if the configuration
+    asks for it. Errors: InvalidArgument if it does not divide the `ranks`."""
+    key, size = '"zero_optimization.zero_hpz_partition_size"', config.hpz_partition_size
+    if size in (0, 1):
+        return None
+    if size < 0 or (size < ranks and ranks % size != 0):
+        raise InvalidArgument(
+            f"{key} is {size}, which does not divide the {ranks} ranks into nodes: give the number of ranks of a node, "
+            f"a divisor of {ranks}"
+        )
+    if streaming is None:
+        say(f"{key} is {size}, which changes nothing: the ranks have whole parameters")
+    elif size >= ranks:
+        say(f"{key} is {size}, which changes nothing: there are not more ranks than this value")
+    else:
+        return size
+    return None
+
+
 def require_no_engine(module: torch.nn.Module) -> None:
     """Refuses a model that another engine keeps the parameters of. Errors: InvalidArgument."""
+    if any(map(_has_engine, module.parameters())):
+        gc.collect()  # a scheduler and its optimizer have each other
     for name, param in module.named_parameters():
-        if is_away(param):
+        if is_away(param) or _has_engine(param):
             raise InvalidArgument(
                 f"initialize(): an engine has this model already, and keeps its parameter '{name}': call "
                 "destroy() of that engine before another one trains the model"
             )
+
+
+def _has_engine(param: torch.Tensor) -> bool:
+    """Returns whether the optimizer of an engine is going to take the streamed parameter at its first forward."""
+    owner = owner_of(param)
+    return owner is not None and not owner.is_closed and streaming_of(param) is not None
 
 
 def say_of_no_optimizer(config: Config) -> None:
@@ -138,7 +198,7 @@ def _memory_of(module: torch.nn.Module, division: Division, config: Config, on_n
     elements = limits.max_live + (_in_host_memory(limits) if on_nvme else 0)
     asked = elements * _itemsize(module) + _beside_bytes(division, limits)
     try:
-        division.require(asked, own_blocks=config.engine_arguments.get("state_format") == "8bit")
+        division.require(asked, own_blocks=has_codes(config.engine_arguments.get("state_format")))
     except InvalidArgument:
         smallest, of_what = division.smallest()
         say(

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/runtime/costed_workers.h: the twin of the workers, in virtual time. A job takes as long as
+// its bytes take, and is not run unless it decides something.
+//
+// Each worker has an equal share of the memory's bandwidth, whether the others work or not. Jobs
+// are begun in the order of WorkerPool. A trainer's regions are no jobs: they take no time here.
+// Reactor's thread only.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "base/runtime/async.h"
+#include "base/runtime/trace.h"
+#include "base/runtime/workers.h"
+
+namespace ziggurat {
+
+struct CostedWorkersOptions {
+  std::size_t threads = 1;
+  double bytes_per_second = 0;  ///< of all workers together; must be above 0
+  Nanoseconds latency{0};       ///< of each job: to hand it over and to hear of its end
+};
+
+class CostedWorkers final : public Workers {
+ public:
+  /// The reactor has virtual time and outlives the workers; `trace`, which may be null, does too.
+  CostedWorkers(Reactor& reactor, const CostedWorkersOptions& options, Trace* trace = nullptr);
+
+  std::size_t threads() const noexcept override { return options_.threads; }
+  /// Returns how long all jobs so far took, summed over workers.
+  Nanoseconds busy() const noexcept { return busy_; }
+
+ private:
+  struct Job {
+    Work work;
+    const std::function<void()>* action;
+    Signal* done;
+  };
+  Task<> begin(Reactor& reactor, Work work, const std::function<void()>& job, int numa_node,
+               Turn turn) override;
+  Job next();
+  void begin_more();
+  void end(const Job& job, std::size_t worker);
+
+  Reactor& reactor_;
+  CostedWorkersOptions options_;
+  std::deque<Job> soon_;
+  std::deque<Job> in_order_;
+  bool in_order_next_ = false;     // because the last one that was begun had Turn::kSoon
+  std::vector<std::size_t> idle_;  // workers, by number; the last one is begun with
+  Trace* trace_;
+  std::vector<int> tracks_;  // by worker
+  Nanoseconds busy_{0};
+};
+
+}  // namespace ziggurat

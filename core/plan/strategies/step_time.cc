@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/plan/strategies/step_time.cc: puts a step together from layers, exchanges and the update.
+#include "core/plan/strategies/step_time.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/plan/strategies/activations.h"
+#include "core/plan/strategies/step_memory.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr double kUpdateBytes = 28;  // 4 + 4 + 4 + 2 read and as much written (ARCHITECTURE.md)
+
+double sum_bytes(const Training& training) {  // of one tensor-parallel sum
+  return 2.0 * static_cast<double>(training.tokens()) * static_cast<double>(training.model.hidden);
+}
+
+/// The work of one micro-batch on one pipeline stage.
+struct Stage {
+  double forward = 0;  ///< of all its layers, with tensor-parallel sums
+  double again = 0;    ///< what backward makes again of it
+  double backward = 0;
+  double sums = 0;     ///< of tensor-parallel ranks, in the above
+  double passing = 0;  ///< of activations and gradients to the neighbours
+  double middle() const noexcept { return forward + again + backward + passing; }
+};
+
+Stage stage_of(const Training& training, const Machine& machine) {
+  const ModelShape& model = training.model;
+  const ParallelLayout& layout = training.layout;
+  const auto all = static_cast<double>(model.layers);
+  const double with_experts = model.experts.count == 0
+                                  ? 0
+                                  : static_cast<double>(std::max<std::int64_t>(
+                                        0, model.layers - model.experts.dense_layers));
+  const double share = static_cast<double>(layout.layers_of_a_rank(model.layers)) / all;
+  Stage stage;
+  const auto add = [&](double layers, bool experts) {
+    if (layers <= 0) return;
+    const LayerTime time = layer_time(training, machine, experts);
+    stage.forward += layers * share * time.forward;
+    stage.backward += layers * share * time.backward;
+    stage.again += layers * share * time.again;
+  };
+  add(all - with_experts, false);
+  add(with_experts, true);
+  const int per_node = std::min(layout.tp, machine.gpus);
+  const double sum = all_reduce_time(training, machine, sum_bytes(training), layout.tp, per_node,
+                                     std::max(1, machine.gpus / layout.tp));
+  const double of_a_pass = 2 * sum * all * share;
+  stage.forward += of_a_pass;
+  stage.backward += of_a_pass;
+  if (layout.ep > 1) {
+    // Each token goes to its experts and comes back, in forward and in backward.
+    const double sent = 2 * static_cast<double>(model.experts.per_token) * sum_bytes(training);
+    const double link = layout.ep <= machine.gpus
+                            ? machine.peer_bandwidth
+                            : machine.network_bandwidth * machine.reach.network / machine.gpus;
+    const double pass = with_experts * share * sent * (layout.ep - 1) / layout.ep / link;
+    stage.forward += pass;
+    stage.backward += pass;
+  }
+  // A layer that is made again whole also repeats its exchanges.
+  if (training.recompute == Recompute::kFull) stage.again = stage.forward;
+  stage.sums = of_a_pass * (2 + (training.recompute == Recompute::kFull ? 1 : 0));
+  if (layout.pp > 1) {
+    // Each tensor rank sends its part of the rows (Narayanan et al. 2021, section 4.1).
+    const bool one_node = layout.ranks() <= machine.gpus;
+    const double link = one_node ? machine.peer_bandwidth
+                                 : machine.network_bandwidth * machine.reach.network / machine.gpus;
+    stage.passing = 2 * sum_bytes(training) / layout.tp / link;
+  }
+  return stage;
+}
+
+/// What ranks send of parameters and gradients, and how much of it compute hides.
+struct ExchangeTime {
+  double seconds = 0;
+  double exposed = 0;
+};
+
+ExchangeTime exchange_of(const Training& training, const Machine& machine, const Stage& stage,
+                         const RankParameters& params) {
+  const ParallelLayout& layout = training.layout;
+  const bool adapts = training.lora.rank > 0;
+  const double trained = adapts ? params.adapters : params.total();
+  const int in_node = std::max(1, machine.gpus / std::max(1, layout.tp));
+  const auto whole = [&](double count, int ranks) {
+    const int near = std::min(ranks, in_node);
+    return all_reduce_time(training, machine, 2 * count, ranks, near,
+                           ranks > in_node ? std::min(machine.gpus, layout.tp) : 1);
+  };
+  ExchangeTime exchange;
+  if (layout.stage < 3) {
+    exchange.seconds = whole(trained, layout.dp);
+    exchange.exposed = training.software.overlaps
+                           ? std::max(0.0, exchange.seconds - stage.backward - stage.again)
+                           : exchange.seconds;
+    return exchange;
+  }
+  // A gather is half an all-reduce, and so is a scatter of gradients. ZeRO++ gathers a byte and
+  // sends half a byte of each 16-bit value, and gathers a second time within groups (Wang et al.
+  // 2023).
+  const auto micro = static_cast<double>(training.micro_batches);
+  const double all = params.total() + params.adapters;
+  const double gather = whole(all, layout.shards()) / 2 * (layout.quantized ? 0.5 : 1);
+  const double reduce = whole(trained, layout.shards()) / 2 * (layout.quantized ? 0.25 : 1);
+  const double replicas = layout.dp > layout.shards()
+                              ? whole(trained / layout.shards(), layout.dp / layout.shards())
+                              : 0;
+  double again = layout.keeps_gathered ? 0 : gather;
+  if (layout.hpz > 0) again = whole(all, layout.hpz) / 2;
+  exchange.seconds = micro * (gather + again + reduce) + replicas;
+  exchange.exposed = exchange.seconds;
+  if (training.software.overlaps) {
+    exchange.exposed = micro * (std::max(0.0, gather - stage.forward) +
+                                std::max(0.0, again + reduce - stage.backward - stage.again)) +
+                       replicas;
+  }
+  return exchange;
+}
+
+/// The update, where it runs, and what it moves.
+struct Update {
+  double device = 0, host = 0, drive = 0, link = 0;
+};
+
+Update update_of(const Training& training, const Machine& machine, const RankParameters& params) {
+  const ParallelLayout& layout = training.layout;
+  const double own = params.updated_by_a_rank(layout);
+  Update update;
+  if (layout.optimizer == Tier::kDevice) {
+    update.device = kUpdateBytes * own / (machine.device_bandwidth * machine.reach.stream);
+  } else {
+    const double node = own * std::min(machine.gpus, layout.ranks());
+    update.host = kUpdateBytes * node / (machine.host_bandwidth * machine.reach.host);
+    update.link = (2 + 2) * own / machine.link_bandwidth;
+    if (layout.optimizer == Tier::kNvme && machine.drive_bandwidth > 0)
+      update.drive = 2 * training.recipe.optimizer() * node / machine.drive_bandwidth;
+  }
+  if (layout.params != Tier::kDevice) {
+    constexpr double kPasses = 2;  // forward brings each parameter, and backward does again
+    update.link += kPasses * static_cast<double>(training.micro_batches) * 2 * params.total() /
+                   layout.shards() / machine.link_bandwidth;
+  }
+  return update;
+}
+
+void add(StepTime& time, std::string what, double seconds) {
+  if (seconds <= 0) return;
+  time.lines.push_back({std::move(what), seconds});
+  time.seconds += seconds;
+}
+
+void bind(StepTime& time, const char* what, double seconds) {
+  if (seconds > 0) time.busy.push_back({what, seconds});
+  if (seconds <= time.bound) return;
+  time.bound = seconds;
+  time.binds = what;
+}
+
+}  // namespace
+
+double all_reduce_time(const Training& training, const Machine& machine, double bytes, int ranks,
+                       int per_node, int rings) {
+  if (ranks <= 1) return 0;
+  const double link = ranks <= per_node ? machine.peer_bandwidth
+                                        : machine.network_bandwidth * machine.reach.network / rings;
+  return training.software.collective_start_s + bytes * 2 * (ranks - 1) / ranks / link;
+}
+
+StepTime step_time(const Training& training, const Machine& machine) {
+  const ParallelLayout& layout = training.layout;
+  const RankParameters params = rank_parameters(training);
+  const Stage stage = stage_of(training, machine);
+  const ExchangeTime exchange = exchange_of(training, machine, stage, params);
+  const Update update = update_of(training, machine, params);
+  const auto micro = static_cast<double>(training.micro_batches);
+  const double head = head_time(training, machine) + training.software.host_micro_batch_s;
+  const bool alone = layout.pp == 1;
+  const double last =
+      stage.middle() + head - (alone || training.software.last_stage_recomputes ? 0 : stage.again);
+  const double slowest = alone ? last : std::max(stage.middle(), last);
+
+  StepTime time;
+  add(time, "compute", micro * (slowest - stage.sums - stage.passing));
+  add(time, "sums of tensor-parallel ranks", micro * stage.sums);
+  add(time, "activations between stages", micro * stage.passing);
+  add(time, "pipeline bubble", (layout.pp - 1) * stage.middle());
+  add(time, "exchanges that compute does not hide", exchange.exposed);
+  // Clipping waits for the last gradient, so an update on the host runs after backward, beneath the
+  // next forward at best.
+  const double below = std::max(update.host, update.drive);
+  add(time, "update on the device", update.device);
+  add(time, update.drive > update.host ? "update, at the drives' speed" : "update on the host",
+      training.software.update_hides ? std::max(0.0, below - micro * stage.forward) : below);
+  add(time, "copies between host and device",
+      layout.params == Tier::kDevice
+          ? update.link
+          : std::max(0.0, update.link - micro * (stage.forward + stage.again + stage.backward)));
+
+  bind(time, "compute", micro * (slowest - stage.sums - stage.passing) + update.device);
+  bind(time, "exchanges of gradients and parameters", exchange.seconds);
+  bind(time, "sums of tensor-parallel ranks", micro * stage.sums);
+  bind(time, "host memory, in the update", update.host);
+  bind(time, "the drives", update.drive);
+  bind(time, "the link between host and device", update.link);
+  return time;
+}
+
+}  // namespace ziggurat

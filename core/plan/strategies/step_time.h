@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/plan/strategies/step_time.h: how long a step takes: compute from shapes, exchanges from
+// bytes and links, bubbles of pipelines, the update wherever it runs.
+//
+// A matrix product takes its operations over what the machine's products reach, in whole waves of
+// tiles (128 x 256 elements, one a processor); all else takes the bytes that it reads and writes
+// over what memory reaches. A layer that is shorter than the host's work to start it takes that
+// instead. A pipeline takes m times its slowest stage, and once each of the others (Narayanan et
+// al. 2021, section 2.2). Beside the prediction is the bound: the largest of the resources' own
+// times, which no schedule can beat. Pure functions; any thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/plan/machines/machine.h"
+#include "core/plan/strategies/training.h"
+
+namespace ziggurat {
+
+/// A part of a step that is not hidden beneath another.
+struct TimeLine {
+  std::string what;
+  double seconds = 0;
+};
+
+struct StepTime {
+  std::vector<TimeLine> lines;  ///< add up to `seconds`
+  double seconds = 0;
+  std::vector<TimeLine> busy;  ///< how long each resource works in a step, hidden or not
+  double bound = 0;            ///< no schedule is faster: the busiest of them
+  std::string binds;           ///< the resource of the bound
+};
+
+/// Predicts a step on nodes of `machine`, whose ranks are numbered with tensor ranks innermost,
+/// then data, then pipeline ranks.
+StepTime step_time(const Training& training, const Machine& machine);
+
+/// The seconds of one layer's forward and backward on one rank, of one micro-batch, without any
+/// exchange, and at least what the host needs to start it.
+struct LayerTime {
+  double forward = 0;
+  double backward = 0;
+  double again = 0;  ///< what backward makes again of forward
+};
+LayerTime layer_time(const Training& training, const Machine& machine, bool experts);
+
+/// Returns the seconds of the head and its loss, forward and backward.
+double head_time(const Training& training, const Machine& machine);
+
+/// Returns how long an all-reduce of `bytes` takes among `ranks`, of which `per_node` share a node,
+/// if `rings` such exchanges share each node's network.
+double all_reduce_time(const Training& training, const Machine& machine, double bytes, int ranks,
+                       int per_node, int rings);
+
+}  // namespace ziggurat

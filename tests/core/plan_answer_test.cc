@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/core/plan_answer_test.cc: what a comparison says to a person: the first sentence, why, what
+// breaks first; and the machine that was measured.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "core/plan/machine_profile.h"
+#include "core/plan/machines/machine.h"
+#include "core/plan/models/named_models.h"
+#include "core/plan/strategies/activations.h"
+#include "core/plan/strategies/compare.h"
+#include "core/plan/strategies/words.h"
+#include "tests/core/plan_job.h"
+
+namespace ziggurat {
+namespace plan_answer_test {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+const Verdict& named(const Comparison& comparison, std::string_view name) {
+  return *std::ranges::find(comparison.verdicts, name, &Verdict::name);
+}
+
+TEST(PlanWords, AreGroupedAndRounded) {
+  EXPECT_EQ(grouped(0), "0");
+  EXPECT_EQ(grouped(999), "999");
+  EXPECT_EQ(grouped(1000), "1,000");
+  EXPECT_EQ(grouped(131'072), "131,072");
+  EXPECT_EQ(grouped(-1'234'567), "-1,234,567");
+  EXPECT_EQ(about(53'871), "54,000");
+  EXPECT_EQ(about(7.4), "7");
+  EXPECT_EQ(about(0), "0");
+  EXPECT_EQ(whole_gb(9.94e9), "9.9 GB");
+  EXPECT_EQ(whole_gb(85.4e9), "85 GB");
+}
+
+TEST(PlanAnswer, SaysFirstWhetherItFitsWithWhatAndHowLongAStepIs) {
+  const Job job = job_of("llama-3-8b", "h100x8", 8);
+  const Comparison comparison = compare(job);
+  const Verdict& best = comparison.verdicts.at(comparison.best.value());
+  EXPECT_THAT(answer(job, comparison),
+              AllOf(StartsWith("It fits: llama-3-8b trains on 8 GPUs of h100x8 with FSDP2"),
+                    HasSubstr("A step of 131,072 tokens takes"),
+                    HasSubstr(about(131'072 / best.time.seconds) + " tokens a second")));
+}
+
+TEST(PlanAnswer, SaysFirstThatItDoesNotFitWhatIsNearestAndHowManyGpusWork) {
+  Job job = job_of("llama-3.1-405b", "h100x8", 8);
+  job.machine.drive_bytes = 0;  // with drives it would fit
+  const Comparison comparison = compare(job);
+  ASSERT_FALSE(comparison.best);
+  EXPECT_THAT(answer(job, comparison),
+              AllOf(StartsWith("It does not fit: llama-3.1-405b"), HasSubstr("comes nearest ("),
+                    HasSubstr("most of it"),
+                    HasSubstr("On " + grouped(comparison.fewest) + " such GPUs FSDP2 works")));
+}
+
+TEST(PlanAnswer, SaysTheRuleIfAllAreRefused) {
+  const Job job = job_of("llama-3-8b", "4090", 2);
+  EXPECT_THAT(answer(job, compare(job)),
+              HasSubstr("Each is refused: 4090 has 1 GPU and no network"));
+}
+
+TEST(PlanAnswer, JudgesFirstWhatIsAsked) {
+  const Job job = job_of("llama-3-8b", "h100x8", 8);
+  const auto said = [&](const ParallelLayout& layout) {
+    const Comparison comparison = compare(job, layout);
+    EXPECT_EQ(comparison.asked, 0U);
+    return answer(job, comparison) + decision(job, comparison);
+  };
+  EXPECT_THAT(
+      said({.dp = 8, .stage = 0}),
+      AllOf(StartsWith("What you ask for does not fit: GPU memory: "),
+            HasSubstr("Recommended: llama-3-8b trains"), HasSubstr("FSDP2 is the default")));
+  EXPECT_THAT(said({.dp = 1, .tp = 8, .stage = 3}),
+              StartsWith("What you ask for is refused: DeepSpeed's AutoTP"));
+  EXPECT_THAT(said({.dp = 8, .stage = 3}),
+              AllOf(StartsWith("What you ask for fits"), HasSubstr("Nothing better is known here"),
+                    HasSubstr("Keep what you ask for")));
+}
+
+// What is chosen among those that offload has a reason for each of the others.
+TEST(PlanAnswer, SaysOfEachOtherOffloadWhyItIsNotTheOne) {
+  const Job job = job_of("llama-3-8b", "4090", 1);
+  const Comparison comparison = compare(job);
+  const std::string said = decision(job, comparison);
+  for (const Verdict& one : comparison.verdicts) {
+    if (!one.offloads() || &one == &comparison.verdicts[*comparison.best]) continue;
+    EXPECT_THAT(said, HasSubstr(one.name + (one.fits() ? " takes " : " does not fit "))) << said;
+  }
+  // 70 billion on 8 GPUs: all of them fit, and differ in their updates.
+  const Job large = job_of("llama-3-70b", "h100x8", 8);
+  EXPECT_THAT(
+      decision(large, compare(large)),
+      AllOf(HasSubstr("ZeRO-3, all in host memory takes "),
+            HasSubstr(" times as long, mostly by the line \"update on the host\"; "),
+            HasSubstr(" times as long, mostly by the line \"update, at the drives' speed\"")));
+}
+
+// Where adapters fit one GPU with layers computed again, offload that would avoid it stands second.
+TEST(PlanAnswer, OffloadIsRecommendedOnlyWhereNothingElseFits) {
+  Job job = job_of("llama-3-8b", "4090", 1);
+  job.lora.rank = 16;
+  const Comparison comparison = compare(job);
+  const Verdict& best = comparison.verdicts.at(comparison.best.value());
+  EXPECT_EQ(best.name, "one GPU");
+  EXPECT_TRUE(std::ranges::any_of(comparison.verdicts, [&](const Verdict& one) {
+    return one.fits() && one.offloads() && one.time.seconds * kNearlyAsFast < best.time.seconds;
+  }));
+  EXPECT_THAT(decision(job, comparison), HasSubstr("so try it second"));
+}
+
+TEST(PlanAnswer, SaysTheThresholdsThatItCompares) {
+  const Job fits = job_of("llama-3-8b", "h100x8", 8);
+  EXPECT_THAT(decision(fits, compare(fits)),
+              AllOf(HasSubstr("less than 68 GB, 80 % of a GPU: so layers need not be divided"),
+                    HasSubstr("States alone would fit on 2 GPUs")));
+  const Job large = job_of("llama-3.1-405b", "laptop-8gb", 1);
+  EXPECT_THAT(decision(large, compare(large)),
+              HasSubstr("more than 6.9 GB, 80 % of a GPU: divide layers"));
+}
+
+// GPU memory and host memory are both too small: what is named is the one that lacks most, and with
+// the effort that comes nearest.
+TEST(PlanAnswer, WhatDoesNotFitIsShownWithTheEffortThatComesNearest) {
+  Job job = job_of("llama-3-8b", "4090", 1);
+  const Comparison comparison = compare(job);
+  const Verdict& all_in_host = named(comparison, "ZeRO-3, all in host memory");
+  ASSERT_FALSE(all_in_host.fits());
+  EXPECT_THAT(all_in_host.breaks_first(), StartsWith("host memory: "));
+  EXPECT_FALSE(all_in_host.training.offloads_activations);  // that would need more of it
+  for (const Verdict& one : comparison.verdicts) {
+    for (std::size_t i = 1; i < one.needs.size(); ++i)
+      EXPECT_GE(one.needs[i - 1].share(), one.needs[i].share()) << one.name;
+  }
+  job.machine.host_bytes = 1e15;
+  EXPECT_TRUE(named(compare(job), "ZeRO-3, all in host memory").fits());
+}
+
+// A Llama block: the layer's input, q, k, v, attention's output, the residual between, and the
+// MLP's two inputs stay, with 4 bytes a head for the softmax: 92 of 136 KiB a token.
+TEST(PlanSelective, WithFlashKeepsWhatNeedsAProduct) {
+  Training training;
+  training.model = named_model("llama-3-8b").value();
+  const double tokens = static_cast<double>(training.tokens());
+  EXPECT_DOUBLE_EQ(saved_bytes(training, false), tokens * (136 * 1024 + 4 * 32));
+  training.recompute = Recompute::kSelective;
+  EXPECT_DOUBLE_EQ(saved_bytes(training, false), tokens * (92 * 1024 + 4 * 32));
+  EXPECT_DOUBLE_EQ(needed_bytes(training, false), tokens * (136 * 1024 + 4 * 32));
+}
+
+// It lies between the others in memory and in time, and the layer at work has all.
+TEST(PlanSelective, LiesBetweenNothingAndFull) {
+  Training training;
+  training.model = named_model("llama-3-8b").value();
+  training.layout = {.dp = 8, .stage = 3};
+  const Machine machine = find_machine("h100x8");
+  std::vector<double> seconds, bytes;
+  for (const Recompute how : {Recompute::kNothing, Recompute::kSelective, Recompute::kFull}) {
+    training.recompute = how;
+    seconds.push_back(step_time(training, machine).seconds);
+    bytes.push_back(step_memory(training).device_bytes());
+  }
+  EXPECT_LT(seconds[0], seconds[1]);
+  EXPECT_LT(seconds[1], seconds[2] - 0.5 * (seconds[2] - seconds[0]));
+  EXPECT_GT(bytes[0], bytes[1]);
+  EXPECT_GT(bytes[1], bytes[2]);
+  training.recompute = Recompute::kSelective;
+  double again = 0;
+  const auto memory = step_memory(training);
+  for (const MemoryLine& line : memory.instants.at(1).lines)
+    again += line.what == "activations of the layer" ? line.bytes : 0;
+  EXPECT_DOUBLE_EQ(again, needed_bytes(training, false) - saved_bytes(training, false));
+}
+
+TEST(PlanSelective, IsTriedBeforeLayersAreMadeAgain) {
+  bool selective = false;
+  for (std::int64_t sequence = 1024; sequence <= 65'536; sequence += 1024) {
+    const Verdict one = judge(job_of("llama-3-8b", "h100x8", 8, sequence), "", System::kPyTorch,
+                              {.dp = 8, .stage = 3});
+    selective = selective || (one.fits() && one.training.recompute == Recompute::kSelective);
+    if (one.training.recompute == Recompute::kFull) break;
+  }
+  EXPECT_TRUE(selective);
+}
+
+// Each pass brings parameters that rest elsewhere, also where nothing is computed again.
+TEST(PlanTime, ParametersElsewhereAreBroughtInBothPasses) {
+  Training training;
+  training.model = named_model("llama-3-8b").value();
+  training.layout.params = training.layout.optimizer = Tier::kHost;
+  const Machine machine = find_machine("h100");
+  const auto link = [&] {
+    for (const TimeLine& line : step_time(training, machine).busy)
+      if (line.what == "the link between host and device") return line.seconds;
+    return 0.0;
+  };
+  const double expected = (4 + 2 * 2) * rank_parameters(training).total() / machine.link_bandwidth;
+  EXPECT_DOUBLE_EQ(link(), expected);
+  training.recompute = Recompute::kFull;
+  EXPECT_DOUBLE_EQ(link(), expected);
+}
+
+TEST(PlanTime, TheBusiestIsTheBound) {
+  const Job job = job_of("llama-3-8b", "4090", 1);
+  for (const Verdict& one : compare(job).verdicts) {
+    double most = 0;
+    for (const TimeLine& line : one.time.busy) most = std::max(most, line.seconds);
+    EXPECT_DOUBLE_EQ(most, one.time.bound) << one.name;
+  }
+}
+
+MachineProfile measured() {
+  MachineProfile profile;
+  profile.cpu_model = "a CPU";
+  profile.host_adam_gb_per_s = 20;
+  profile.compute = ComputeProfile{.measured_at = "2026-11-29T08:00:00Z",
+                                   .threads = 2,
+                                   .layer_gflop_per_s = 200,
+                                   .unaligned_gflop_per_s = 150,
+                                   .attention_gflop_per_s = 100,
+                                   .pass_gb_per_s = 25,
+                                   .copy_gb_per_s = 10};
+  for (const double rate : {1.0, 3.0}) {
+    profile.drives.push_back({});
+    profile.drives.back().path = rate > 2 ? "/fast" : "/slow";
+    profile.drives.back().sweep_gb_per_s = rate;
+  }
+  return profile;
+}
+
+TEST(PlanThisMachine, IsWhatWasMeasured) {
+  const Machine machine =
+      machine_of_profile(measured(), {.memory_bytes = 64e9, .drive_bytes = 1e12});
+  EXPECT_DOUBLE_EQ(machine.flops, 200e9);
+  EXPECT_DOUBLE_EQ(machine.reach.flash, 0.5);
+  EXPECT_DOUBLE_EQ(machine.reach.unaligned, 0.75);
+  EXPECT_DOUBLE_EQ(machine.drive_bandwidth, 3e9);
+  EXPECT_THAT(machine.figures, AllOf(HasSubstr("2 threads"), HasSubstr("drive of /fast")));
+  Training training;
+  training.model = ModelShape::gpt(12, 1024, 16, 50'304, 1024);
+  training.sequence = 1024;
+  const double products = 24.0 * 1024 * 1024 * 1024 / 200e9;
+  const double forward = layer_time(training, machine, false).forward;
+  EXPECT_GT(forward, products);
+  EXPECT_LT(forward, 1.3 * products);
+  training.layout.optimizer = Tier::kHost;
+  for (const TimeLine& line : step_time(training, machine).busy) {
+    if (line.what != "host memory, in the update") continue;
+    EXPECT_DOUBLE_EQ(line.seconds, 28 * rank_parameters(training).total() / 20e9);
+  }
+}
+
+// The device is the host's cores: what is offloaded to host memory frees nothing.
+TEST(PlanThisMachine, HasOneMemory) {
+  Job job = job_of("gpt2-xl", "laptop-8gb", 1, 1024);
+  job.machine = machine_of_profile(measured(), {.memory_bytes = 20e9, .drive_bytes = 1e12});
+  const Comparison comparison = compare(job);
+  const Verdict& host = named(comparison, "Ziggurat, host memory");
+  ASSERT_EQ(host.needs.size(), 1U);
+  EXPECT_EQ(host.needs[0].tier, Tier::kHost);
+  EXPECT_DOUBLE_EQ(host.needs[0].bytes, host.device_bytes + host.host_bytes);
+  EXPECT_FALSE(host.fits());
+  EXPECT_EQ(comparison.verdicts.at(comparison.best.value()).name, "Ziggurat, state on NVMe");
+  const std::string said = answer(job, comparison) + decision(job, comparison);
+  EXPECT_THAT(said, AllOf(HasSubstr("trains on this machine with"), Not(HasSubstr("GPU"))));
+}
+
+TEST(PlanThisMachine, WithoutFiguresIsRefused) {
+  MachineProfile profile = measured();
+  profile.compute.reset();
+  const auto why = [&] {
+    try {
+      return std::string(machine_of_profile(profile, {}).name);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  EXPECT_THAT(why(), HasSubstr("`ziggurat profile` says how"));
+  profile.compute = ComputeProfile{};
+  EXPECT_THAT(why(), HasSubstr("`ziggurat profile` says how"));
+}
+
+}  // namespace plan_answer_test
+}  // namespace ziggurat
