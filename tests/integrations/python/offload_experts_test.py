@@ -211,9 +211,9 @@ def brought(monkeypatch):
     names: list[str] = []
     bring = Pins._bring
 
-    def told(self, unit):
+    def told(self, unit, exact=True):
         names.append(unit.name)
-        return bring(self, unit)
+        return bring(self, unit, exact)
 
     monkeypatch.setattr(Pins, "_bring", told)
     return names
