@@ -20,10 +20,10 @@
 #include "base/bytes.h"
 #include "base/runtime/worker_pool.h"
 #include "core/compute/compute.h"
-#include "tiers/cuda_device.h"
-#include "tiers/host_device.h"
-#include "tiers/host_mapping.h"
-#include "tiers/record_format.h"
+#include "tiers/device/cuda_device.h"
+#include "tiers/device/host_device.h"
+#include "tiers/pool/host_mapping.h"
+#include "tiers/store/record_format.h"
 
 namespace ziggurat {
 namespace {

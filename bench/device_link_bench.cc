@@ -19,9 +19,9 @@
 
 #include "base/bytes.h"
 #include "base/topology/pci_link.h"
-#include "tiers/cuda_device.h"
-#include "tiers/host_device.h"
-#include "tiers/host_mapping.h"
+#include "tiers/device/cuda_device.h"
+#include "tiers/device/host_device.h"
+#include "tiers/pool/host_mapping.h"
 
 namespace ziggurat {
 namespace {

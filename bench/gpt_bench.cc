@@ -24,7 +24,7 @@
 #include "integrations/gpt/matmul.h"
 #include "integrations/gpt/trainer.h"
 #include "tests/support/ram_engine.h"
-#include "tiers/host_device.h"
+#include "tiers/device/host_device.h"
 
 namespace {
 

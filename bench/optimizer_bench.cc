@@ -29,7 +29,7 @@
 #include "base/numerics/simd_target.h"
 #include "integrations/measure/optimizer_ceiling.h"
 #include "optimizer/update.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat::measure {
 namespace {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/runtime/for_each.h"
-#include "tiers/pinned_pool.h"
+#include "tiers/pool/pinned_pool.h"
 
 namespace ziggurat::measure {
 namespace {

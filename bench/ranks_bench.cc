@@ -27,7 +27,7 @@
 #include "base/runtime/worker_pool.h"
 #include "base/topology/core_budget.h"
 #include "optimizer/update.h"
-#include "tiers/host_mapping.h"
+#include "tiers/pool/host_mapping.h"
 
 namespace {
 

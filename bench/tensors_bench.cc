@@ -24,7 +24,7 @@
 #include "core/checkpoint/safetensors_source.h"
 #include "core/engine/engine.h"
 #include "optimizer/state_format.h"
-#include "tiers/host_device.h"
+#include "tiers/device/host_device.h"
 
 namespace {
 

@@ -14,7 +14,7 @@
 #include "optimizer/kernels.h"
 #include "optimizer/rules_inl.h"
 #include "optimizer/xxh3.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ziggurat::internal::HWY_NAMESPACE {

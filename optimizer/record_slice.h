@@ -10,7 +10,7 @@
 
 #include "optimizer/slice.h"
 #include "optimizer/update.h"
-#include "tiers/record_format.h"
+#include "tiers/store/record_format.h"
 
 namespace ziggurat::internal {
 

@@ -29,7 +29,7 @@
 #include "base/typed_span.h"
 #include "optimizer/optimizer_step.h"
 #include "optimizer/state_kind.h"
-#include "tiers/record_format.h"
+#include "tiers/store/record_format.h"
 
 namespace ziggurat {
 

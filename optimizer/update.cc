@@ -16,7 +16,7 @@
 #include "optimizer/eight_bit.h"
 #include "optimizer/kernels.h"
 #include "optimizer/record_slice.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 namespace {

@@ -73,8 +73,8 @@ struct RecordView {
   std::uint64_t first_element = 0;
 };
 
-/// Asks for hashes of the record before and after (tiers/record_hash.h). Each piece is hashed while
-/// it is in cache.
+/// Asks for hashes of the record before and after (tiers/store/record_hash.h). Each piece is hashed
+/// while it is in cache.
 struct UpdateHashing {
   bool verify = false;  ///< also hash the record as it was before
   std::uint64_t seed_before = 0;

@@ -14,7 +14,7 @@
 #include "base/runtime/worker_pool.h"
 #include "base/topology/topology.h"
 #include "optimizer/update.h"
-#include "tiers/host_mapping.h"
+#include "tiers/pool/host_mapping.h"
 
 namespace ziggurat {
 namespace {

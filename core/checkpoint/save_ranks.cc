@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/runtime/async.h"
-#include "tiers/quorum.h"
+#include "tiers/store/quorum.h"
 
 namespace ziggurat {
 namespace {

@@ -15,7 +15,7 @@
 #include "core/checkpoint/shard_plan.h"
 #include "core/sharding/stored_records.h"
 #include "core/sharding/tensor_part.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 namespace {

@@ -15,7 +15,7 @@
 #include "core/checkpoint/chunk_runs.h"
 #include "core/checkpoint/proven_bytes.h"
 #include "core/checkpoint/state_source.h"
-#include "tiers/store_reader.h"
+#include "tiers/store/store_reader.h"
 
 namespace ziggurat {
 

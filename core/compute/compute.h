@@ -22,7 +22,7 @@
 #include "base/runtime/workers.h"
 #include "collectives/quantize/quantized_block.h"
 #include "optimizer/update.h"
-#include "tiers/device.h"
+#include "tiers/device/device.h"
 
 namespace ziggurat {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/compute/compute.h"
-#include "tiers/costed_device.h"
+#include "tiers/device/costed_device.h"
 
 namespace ziggurat {
 

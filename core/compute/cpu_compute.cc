@@ -9,8 +9,8 @@
 #include "base/runtime/async.h"
 #include "collectives/quantize/quantize.h"
 #include "optimizer/gradient.h"
-#include "tiers/host_device.h"
-#include "tiers/record_hash.h"
+#include "tiers/device/host_device.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 namespace {

@@ -12,8 +12,8 @@
 #include "collectives/quantize/cuda/quantize.h"
 #include "optimizer/cuda/gradient.h"
 #include "optimizer/cuda/update.h"
-#include "tiers/cuda_context.h"
-#include "tiers/record_format.h"
+#include "tiers/device/cuda_context.h"
+#include "tiers/store/record_format.h"
 
 namespace ziggurat {
 namespace {

@@ -11,7 +11,7 @@
 #include <memory>
 
 #include "core/compute/compute.h"
-#include "tiers/cuda_device.h"
+#include "tiers/device/cuda_device.h"
 
 namespace ziggurat {
 

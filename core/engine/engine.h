@@ -48,7 +48,7 @@
 #include "core/sharding/model_spec.h"
 #include "core/sharding/shard.h"
 #include "optimizer/schedule.h"
-#include "tiers/device.h"
+#include "tiers/device/device.h"
 
 namespace ziggurat {
 

@@ -14,8 +14,8 @@
 
 #include "base/runtime/reactor.h"
 #include "core/engine/engine.h"
-#include "tiers/account.h"
-#include "tiers/event.h"
+#include "tiers/device/event.h"
+#include "tiers/pool/account.h"
 
 namespace ziggurat {
 

@@ -18,7 +18,7 @@
 #include "base/runtime/worker_pool.h"
 #include "base/topology/topology.h"
 #include "collectives/communicator.h"
-#include "tiers/memory_policy.h"
+#include "tiers/pool/memory_policy.h"
 
 namespace ziggurat {
 

@@ -12,12 +12,12 @@
 #include "core/schedule/gradients/gradient_flow.h"
 #include "core/schedule/optimizer/device_staging.h"
 #include "core/schedule/params/unit_gather.h"
-#include "tiers/arena.h"
+#include "tiers/pool/arena.h"
 
 namespace ziggurat {
 namespace {
 
-/// The strictest alignment of a device's buffers (tiers/host_device.cc).
+/// The strictest alignment of a device's buffers (tiers/device/host_device.cc).
 constexpr std::uint64_t kAlignmentBytes = 4096;
 /// The most memory that fragmentation was seen to cost in tests: buffers are freed in another order
 /// than they were allocated.

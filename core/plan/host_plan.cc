@@ -16,7 +16,7 @@
 #include "core/schedule/gradients/gradient_reducer.h"
 #include "core/schedule/params/quantized_gather.h"
 #include "core/schedule/params/unit_gather.h"
-#include "tiers/arena.h"
+#include "tiers/pool/arena.h"
 
 namespace ziggurat {
 namespace {

@@ -19,7 +19,7 @@
 #include "core/sharding/chunk_table.h"
 #include "core/sharding/placement.h"
 #include "core/sharding/reduction.h"
-#include "tiers/pinned_pool.h"
+#include "tiers/pool/pinned_pool.h"
 
 namespace ziggurat {
 

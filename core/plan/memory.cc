@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "collectives/quantize/quantize.h"
 #include "core/sharding/shard.h"
-#include "tiers/record_format.h"
+#include "tiers/store/record_format.h"
 
 namespace ziggurat {
 namespace {

@@ -18,7 +18,7 @@
 #include "core/plan/host_plan.h"
 #include "core/sharding/chunk_table.h"
 #include "core/sharding/placement.h"
-#include "tiers/pinned_pool.h"
+#include "tiers/pool/pinned_pool.h"
 
 namespace ziggurat {
 
@@ -40,7 +40,7 @@ struct NodePlan {
 };
 
 /// Chooses the nodes. More than two parts of a pool may leave free memory in several pieces
-/// (tiers/pinned_pool.h). If the budget is so small that its longest lease might then not fit,
+/// (tiers/pool/pinned_pool.h). If the budget is so small that its longest lease might then not fit,
 /// nothing is placed.
 NodePlan plan_nodes(const ChunkTable& table, const HostPlan& plan, const NodeRequest& request);
 

@@ -4,7 +4,7 @@
 #include "core/plan/run_plan.h"
 
 #include "base/bytes.h"
-#include "tiers/state_store.h"
+#include "tiers/store/state_store.h"
 
 namespace ziggurat {
 namespace {

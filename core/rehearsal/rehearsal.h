@@ -26,8 +26,8 @@
 #include "collectives/simulated/simulated_network.h"
 #include "core/engine/engine_config.h"
 #include "core/sharding/model_spec.h"
-#include "tiers/account.h"
-#include "tiers/costed_device.h"
+#include "tiers/device/costed_device.h"
+#include "tiers/pool/account.h"
 
 namespace ziggurat {
 

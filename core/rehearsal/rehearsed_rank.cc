@@ -11,7 +11,7 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/runtime/seconds.h"
-#include "tiers/host_mapping.h"
+#include "tiers/pool/host_mapping.h"
 
 namespace ziggurat {
 namespace {

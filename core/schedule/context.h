@@ -22,8 +22,8 @@
 #include "core/sharding/chunk_table.h"
 #include "core/sharding/placement.h"
 #include "optimizer/state_format.h"
-#include "tiers/device.h"
-#include "tiers/pinned_pool.h"
+#include "tiers/device/device.h"
+#include "tiers/pool/pinned_pool.h"
 
 namespace ziggurat {
 

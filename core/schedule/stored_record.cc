@@ -2,7 +2,7 @@
 // core/schedule/stored_record.cc: reads records, hashes them and compares the hashes.
 #include "core/schedule/stored_record.h"
 
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "core/schedule/context.h"
-#include "tiers/striped_store.h"
+#include "tiers/store/striped_store.h"
 
 namespace ziggurat {
 

@@ -13,7 +13,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "core/sharding/packing.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 namespace {

@@ -2,9 +2,9 @@
 // core/sharding/chunk_table.h: how a model's flat units are cut into chunks, the quantum of
 // optimizer work and NVMe I/O.
 //
-// A unit is padded to whole tiles (tiers/record_hash.h) and cut into chunks of nearly equal size. A
-// chunk never spans two units, so a unit is ready when its chunks are. The padding is zero and
-// stays zero. The cut is fixed when a store is created.
+// A unit is padded to whole tiles (tiers/store/record_hash.h) and cut into chunks of nearly equal
+// size. A chunk never spans two units, so a unit is ready when its chunks are. The padding is zero
+// and stays zero. The cut is fixed when a store is created.
 //
 // If several ranks divide the state (shard.h), a unit is padded to one equal slice for each of
 // them. All slices are cut at the same places, so that a chunk lies within one slice. The table has
@@ -37,7 +37,7 @@
 #include "core/sharding/tensor_part.h"
 #include "optimizer/state_format.h"
 #include "optimizer/update.h"
-#include "tiers/state_store.h"
+#include "tiers/store/state_store.h"
 
 namespace ziggurat {
 

@@ -22,7 +22,7 @@
 #include "core/sharding/quantization.h"
 #include "core/sharding/strategy.h"
 #include "core/sharding/tensor_part.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 

@@ -28,7 +28,7 @@
 #include "base/runtime/async.h"
 #include "base/runtime/worker_pool.h"
 #include "core/stash/stash_file.h"
-#include "tiers/pinned_pool.h"
+#include "tiers/pool/pinned_pool.h"
 
 namespace ziggurat {
 

@@ -11,8 +11,8 @@
 
 #include "aio/direct_file.h"
 #include "base/error.h"
-#include "tiers/arena.h"
-#include "tiers/striping.h"
+#include "tiers/pool/arena.h"
+#include "tiers/store/striping.h"
 
 namespace ziggurat {
 

@@ -22,7 +22,7 @@
 #include "core/checkpoint/tensor_values.h"
 #include "integrations/c/wrong.h"
 #include "optimizer/state_arrays.h"
-#include "tiers/quorum.h"
+#include "tiers/store/quorum.h"
 
 namespace ziggurat {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "base/bytes.h"
 #include "integrations/c/wrong.h"
-#include "tiers/cuda_device.h"
-#include "tiers/host_device.h"
+#include "tiers/device/cuda_device.h"
+#include "tiers/device/host_device.h"
 
 namespace ziggurat {
 namespace {

@@ -17,8 +17,8 @@
 #include "base/device_span.h"
 #include "core/engine/runtime.h"
 #include "integrations/c/handles.h"
-#include "tiers/device.h"
-#include "tiers/host_mapping.h"
+#include "tiers/device/device.h"
+#include "tiers/pool/host_mapping.h"
 
 namespace ziggurat {
 

@@ -11,7 +11,7 @@
 #include "base/runtime/for_each.h"
 #include "integrations/c/embedded_engine.h"
 #include "optimizer/gradient.h"
-#include "tiers/tile_size.h"
+#include "tiers/store/tile_size.h"
 
 namespace ziggurat {
 namespace {

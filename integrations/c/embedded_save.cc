@@ -19,7 +19,7 @@
 #include "collectives/self_communicator.h"
 #include "core/checkpoint/save_ranks.h"
 #include "integrations/c/wrong.h"
-#include "tiers/quorum.h"
+#include "tiers/store/quorum.h"
 
 namespace ziggurat {
 namespace {

@@ -12,7 +12,7 @@
 #include "core/sharding/chunk_table.h"
 #include "core/sharding/packing.h"
 #include "core/sharding/piece_layout.h"
-#include "tiers/store_reader.h"
+#include "tiers/store/store_reader.h"
 
 namespace ziggurat {
 namespace {

@@ -34,8 +34,8 @@
 #include "integrations/cli/commands.h"
 #include "integrations/cli/flag_words.h"
 #include "integrations/gpt/trainer.h"
-#include "tiers/cuda_device.h"
-#include "tiers/host_mapping.h"
+#include "tiers/device/cuda_device.h"
+#include "tiers/pool/host_mapping.h"
 
 namespace ziggurat::cli {
 namespace {

@@ -11,7 +11,7 @@
 #include <filesystem>
 
 #include "base/error.h"
-#include "tiers/store_files.h"
+#include "tiers/store/store_files.h"
 
 namespace ziggurat::cli {
 namespace {

@@ -14,7 +14,7 @@
 #include "core/sharding/quantization.h"
 #include "integrations/cli/step_log.h"
 #include "optimizer/state_format.h"
-#include "tiers/account.h"
+#include "tiers/pool/account.h"
 
 namespace ziggurat {
 struct SaveOutcome;

@@ -10,7 +10,7 @@
 #include "integrations/cli/commands.h"
 #include "integrations/cli/run_state.h"
 #include "integrations/gpt/trainer.h"
-#include "tiers/host_device.h"
+#include "tiers/device/host_device.h"
 
 namespace ziggurat::cli {
 namespace {

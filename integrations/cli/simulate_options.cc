@@ -19,7 +19,7 @@
 #include "integrations/cli/plan_options.h"
 #include "integrations/cli/plan_strategies.h"
 #include "integrations/cli/train_options.h"
-#include "tiers/host_mapping.h"
+#include "tiers/pool/host_mapping.h"
 
 namespace ziggurat::cli {
 namespace {

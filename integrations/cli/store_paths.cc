@@ -13,8 +13,8 @@
 
 #include "base/topology/limits.h"
 #include "integrations/cli/settings.h"
-#include "tiers/state_store.h"
-#include "tiers/striping.h"
+#include "tiers/store/state_store.h"
+#include "tiers/store/striping.h"
 
 namespace ziggurat::cli {
 

@@ -30,7 +30,7 @@
 #include "integrations/gpt/text.h"
 #include "integrations/gpt/trainer.h"
 #include "optimizer/loss_scale.h"
-#include "tiers/host_device.h"
+#include "tiers/device/host_device.h"
 
 namespace ziggurat::cli {
 

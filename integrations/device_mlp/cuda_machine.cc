@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "integrations/device_mlp/kernels.h"
 #include "integrations/device_mlp/machine.h"
-#include "tiers/cuda_context.h"
+#include "tiers/device/cuda_context.h"
 
 namespace ziggurat::device_mlp {
 namespace {

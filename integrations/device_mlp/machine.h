@@ -9,8 +9,8 @@
 
 #include "base/device_span.h"
 #include "integrations/device_mlp/layers.h"
-#include "tiers/cuda_device.h"
-#include "tiers/host_device.h"
+#include "tiers/device/cuda_device.h"
+#include "tiers/device/host_device.h"
 
 namespace ziggurat::device_mlp {
 

@@ -14,7 +14,7 @@
 
 #include "base/bytes.h"
 #include "integrations/gpt/matmul.h"
-#include "tiers/host_mapping.h"
+#include "tiers/pool/host_mapping.h"
 
 namespace ziggurat::gpt {
 namespace {

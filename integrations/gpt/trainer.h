@@ -25,7 +25,7 @@
 #include "integrations/gpt/model.h"
 #include "integrations/gpt/row_share.h"
 #include "integrations/gpt/text.h"
-#include "tiers/host_device.h"
+#include "tiers/device/host_device.h"
 
 namespace ziggurat::gpt {
 

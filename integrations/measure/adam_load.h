@@ -12,7 +12,7 @@
 #include "base/runtime/clock.h"
 #include "base/runtime/worker_pool.h"
 #include "optimizer/update.h"
-#include "tiers/host_mapping.h"
+#include "tiers/pool/host_mapping.h"
 
 namespace ziggurat::measure {
 

@@ -23,7 +23,7 @@
 #include "integrations/measure/adam_load.h"
 #include "integrations/measure/optimizer_ceiling.h"
 #include "optimizer/update.h"
-#include "tiers/host_mapping.h"
+#include "tiers/pool/host_mapping.h"
 
 namespace ziggurat::measure {
 namespace {

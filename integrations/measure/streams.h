@@ -16,7 +16,7 @@
 #include "integrations/measure/adam_load.h"
 #include "integrations/measure/measurement.h"
 #include "integrations/measure/target.h"
-#include "tiers/pinned_pool.h"
+#include "tiers/pool/pinned_pool.h"
 
 namespace ziggurat::measure {
 

@@ -12,8 +12,8 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/runtime/async.h"
-#include "tiers/host_mapping.h"
-#include "tiers/record_hash.h"
+#include "tiers/pool/host_mapping.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat::measure {
 namespace {

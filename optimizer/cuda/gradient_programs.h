@@ -10,7 +10,7 @@
 #include "base/numerics/kernel_launch.h"
 #include "optimizer/gradient_rules.h"
 #include "optimizer/square_sum.h"
-#include "tiers/tile_size.h"
+#include "tiers/store/tile_size.h"
 
 namespace ziggurat::cuda {
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/cuda/tile_hash.h: hashes a record's pieces (tiers/record_hash.h) in device memory.
+// optimizer/cuda/tile_hash.h: hashes a record's pieces (tiers/store/record_hash.h) in device
+// memory.
 //
 // It gives the same numbers as hash64 with seed 0. Kernels are queued on the caller's stream, and
 // the functions do not wait. The host makes the record's own hash from the hashes of the pieces, a
@@ -11,7 +12,7 @@
 #include <span>
 
 #include "base/numerics/kernel_launch.h"
-#include "tiers/record_format.h"
+#include "tiers/store/record_format.h"
 
 namespace ziggurat::cuda {
 

@@ -14,7 +14,7 @@
 #include "base/numerics/kernel_launch.h"
 #include "base/numerics/typed_value.h"
 #include "optimizer/xxh3.h"
-#include "tiers/tile_size.h"
+#include "tiers/store/tile_size.h"
 
 namespace ziggurat::cuda {
 

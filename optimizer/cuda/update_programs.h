@@ -17,7 +17,7 @@
 #include "base/numerics/kernel_launch.h"
 #include "optimizer/eight_bit_codes.h"
 #include "optimizer/slice_element.h"
-#include "tiers/tile_size.h"
+#include "tiers/store/tile_size.h"
 
 namespace ziggurat::cuda {
 

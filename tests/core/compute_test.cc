@@ -17,9 +17,9 @@
 #include "tests/cuda_double/cuda_double.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/hard_floats.h"
-#include "tiers/cuda_device.h"
-#include "tiers/host_device.h"
-#include "tiers/record_format.h"
+#include "tiers/device/cuda_device.h"
+#include "tiers/device/host_device.h"
+#include "tiers/store/record_format.h"
 
 namespace ziggurat::testing {
 namespace {

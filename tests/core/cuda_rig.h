@@ -10,7 +10,7 @@
 
 #include "tests/core/gpu_harness.h"
 #include "tests/cuda_double/cuda_double.h"
-#include "tiers/cuda_device.h"
+#include "tiers/device/cuda_device.h"
 
 namespace ziggurat::testing {
 

@@ -13,7 +13,7 @@
 #include "tests/core/gpu_harness.h"
 #include "tests/core/ranks_harness.h"
 #include "tests/cuda_double/cuda_double.h"
-#include "tiers/cuda_device.h"
+#include "tiers/device/cuda_device.h"
 
 namespace ziggurat::testing {
 namespace engine_cuda_ranks_test {

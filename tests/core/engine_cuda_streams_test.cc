@@ -10,7 +10,7 @@
 
 #include "tests/core/engine_harness.h"
 #include "tests/cuda_double/cuda_double.h"
-#include "tiers/cuda_device.h"
+#include "tiers/device/cuda_device.h"
 
 namespace ziggurat::testing {
 namespace engine_cuda_streams_test {

@@ -11,7 +11,7 @@
 #include "tests/core/gpu_harness.h"
 #include "tests/core/tensor_rig.h"
 #include "tests/cuda_double/cuda_double.h"
-#include "tiers/cuda_device.h"
+#include "tiers/device/cuda_device.h"
 
 namespace ziggurat::testing {
 namespace engine_cuda_tensor_test {

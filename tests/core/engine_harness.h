@@ -23,8 +23,8 @@
 #include "optimizer/update.h"
 #include "tests/support/scratch_directory.h"
 #include "tests/support/typed_values.h"
-#include "tiers/host_device.h"
-#include "tiers/record_hash.h"
+#include "tiers/device/host_device.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat::testing {
 

@@ -17,7 +17,7 @@
 #include "tests/core/engine_harness.h"
 #include "tests/core/ranks_harness.h"
 #include "tests/support/typed_array.h"
-#include "tiers/host_device.h"
+#include "tiers/device/host_device.h"
 
 namespace ziggurat::testing {
 namespace hands_test {

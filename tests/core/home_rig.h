@@ -16,8 +16,8 @@
 #include "core/engine/runtime.h"
 #include "core/schedule/context.h"
 #include "tests/support/scratch_directory.h"
-#include "tiers/host_device.h"
-#include "tiers/striping.h"
+#include "tiers/device/host_device.h"
+#include "tiers/store/striping.h"
 
 namespace ziggurat::testing {
 

@@ -12,7 +12,7 @@
 #include "core/sharding/chunk_table.h"
 #include "core/sharding/piece_layout.h"
 #include "core/sharding/stored_records.h"
-#include "tiers/store_layout.h"
+#include "tiers/store/store_layout.h"
 
 namespace ziggurat {
 namespace hostile_layout_test {

@@ -12,7 +12,7 @@
 #include "aio/probe.h"
 #include "tests/core/lent_world.h"
 #include "tests/support/hanging_engine.h"
-#include "tiers/device.h"
+#include "tiers/device/device.h"
 
 namespace ziggurat::testing {
 namespace lent_close_test {

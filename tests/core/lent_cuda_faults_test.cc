@@ -16,7 +16,7 @@
 
 #include "tests/core/gpu_faults.h"
 #include "tests/core/streamed_gpu.h"
-#include "tiers/host_device.h"
+#include "tiers/device/host_device.h"
 
 namespace ziggurat::testing {
 namespace lent_cuda_faults_test {

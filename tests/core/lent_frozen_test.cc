@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/memory_exhausted.h"
 #include "tests/core/lent_kinds.h"
-#include "tiers/host_device.h"
+#include "tiers/device/host_device.h"
 
 namespace ziggurat::testing {
 namespace lent_frozen_test {

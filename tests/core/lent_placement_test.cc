@@ -10,7 +10,7 @@
 #include "base/memory_exhausted.h"
 #include "core/plan/lent_placement.h"
 #include "tests/core/lent_world.h"
-#include "tiers/host_device.h"
+#include "tiers/device/host_device.h"
 
 namespace ziggurat::testing {
 namespace lent_placement_test {

@@ -10,7 +10,7 @@
 #include <set>
 
 #include "tests/core/piece_world.h"
-#include "tiers/state_store.h"
+#include "tiers/store/state_store.h"
 
 namespace ziggurat::testing {
 namespace lent_reshard_test {

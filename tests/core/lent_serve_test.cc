@@ -19,9 +19,9 @@
 #include "base/memory_exhausted.h"
 #include "tests/core/lent_world.h"
 #include "tests/support/faults_under.h"
-#include "tiers/host_device.h"
-#include "tiers/store_layout.h"
-#include "tiers/superblock.h"
+#include "tiers/device/host_device.h"
+#include "tiers/store/store_layout.h"
+#include "tiers/store/superblock.h"
 
 namespace ziggurat::testing {
 namespace lent_serve_test {

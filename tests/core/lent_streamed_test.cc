@@ -19,7 +19,7 @@
 #include "tests/core/lent_kinds.h"
 #include "tests/core/lent_trainer.h"
 #include "tests/core/streamed_model.h"
-#include "tiers/host_device.h"
+#include "tiers/device/host_device.h"
 
 namespace ziggurat::testing {
 namespace lent_streamed_test {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/sharding/chunk_table.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 namespace plan_memory_test {

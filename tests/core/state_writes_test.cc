@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "optimizer/state_format.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 namespace state_writes_test {

@@ -12,7 +12,7 @@
 #include "aio/faulty_engine.h"
 #include "tests/core/checkpoint_rig.h"
 #include "tests/core/open_store.h"
-#include "tiers/store_reader.h"
+#include "tiers/store/store_reader.h"
 
 namespace ziggurat::testing {
 namespace stored_state_test {

@@ -17,7 +17,7 @@
 #include "tests/core/lent_kinds.h"
 #include "tests/core/streamed_model.h"
 #include "tests/cuda_double/cuda_double.h"
-#include "tiers/cuda_device.h"
+#include "tiers/device/cuda_device.h"
 
 namespace ziggurat::testing {
 

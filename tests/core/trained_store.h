@@ -22,7 +22,7 @@
 #include "base/log.h"
 #include "tests/core/ranks_harness.h"
 #include "tests/support/store_file.h"
-#include "tiers/state_store.h"
+#include "tiers/store/state_store.h"
 
 namespace ziggurat::testing {
 

@@ -19,7 +19,7 @@
 
 #include "collectives/quantize/quantize.h"
 #include "tests/core/lent_world.h"
-#include "tiers/host_device.h"
+#include "tiers/device/host_device.h"
 
 namespace ziggurat::testing {
 

@@ -13,7 +13,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "tests/support/aligned_memory.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat::faults {
 namespace {

@@ -23,8 +23,8 @@
 #include "aio/simulated_engine.h"
 #include "base/error.h"
 #include "tests/faults/store_oracle.h"
-#include "tiers/meeting.h"
-#include "tiers/striped_store.h"
+#include "tiers/store/meeting.h"
+#include "tiers/store/striped_store.h"
 
 namespace ziggurat::faults {
 

@@ -15,10 +15,10 @@
 #include "base/checksum.h"
 #include "base/runtime/async.h"
 #include "tests/support/aligned_memory.h"
-#include "tiers/quorum.h"
-#include "tiers/record_hash.h"
-#include "tiers/state_store.h"
-#include "tiers/swap_file.h"
+#include "tiers/store/quorum.h"
+#include "tiers/store/record_hash.h"
+#include "tiers/store/state_store.h"
+#include "tiers/store/swap_file.h"
 
 namespace ziggurat::faults {
 namespace {

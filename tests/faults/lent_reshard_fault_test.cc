@@ -12,8 +12,8 @@
 #include "tests/core/piece_world.h"
 #include "tests/faults/campaign.h"
 #include "tests/faults/striker.h"
-#include "tiers/store_files.h"
-#include "tiers/store_succession.h"
+#include "tiers/store/store_files.h"
+#include "tiers/store/store_succession.h"
 
 namespace ziggurat::testing {
 namespace {

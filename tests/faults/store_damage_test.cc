@@ -10,8 +10,8 @@
 
 #include "tests/faults/crash_world.h"
 #include "tests/support/store_file.h"
-#include "tiers/store_layout.h"
-#include "tiers/superblock.h"
+#include "tiers/store/store_layout.h"
+#include "tiers/store/superblock.h"
 
 namespace ziggurat::faults {
 namespace {

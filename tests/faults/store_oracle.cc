@@ -10,8 +10,8 @@
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/error.h"
-#include "tiers/store_layout.h"
-#include "tiers/superblock.h"
+#include "tiers/store/store_layout.h"
+#include "tiers/store/superblock.h"
 
 namespace ziggurat::faults {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "aio/simulated_engine.h"
-#include "tiers/record_format.h"
-#include "tiers/state_store.h"
+#include "tiers/store/record_format.h"
+#include "tiers/store/state_store.h"
 
 namespace ziggurat::faults {
 

@@ -5,7 +5,7 @@
 #include "core/sharding/piece_layout.h"
 #include "core/sharding/stored_records.h"
 #include "tests/fuzz/fuzz_target.h"
-#include "tiers/store_layout.h"
+#include "tiers/store/store_layout.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace ziggurat;

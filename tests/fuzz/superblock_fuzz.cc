@@ -11,9 +11,9 @@
 #include "base/checksum.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/support/memory_files.h"
-#include "tiers/store_layout.h"
-#include "tiers/store_survey.h"
-#include "tiers/superblock.h"
+#include "tiers/store/store_layout.h"
+#include "tiers/store/store_survey.h"
+#include "tiers/store/superblock.h"
 
 namespace ziggurat::fuzz {
 namespace {

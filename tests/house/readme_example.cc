@@ -8,7 +8,7 @@
 
 #include "base/bytes.h"
 #include "core/engine/engine.h"
-#include "tiers/host_device.h"
+#include "tiers/device/host_device.h"
 
 using namespace ziggurat;
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 # The floors, lowest first. A folder uses those before it; base/topology and base/runtime stand side by side.
 FLOORS = [
-    "base", "base/numerics", "base/topology", "base/runtime", "aio", "tiers", "optimizer",
+    "base", "base/numerics", "base/topology", "base/runtime", "aio", "tiers/pool", "tiers/device", "tiers/store", "optimizer",
     "collectives", *(f"collectives/{folder}" for folder in ("quantize", "exchange", "tcp", "mpi", "nccl", "simulated", "rendezvous")),
     "core/sharding", "core/compute", "core/schedule", "core/stash", "core/checkpoint", "core/plan", "core/engine", "core/engine/state", "core/engine/stash", "core/engine/units", "core/engine/lent", "core/rehearsal",
     "integrations/gpt", "integrations/measure", "integrations/device_mlp", "integrations/deepspeed", "integrations/cli", "integrations/c", "integrations/python", "tests/support", "bench",
@@ -27,12 +27,12 @@ FLOORS = [
 TRANSPORTS = ("collectives/tcp", "collectives/mpi", "collectives/nccl", "collectives/simulated")
 SIDE_BY_SIDE = [*itertools.product(TRANSPORTS, TRANSPORTS), ("collectives/exchange", "collectives/quantize"),
                 ("integrations/deepspeed", "integrations/gpt"), ("integrations/deepspeed", "integrations/measure"),
-                ("base/runtime", "base/topology"), ("core/engine/lent", "core/engine/units"), ("core/plan", "core/checkpoint"), ("integrations/measure", "integrations/gpt"),
+                ("base/runtime", "base/topology"), ("tiers/device", "tiers/store"), ("core/engine/lent", "core/engine/units"), ("core/plan", "core/checkpoint"), ("integrations/measure", "integrations/gpt"),
                 ("integrations/c", "integrations/cli"), ("integrations/python", "integrations/cli")]
-TOP = ["base", "aio", "tiers", "optimizer", "collectives", "core", "integrations", "bench", "tests"]
+TOP = ["base", "aio", "tiers/pool", "tiers/device", "tiers/store", "optimizer", "collectives", "core", "integrations", "bench", "tests"]
 COLUMNS = 100
 FORBIDDEN_NAMES = {"utils.h", "util.h", "common.h", "helpers.h", "misc.h"}
-LIBRARIES = {"base", "aio", "tiers", "optimizer", "collectives", "core"}
+LIBRARIES = {"base", "aio", "tiers/pool", "tiers/device", "tiers/store", "optimizer", "collectives", "core"}
 LIBRARIES_OF_INTEGRATIONS = {("integrations", "gpt"), ("integrations", "measure")}
 OTHERS_LINES = {"fio.cc", "html_report.cc"}  # the command line of fio; variables of a style sheet
 STRING = re.compile(r'"(?:[^"\\\\]|\\\\.)*"')

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "tests/support/scratch_directory.h"
-#include "tiers/state_store.h"
+#include "tiers/store/state_store.h"
 
 namespace ziggurat::cli {
 namespace cli_lost_store_test {

@@ -12,8 +12,8 @@
 #include "base/bytes.h"
 #include "tests/integrations/cli_process.h"
 #include "tests/support/loop_filesystem.h"
-#include "tiers/store_layout.h"
-#include "tiers/superblock.h"
+#include "tiers/store/store_layout.h"
+#include "tiers/store/superblock.h"
 
 namespace ziggurat::test {
 namespace cli_world_test {

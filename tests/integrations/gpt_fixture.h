@@ -12,7 +12,7 @@
 #include "integrations/gpt/random.h"
 #include "integrations/gpt/trainer.h"
 #include "tests/support/ram_engine.h"
-#include "tiers/host_device.h"
+#include "tiers/device/host_device.h"
 
 namespace ziggurat::gpt {
 

@@ -7,7 +7,7 @@
 #include "optimizer/xxh3.h"
 #include "tests/optimizer/state.h"
 #include "tests/support/cuda_memory.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat::testing {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/numerics/float16.h"
 #include "optimizer/kernels.h"
 #include "tests/support/hard_floats.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 namespace gradient_test {

@@ -9,7 +9,7 @@
 #include "optimizer/state_values.h"
 #include "tests/optimizer/state.h"
 #include "tests/support/typed_array.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat::testing {
 namespace lent_record_test {

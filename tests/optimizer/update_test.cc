@@ -7,7 +7,7 @@
 
 #include "optimizer/kernels.h"
 #include "tests/optimizer/state.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 namespace update_test {

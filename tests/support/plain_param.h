@@ -12,7 +12,7 @@
 
 #include "optimizer/update.h"
 #include "tests/support/typed_array.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat::testing {
 

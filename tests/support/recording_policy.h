@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "tiers/memory_policy.h"
+#include "tiers/pool/memory_policy.h"
 
 namespace ziggurat::test {
 

@@ -11,8 +11,8 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
-#include "tiers/store_layout.h"
-#include "tiers/superblock.h"
+#include "tiers/store/store_layout.h"
+#include "tiers/store/superblock.h"
 
 namespace ziggurat::test {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/tiers/arena_test.cc: the arena beside a bitmap that does the same slowly, and the account.
-#include "tiers/arena.h"
+#include "tiers/pool/arena.h"
 
 #include <gmock/gmock.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "tiers/account.h"
+#include "tiers/pool/account.h"
 
 namespace ziggurat {
 namespace arena_test {

@@ -13,9 +13,9 @@
 #include "base/error.h"
 #include "base/runtime/async.h"
 #include "tests/cuda_double/cuda_test.h"
-#include "tiers/cuda_context.h"
-#include "tiers/cuda_device.h"
-#include "tiers/host_mapping.h"
+#include "tiers/device/cuda_context.h"
+#include "tiers/device/cuda_device.h"
+#include "tiers/pool/host_mapping.h"
 
 namespace ziggurat {
 namespace {

@@ -14,9 +14,9 @@
 #include "base/error.h"
 #include "base/runtime/async.h"
 #include "tests/cuda_double/cuda_test.h"
-#include "tiers/cuda_device.h"
-#include "tiers/host_mapping.h"
-#include "tiers/pinned_pool.h"
+#include "tiers/device/cuda_device.h"
+#include "tiers/pool/host_mapping.h"
+#include "tiers/pool/pinned_pool.h"
 
 namespace ziggurat {
 namespace {

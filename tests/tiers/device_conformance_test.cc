@@ -17,9 +17,9 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/runtime/async.h"
-#include "tiers/cuda_device.h"
-#include "tiers/host_device.h"
-#include "tiers/host_mapping.h"
+#include "tiers/device/cuda_device.h"
+#include "tiers/device/host_device.h"
+#include "tiers/pool/host_mapping.h"
 
 namespace ziggurat {
 namespace {

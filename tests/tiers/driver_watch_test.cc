@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "base/bytes.h"
-#include "tiers/driver_watch.h"
+#include "tiers/device/driver_watch.h"
 
 namespace ziggurat {
 namespace driver_watch_test {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/tiers/host_mapping_test.cc: what the pool's and the emulated device's memory is made of, on
 // which NUMA nodes it is asked for and where leases then lie, and that children do not get it.
-#include "tiers/host_mapping.h"
+#include "tiers/pool/host_mapping.h"
 
 #include <gmock/gmock.h>
 #include <sys/mman.h>
@@ -18,7 +18,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "tests/support/recording_policy.h"
-#include "tiers/pinned_pool.h"
+#include "tiers/pool/pinned_pool.h"
 
 namespace ziggurat {
 namespace {

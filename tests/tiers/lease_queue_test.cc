@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/tiers/lease_queue_test.cc: the queue beside a plain list that is searched from its front.
-#include "tiers/lease_queue.h"
+#include "tiers/pool/lease_queue.h"
 
 #include <gmock/gmock.h>
 

@@ -13,7 +13,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "tests/support/recording_policy.h"
-#include "tiers/pinned_pool.h"
+#include "tiers/pool/pinned_pool.h"
 
 namespace ziggurat {
 namespace lease_rules_test {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/tiers/node_parts_test.cc: shares by weight, and where ranges near a node lie.
-#include "tiers/node_parts.h"
+#include "tiers/pool/node_parts.h"
 
 #include <gmock/gmock.h>
 

@@ -5,7 +5,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "tiers/pinned_pool.h"
+#include "tiers/pool/pinned_pool.h"
 
 namespace ziggurat {
 namespace pool_quarantine_test {

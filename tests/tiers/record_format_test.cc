@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/tiers/record_format_test.cc: where segments lie, and that a record's hash covers every
 // piece once, in any order of reading.
-#include "tiers/record_format.h"
+#include "tiers/store/record_format.h"
 
 #include <gmock/gmock.h>
 
 #include <vector>
 
 #include "base/error.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 namespace record_format_test {

@@ -20,9 +20,9 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "tests/support/aligned_memory.h"
-#include "tiers/record_hash.h"
-#include "tiers/state_store.h"
-#include "tiers/superblock.h"
+#include "tiers/store/record_hash.h"
+#include "tiers/store/state_store.h"
+#include "tiers/store/superblock.h"
 
 namespace ziggurat {
 namespace state_store_contract_test {

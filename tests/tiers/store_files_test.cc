@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/tiers/store_files_test.cc: which names are those of a store's files.
-#include "tiers/store_files.h"
+#include "tiers/store/store_files.h"
 
 #include <gtest/gtest.h>
 
-#include "tiers/state_store.h"
+#include "tiers/store/state_store.h"
 
 namespace ziggurat {
 namespace store_files_test {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/tiers/store_succession_test.cc: one store in the place of another: whenever the power goes,
 // one of the two is there whole, and what comes next finds it.
-#include "tiers/store_succession.h"
+#include "tiers/store/store_succession.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -13,8 +13,8 @@
 #include "aio/simulated_engine.h"
 #include "base/bytes.h"
 #include "tests/support/aligned_memory.h"
-#include "tiers/record_hash.h"
-#include "tiers/striped_store.h"
+#include "tiers/store/record_hash.h"
+#include "tiers/store/striped_store.h"
 
 namespace ziggurat {
 namespace striped_store_test {

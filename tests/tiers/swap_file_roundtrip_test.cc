@@ -12,7 +12,7 @@
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/error.h"
-#include "tiers/swap_file.h"
+#include "tiers/store/swap_file.h"
 
 namespace ziggurat {
 namespace swap_file_roundtrip_test {

@@ -12,7 +12,7 @@
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
 #include "core/engine/state/residency_limits.h"
-#include "tiers/arena.h"
+#include "tiers/pool/arena.h"
 
 namespace ziggurat {
 namespace {

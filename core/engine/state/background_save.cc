@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "core/checkpoint/save_ranks.h"
-#include "tiers/quorum.h"
+#include "tiers/store/quorum.h"
 
 namespace ziggurat {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "collectives/communicator.h"
-#include "tiers/quorum.h"
+#include "tiers/store/quorum.h"
 
 namespace ziggurat {
 

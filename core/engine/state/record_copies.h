@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "collectives/communicator.h"
-#include "tiers/striped_store.h"
+#include "tiers/store/striped_store.h"
 
 namespace ziggurat {
 

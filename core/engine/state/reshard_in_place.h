@@ -3,7 +3,8 @@
 // that of the engine which is being opened, in the same directories (`resume=reshard`).
 //
 // The new store is an engine's that opens beside the old one, with the old one as its source; the
-// old one remains until the new one is complete (tiers/store_succession.h). Private to the engine.
+// old one remains until the new one is complete (tiers/store/store_succession.h). Private to the
+// engine.
 #pragma once
 
 #include <exception>
@@ -14,7 +15,7 @@
 
 #include "core/checkpoint/stored_state.h"
 #include "core/engine/state/training_state.h"
-#include "tiers/store_succession.h"
+#include "tiers/store/store_succession.h"
 
 namespace ziggurat {
 

@@ -16,7 +16,7 @@
 #include "core/engine/state/training_state.h"
 #include "core/schedule/stored_record.h"
 #include "optimizer/state_values.h"
-#include "tiers/tile_size.h"
+#include "tiers/store/tile_size.h"
 
 namespace ziggurat {
 std::size_t TrainingState::state_index(const char* call, std::string_view piece,

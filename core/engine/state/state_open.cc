@@ -15,8 +15,8 @@
 #include "core/plan/auto_placement.h"
 #include "core/sharding/piece_layout.h"
 #include "core/sharding/stored_records.h"
-#include "tiers/record_hash.h"
-#include "tiers/store_succession.h"
+#include "tiers/store/record_hash.h"
+#include "tiers/store/store_succession.h"
 
 namespace ziggurat {
 namespace {

@@ -10,7 +10,7 @@
 #include "core/engine/state/store_builder.h"
 #include "core/engine/state/store_rounding.h"
 #include "core/engine/state/training_state.h"
-#include "tiers/striping.h"
+#include "tiers/store/striping.h"
 
 namespace ziggurat {
 

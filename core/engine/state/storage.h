@@ -17,8 +17,8 @@
 #include "core/engine/engine_config.h"
 #include "core/engine/runtime.h"
 #include "core/engine/state/communicator_quorum.h"
-#include "tiers/host_mapping.h"
-#include "tiers/striped_store.h"
+#include "tiers/pool/host_mapping.h"
+#include "tiers/store/striped_store.h"
 
 namespace ziggurat {
 

@@ -10,7 +10,7 @@
 #include "aio/aligned_bytes.h"
 #include "base/error.h"
 #include "core/checkpoint/blob_header.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 

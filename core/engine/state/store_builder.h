@@ -13,7 +13,7 @@
 #include "core/checkpoint/state_loader.h"
 #include "core/engine/runtime.h"
 #include "core/sharding/chunk_table.h"
-#include "tiers/striped_store.h"
+#include "tiers/store/striped_store.h"
 
 namespace ziggurat {
 

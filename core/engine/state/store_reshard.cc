@@ -23,8 +23,8 @@
 #include "core/engine/state/store_builder.h"
 #include "core/engine/state/store_rounding.h"
 #include "core/plan/host_plan.h"
-#include "tiers/meeting.h"
-#include "tiers/store_succession.h"
+#include "tiers/store/meeting.h"
+#include "tiers/store/store_succession.h"
 
 namespace ziggurat {
 namespace {

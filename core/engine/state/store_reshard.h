@@ -4,8 +4,8 @@
 // it must be able to reach all directories of the store.
 //
 // The new store is built beside the old one and replaces it when it is complete
-// (tiers/store_succession.h). A kill at any moment leaves one of the two, and the next process,
-// whether it converts or trains, continues from there. Calls block; one thread.
+// (tiers/store/store_succession.h). A kill at any moment leaves one of the two, and the next
+// process, whether it converts or trains, continues from there. Calls block; one thread.
 #pragma once
 
 #include <cstdint>

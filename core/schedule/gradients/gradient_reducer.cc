@@ -10,7 +10,7 @@
 
 #include "collectives/quantize/quantize.h"
 #include "optimizer/gradient.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 namespace {

@@ -18,7 +18,7 @@
 #include "collectives/quantize/quantize.h"
 #include "core/schedule/gradients/gradient_reducer.h"
 #include "core/schedule/quantized_jobs.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 namespace {

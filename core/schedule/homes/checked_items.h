@@ -7,7 +7,7 @@
 #include <span>
 
 #include "core/schedule/context.h"
-#include "tiers/swap_file.h"
+#include "tiers/store/swap_file.h"
 
 namespace ziggurat {
 

@@ -12,7 +12,7 @@
 #include "base/runtime/for_each.h"
 #include "core/schedule/homes/checked_items.h"
 #include "optimizer/gradient.h"
-#include "tiers/tile_size.h"
+#include "tiers/store/tile_size.h"
 
 namespace ziggurat {
 namespace {

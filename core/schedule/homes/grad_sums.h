@@ -14,7 +14,7 @@
 
 #include "base/typed_span.h"
 #include "core/schedule/context.h"
-#include "tiers/swap_file.h"
+#include "tiers/store/swap_file.h"
 
 namespace ziggurat {
 

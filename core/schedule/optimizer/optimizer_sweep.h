@@ -36,7 +36,7 @@
 #include "core/schedule/optimizer/state_writes.h"
 #include "core/schedule/optimizer/work_memory.h"
 #include "optimizer/update.h"
-#include "tiers/striped_store.h"
+#include "tiers/store/striped_store.h"
 
 namespace ziggurat {
 

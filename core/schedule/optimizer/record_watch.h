@@ -9,7 +9,7 @@
 #include <span>
 
 #include "base/runtime/async.h"
-#include "tiers/state_store.h"
+#include "tiers/store/state_store.h"
 
 namespace ziggurat {
 

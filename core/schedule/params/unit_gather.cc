@@ -9,7 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/checksum.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace ziggurat {
 namespace {

@@ -31,7 +31,7 @@
 #include "core/schedule/params/quantized_gather.h"
 #include "core/schedule/spare_buffers.h"
 #include "core/sharding/reduction.h"
-#include "tiers/arena.h"
+#include "tiers/pool/arena.h"
 
 namespace ziggurat {
 

@@ -16,7 +16,7 @@ from ziggurat._file_memory import LARGE_BYTES
 from ziggurat._packing import TILE, staggered
 from ziggurat._units import ROOT, Division, Unit, UnitPart
 
-# What makes a step durable (tiers/store_layout.h): a page of 4096 for each of two superblocks and the
+# What makes a step durable (tiers/store/store_layout.h): a page of 4096 for each of two superblocks and the
 # blob, and a table of 16 bytes a record in regions of 64 KiB.
 _SEAL_BYTES, _ENTRY_BYTES, _REGION_BYTES = 3 * 4096, 16, 64 << 10
 

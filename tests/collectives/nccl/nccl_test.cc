@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "collectives/nccl/nccl_device.h"
 #include "collectives/shared_library.h"
-#include "tiers/cuda_device.h"
+#include "tiers/device/cuda_device.h"
 
 namespace ziggurat {
 namespace nccl_test {

@@ -16,7 +16,7 @@
 #include "optimizer/update.h"
 #include "tests/integrations/c/embedder.h"
 #include "tests/support/scratch_directory.h"
-#include "tiers/record_hash.h"
+#include "tiers/store/record_hash.h"
 
 namespace state_test {
 
