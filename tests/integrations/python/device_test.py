@@ -292,7 +292,7 @@ def test_memory_for_cuda_is_registered_with_its_size_until_no_tensor_has_it(monk
 
 def test_memory_that_cannot_be_pinned_is_an_error(monkeypatch):
     accelerator = cuda_with(Runtime(status=2), monkeypatch)
-    with pytest.raises(ziggurat.ResourceExhausted, match="cannot pin 5000 bytes .* on cuda:1"):
+    with pytest.raises(ziggurat.ResourceExhausted, match="cannot pin 5000 bytes of host memory for cuda:1"):
         accelerator.pinned(5000)
 
 
