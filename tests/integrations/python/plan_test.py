@@ -102,7 +102,7 @@ def memory_for(model: torch.nn.Module, units: float | None) -> int:
     return int(root + units * max(unit.size_bytes for unit in division.units[1:]))
 
 
-def counted(model, optimizer, accumulation, clips, planned=math.inf, steps=3, again=3):
+def counted(model, optimizer, accumulation, clips, planned=math.inf, steps=3, again=9):
     """Returns what the engine counts in a step, on average, once the first three are made, in which the engine learns
     the order of units."""
     dtype = next(model.parameters()).dtype
