@@ -18,7 +18,7 @@ import torch
 
 from ziggurat._checkpoint import MAGIC
 from ziggurat._dtensor import is_dtensor, local_box, local_of
-from ziggurat._foreign import Rename, rename_content, without_wrappers
+from ziggurat._foreign._load import Rename, rename_content, without_wrappers
 from ziggurat._foreign._content import Content, Saved, State, of_number
 from ziggurat._foreign._plan import Places, Plan
 from ziggurat._file_memory import let_pages_go

@@ -102,7 +102,7 @@ from ziggurat._background_save import BackgroundSave
 from ziggurat._checkpoint import save_checkpoint
 from ziggurat._checkpoint_load import LoadedCheckpoint, load_checkpoint
 from ziggurat._chunked_loss import chunked_cross_entropy
-from ziggurat._foreign import ForeignCheckpoint, load_foreign_checkpoint
+from ziggurat._foreign._load import ForeignCheckpoint, load_foreign_checkpoint
 from ziggurat._gathered import gathered
 from ziggurat._micro_batches import micro_batches
 from ziggurat._native import GroupStep, InvalidArgument
