@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections import Counter
 from typing import NamedTuple
@@ -159,7 +158,8 @@ class Reports(Opening):
         their router calls, and what a forward calls twice has twice as many."""
         pairs = zip(streaming.units, backwards, strict=True)
         had = [count for unit, count in pairs if count and not unit.unit.is_expert]
-        return max(1, round(statistics.median_low(had) / steps)) if had else 1
+        # The low median. The module that has one, statistics, takes as long to import as this package's 16 rooms.
+        return max(1, round(sorted(had)[(len(had) - 1) // 2] / steps)) if had else 1
 
 
 def _without(figures: dict[str, float], beside: dict[str, float]) -> dict[str, float]:
