@@ -105,7 +105,9 @@ RankOnTwins::~RankOnTwins() = default;
 
 void RankOnTwins::build_runtime(std::unique_ptr<Communicator> ranks) {
   const RehearsedMachine& machine = world_.request.machine;
-  auto workers = std::make_unique<CostedWorkers>(world_.reactor, machine.workers, trace_);
+  CostedWorkersOptions options = machine.workers;
+  options.ledger = world_.ledger();
+  auto workers = std::make_unique<CostedWorkers>(world_.reactor, options, trace_);
   workers_ = workers.get();
   runtime_.twin = std::move(workers);
   if (trace_ != nullptr) runtime_.trace = std::move(world_.trace);
