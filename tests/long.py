@@ -26,6 +26,7 @@ CAMPAIGNS = [
     ("corruptions", "checkpoint_corruption_test", "damaged checkpoints", {"ZIGGURAT_CORRUPTIONS": "1000000"}),
     ("lies", "store_lies_test", "drives that lie about what is durable, seeds", {"ZIGGURAT_SEEDS": "10000"}),
     ("rehearsals", "rehearsal_faults_test", "faults in virtual time, seeds", {"ZIGGURAT_SEEDS": "10000"}),
+    ("mutants", "mutants/run.py", "mistakes that rehearsals must find, seeds each", {"ZIGGURAT_SEEDS": "100"}),
     ("commits", "checkpoint_commit_test", "faults at each call of a commit", {"ZIGGURAT_FAULTS": "all"}),
     ("saves", "checkpoint_fault_test", "faults at each call of a save", {"ZIGGURAT_FAULTS": "all"}),
     ("reshards", "reshard_fault_test", "faults at each call of a resharding", {"ZIGGURAT_FAULTS": "all"}),

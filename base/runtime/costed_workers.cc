@@ -17,6 +17,7 @@ CostedWorkers::CostedWorkers(Reactor& reactor, const CostedWorkersOptions& optio
                  options.threads, options.bytes_per_second);
   ZIGGURAT_CHECK(reactor.clock().kind() == Clock::Kind::kVirtual, "a twin in real time");
   for (std::size_t worker = options.threads; worker-- > 0;) idle_.push_back(worker);
+  accesses_.resize(options.threads);
   for (std::size_t worker = 0; trace != nullptr && worker < options.threads; ++worker)
     tracks_.push_back(trace->track(fmt::format("worker {}", worker)));
 }
@@ -46,6 +47,12 @@ void CostedWorkers::begin_more() {
     const Nanoseconds takes =
         options_.latency + nanoseconds_of(static_cast<double>(job.work.bytes) / each);
     busy_ += takes;
+    if (options_.ledger != nullptr) {
+      const Work& its = job.work;
+      accesses_[worker].push_back(AccessLedger::read(options_.ledger, its.read, its.name));
+      for (const std::span<const std::byte> bytes : {its.written, its.also_written})
+        accesses_[worker].push_back(AccessLedger::write(options_.ledger, bytes, its.name));
+    }
     if (trace_ != nullptr) {
       const Nanoseconds now = reactor_.clock().now();
       trace_->span(tracks_[worker], job.work.name, now, now + takes);
@@ -55,6 +62,7 @@ void CostedWorkers::begin_more() {
 }
 
 void CostedWorkers::end(const Job& job, std::size_t worker) {
+  accesses_[worker].clear();
   std::exception_ptr error;
   try {
     if (job.work.decides) (*job.action)();

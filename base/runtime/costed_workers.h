@@ -10,6 +10,7 @@
 #include <deque>
 #include <vector>
 
+#include "base/access_ledger.h"
 #include "base/runtime/async.h"
 #include "base/runtime/trace.h"
 #include "base/runtime/workers.h"
@@ -20,6 +21,8 @@ struct CostedWorkersOptions {
   std::size_t threads = 1;
   double bytes_per_second = 0;  ///< of all workers together; must be above 0
   Nanoseconds latency{0};       ///< of each job: to hand it over and to hear of its end
+  /// Notes who reads and writes memory; it outlives the workers. Null if nobody looks.
+  AccessLedger* ledger = nullptr;
 };
 
 class CostedWorkers final : public Workers {
@@ -50,7 +53,8 @@ class CostedWorkers final : public Workers {
   bool in_order_next_ = false;     // because the last one that was begun had Turn::kSoon
   std::vector<std::size_t> idle_;  // workers, by number; the last one is begun with
   Trace* trace_;
-  std::vector<int> tracks_;  // by worker
+  std::vector<int> tracks_;                                  // by worker
+  std::vector<std::vector<AccessLedger::Access>> accesses_;  // of the job that each worker has
   Nanoseconds busy_{0};
 };
 

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 
 #include "base/runtime/reactor.h"
 
@@ -22,6 +23,11 @@ struct Work {
   std::uint64_t bytes;  ///< host memory that it reads and writes
   /// Something is decided by what it finds out, so a twin runs it too. All that it touches exists.
   bool decides = false;
+  /// Which bytes these are, for a twin that looks for conflicts (base/access_ledger.h). Empty where
+  /// nobody says.
+  std::span<const std::byte> read{};
+  std::span<const std::byte> written{};
+  std::span<const std::byte> also_written{};
 };
 
 class Workers {

@@ -31,10 +31,9 @@ Task<Event> CpuCompute::clear(DeviceSpan<std::byte> bytes) {
   std::vector<Work> work;
   for (std::uint64_t begin = 0; begin < bytes.size(); begin += kClearBytes) {
     const std::uint64_t size_bytes = std::min(kClearBytes, bytes.size() - begin);
-    jobs.emplace_back([piece = host_view(bytes.subspan(begin, size_bytes))] {
-      std::memset(piece.data(), 0, piece.size());
-    });
-    work.push_back({.name = "clear accumulator", .bytes = size_bytes});
+    const std::span<std::byte> piece = host_view(bytes.subspan(begin, size_bytes));
+    jobs.emplace_back([piece] { std::memset(piece.data(), 0, piece.size()); });
+    work.push_back({.name = "clear accumulator", .bytes = size_bytes, .written = piece});
   }
   WorkGroup group(reactor_);
   for (std::size_t i = 0; i < jobs.size(); ++i)
@@ -59,7 +58,9 @@ Task<> CpuCompute::round(const Rounding& rounding) {
     }
   };
   const std::uint64_t row_bytes = rounding.values.size_bytes() + rounding.out.bytes.size();
-  co_await workers_.run(reactor_, {"round gradient", rounding.rows * row_bytes}, job);
+  Work work{.name = "round gradient", .bytes = rounding.rows * row_bytes};
+  if (rounding.rows == 1) work.written = std::as_bytes(HostDevice::view(rounding.values));
+  co_await workers_.run(reactor_, work, job);
 }
 
 Task<> CpuCompute::quantize(const Quantizing& quantizing) {
@@ -81,7 +82,12 @@ Task<> CpuCompute::update(const Update& update) {
   const std::function<void()> job = [&] { update_record(update.steps, view, update.runs); };
   const std::uint64_t bytes =
       2 * view.record.size() + view.grad.bytes.size() + view.param.bytes.size();
-  co_await workers_.run(reactor_, {"update record", bytes}, job);
+  const Work work{.name = "update record",
+                  .bytes = bytes,
+                  .read = view.grad.bytes,
+                  .written = view.record,
+                  .also_written = view.param.bytes};
+  co_await workers_.run(reactor_, work, job);
 }
 
 }  // namespace ziggurat

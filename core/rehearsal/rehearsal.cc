@@ -53,8 +53,10 @@ Task<> live(Reactor& reactor, std::vector<std::unique_ptr<RankOnTwins>>& ranks) 
 
 std::vector<RehearsedRank> play(RehearsedWorld& world) {
   std::vector<std::unique_ptr<RankOnTwins>> ranks;
-  for (std::unique_ptr<Communicator>& its : communicators(world))
+  for (std::unique_ptr<Communicator>& its : communicators(world)) {
+    if (world.request.around_ranks) its = world.request.around_ranks(std::move(its));
     ranks.push_back(std::make_unique<RankOnTwins>(world, std::move(its)));
+  }
   world.reactor.block_on(live(world.reactor, ranks));
   std::vector<RehearsedRank> all;
   for (const auto& rank : ranks) all.push_back(rank->take());

@@ -21,8 +21,10 @@
 #include <string>
 #include <vector>
 
+#include "aio/io_engine.h"
 #include "base/runtime/costed_workers.h"
 #include "base/runtime/metrics.h"
+#include "collectives/communicator.h"
 #include "collectives/simulated/simulated_network.h"
 #include "core/engine/engine_config.h"
 #include "core/sharding/model_spec.h"
@@ -57,7 +59,8 @@ struct UnitCost {
   double forward_s = 0;
   double backward_s = 0;
   /// Between the two, with a unit that the trainer holds (EngineConfig::trainer_held_units): a head
-  /// whose matrix is the embedding.
+  /// whose matrix is the embedding. It is acquired for this once more, and its gradient is open
+  /// from here to the end of backward, which needs no parameters of it.
   double between_s = 0;
 };
 
@@ -77,6 +80,10 @@ struct RehearsalRequest {
   /// Shuffles what ends and what is ready at one instant (Clock::shuffle_ties,
   /// Reactor::shuffle_ready), for tests; 0 for the order of calls.
   std::uint64_t order_seed = 0;
+  /// For tests: return what a rank's engine gets in place of the twin of a drive, and of the other
+  /// ranks. May be empty.
+  std::function<std::unique_ptr<IoEngine>(int rank, std::unique_ptr<IoEngine>)> around_drive{};
+  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> around_ranks{};
   /// Where the trace of rank 0 is written, in virtual time; empty for none.
   std::string trace_path;
   /// Called when rank 0 has computed with another unit: `done` of `of` in all steps. May be empty.

@@ -105,7 +105,9 @@ RankOnTwins::~RankOnTwins() = default;
 
 void RankOnTwins::build_runtime(std::unique_ptr<Communicator> ranks) {
   const RehearsedMachine& machine = world_.request.machine;
-  auto workers = std::make_unique<CostedWorkers>(world_.reactor, machine.workers, trace_);
+  CostedWorkersOptions options = machine.workers;
+  options.ledger = world_.ledger();
+  auto workers = std::make_unique<CostedWorkers>(world_.reactor, options, trace_);
   workers_ = workers.get();
   runtime_.twin = std::move(workers);
   if (trace_ != nullptr) runtime_.trace = std::move(world_.trace);
@@ -139,6 +141,7 @@ std::unique_ptr<IoEngine> RankOnTwins::make_drive(const std::string& directory, 
   options.absent = &world_.absent;
   options.ledger = world_.ledger();
   auto engine = std::make_unique<SimulatedEngine>(world_.reactor, *world_.disk, std::move(options));
+  if (world_.request.around_drive) return world_.request.around_drive(rank_, std::move(engine));
   if (world_.watch == nullptr) return engine;
   auto faulty = std::make_unique<FaultyEngine>(world_.reactor, std::move(engine));
   for (const RehearsalFaults::OfDrive& its : world_.watch->faults.drives)
@@ -293,16 +296,19 @@ Task<> RankOnTwins::forward(UnitId unit, RehearsedStep& step) {
   co_await std::move(acquiring);
   Task<> computing = compute("forward", unit, world_.request.costs[unit].forward_s, step);
   co_await std::move(computing);
-  if (!held(unit)) engine_->release(unit, stream_ ? stream_->record() : Event());
+  release(unit);
   tell_progress();
 }
 
 /// A unit that is held has its gradient open from here on.
 Task<> RankOnTwins::between(UnitId unit, RehearsedStep& step) {
+  Task<> acquiring = acquire(unit, step);
+  co_await std::move(acquiring);
   Task<> taking = take_gradient(unit, step);
   co_await std::move(taking);
   Task<> computing = compute("head", unit, world_.request.costs[unit].between_s, step);
   co_await std::move(computing);
+  release(unit);
 }
 
 Task<> RankOnTwins::backward(UnitId unit, bool last, RehearsedStep& step) {
@@ -315,13 +321,18 @@ Task<> RankOnTwins::backward(UnitId unit, bool last, RehearsedStep& step) {
   Task<> computing = compute("backward", unit, world_.request.costs[unit].backward_s, step);
   co_await std::move(computing);
   const Event added = stream_ ? stream_->record() : Event();
-  engine_->release(unit, added);
+  if (!held(unit)) release(unit);
   tell_progress();
   if (!last) co_return;
   const double finished = now();
   Task<> finishing = engine_->finish_gradient(unit, added);
   co_await std::move(finishing);
   step.gradient_s += now() - finished;
+}
+
+void RankOnTwins::release(UnitId unit) {
+  engine_->release(unit, stream_ ? stream_->record() : Event());
+  units_[unit].params = {};
 }
 
 /// Computes once the unit's parameters are there: on the CPU until it is done, on a GPU's stream

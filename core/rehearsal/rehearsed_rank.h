@@ -100,6 +100,7 @@ class RankOnTwins {
   Task<> between(UnitId unit, RehearsedStep& step);
   Task<> backward(UnitId unit, bool last, RehearsedStep& step);
   Task<> acquire(UnitId unit, RehearsedStep& step);
+  void release(UnitId unit);
   Task<> take_gradient(UnitId unit, RehearsedStep& step);
   Task<> compute(const char* what, UnitId unit, double seconds, RehearsedStep& step);
   bool held(UnitId unit) const;

@@ -14,7 +14,8 @@ Task<std::uint64_t> hashed(Context& context, ChunkId chunk, std::span<const std:
   const std::function<void()> job = [&] {
     found.hash = record_hash(record, found.seed, context.table.record_format(chunk));
   };
-  co_await context.run_near(chunk, {"hash record", record.size()}, job, turn);
+  const Work work{.name = "hash record", .bytes = record.size(), .read = record};
+  co_await context.run_near(chunk, work, job, turn);
   co_return found.hash;
 }
 

@@ -182,6 +182,7 @@ void ChunkTable::add_chunk(const UnitSpec& unit, std::uint64_t begin, std::uint6
                      .record_size_bytes = unit.stored() ? format.record_bytes(end - begin) : 0,
                      .param_size_bytes = count * size_bytes(unit.dtype.value_or(model_.dtype)),
                      .constant = constant});
+  total_record_bytes_ += chunks_.back().record_bytes();
   if (constant) return;
   ++units_.back().updated_count;
   ++updated_count_;
@@ -231,12 +232,6 @@ std::uint64_t ChunkTable::largest_param_bytes() const noexcept {
   std::uint64_t largest = 0;
   for (const Chunk& chunk : chunks_) largest = std::max(largest, chunk.param_bytes());
   return largest;
-}
-
-std::uint64_t ChunkTable::total_record_bytes() const noexcept {
-  std::uint64_t total = 0;
-  for (const Chunk& chunk : chunks_) total += chunk.record_bytes();
-  return total;
 }
 
 std::vector<bool> ChunkTable::constant_chunks() const {

@@ -153,7 +153,7 @@ class ChunkTable {
   std::uint64_t largest_chunk_count() const noexcept;
   std::uint64_t largest_record_bytes() const noexcept;
   std::uint64_t largest_param_bytes() const noexcept;  ///< of a chunk
-  std::uint64_t total_record_bytes() const noexcept;
+  std::uint64_t total_record_bytes() const noexcept { return total_record_bytes_; }
   /// Return of each stored chunk how large its record is, and whether it is constant; the latter
   /// empty if no chunk is.
   std::vector<std::uint64_t> record_bytes() const;
@@ -261,6 +261,7 @@ class ChunkTable {
                                                   ///< empty if no tile is constant
   std::size_t stored_count_ = 0;
   std::size_t updated_count_ = 0;
+  std::uint64_t total_record_bytes_ = 0;
   std::uint64_t tile_count_ = 0;
   std::uint64_t tile_count_alone_ = 0;
 };

@@ -200,6 +200,9 @@ SimulateCommand read_simulate(const Settings& settings) {
     command.training = training_of(command.job, System::kZiggurat, layout_of(command.strategy, {}));
     const bool again = run.shape.checkpointing == gpt::ActivationCheckpointing::kBlock;
     command.training.recompute = again ? Recompute::kFull : Recompute::kNothing;
+    Software& software = command.training.software;
+    software.staged = software.vertical = true;
+    software.direct = run.collectives != Collectives::kNccl;
     make_request(settings, run, command);
   } catch (const MemoryExhausted&) {
     throw;

@@ -31,6 +31,30 @@ TEST_F(CostedWorkersTest, EachWorkerHasItsShareOfTheBandwidth) {
   EXPECT_EQ(workers_.busy(), 5 * 1010ns);
 }
 
+/// Two jobs at a time: the third begins when the first has ended.
+TEST_F(CostedWorkersTest, NotesWhatJobsReadAndWrite) {
+  const std::vector<std::byte> memory(300);
+  const std::span<const std::byte> all(memory);
+  const auto conflicts = [&](const Work& one, const Work& other, const Work& third) {
+    AccessLedger ledger;
+    CostedWorkers workers(reactor_, {.threads = 2, .bytes_per_second = 2e9, .ledger = &ledger});
+    const std::function<void()> job = [] {};
+    WorkGroup group(reactor_);
+    for (const Work& work : {one, other, third}) group.spawn(workers.run(reactor_, work, job));
+    reactor_.block_on(group.wait_idle());
+    EXPECT_EQ(ledger.under_way(), 0U);
+    return ledger.conflicts().size();
+  };
+  const Work reads{.name = "reads", .bytes = 100, .read = all.first(200)};
+  const Work writes{.name = "writes", .bytes = 200, .written = all.subspan(100, 100)};
+  const Work both{
+      .name = "both", .bytes = 300, .read = all.last(100), .also_written = all.first(100)};
+  EXPECT_EQ(conflicts(reads, reads, reads), 0U);
+  EXPECT_EQ(conflicts(reads, writes, both), 1U);
+  EXPECT_EQ(conflicts(reads, both, writes), 1U);
+  EXPECT_EQ(conflicts(writes, both, reads), 1U);
+}
+
 TEST_F(CostedWorkersTest, RunsOnlyWhatDecidesSomething) {
   int ran = 0;
   const std::function<void()> job = [&] { ++ran; };

@@ -205,6 +205,49 @@ TEST(PlanTime, ParametersElsewhereAreBroughtInBothPasses) {
   EXPECT_DOUBLE_EQ(link(), expected);
 }
 
+double busy(const Training& training, const Machine& machine, const std::string& what) {
+  for (const TimeLine& line : step_time(training, machine).busy)
+    if (line.what == what) return line.seconds;
+  return 0;
+}
+
+// Ranks that meet in host memory bring whole layers over each rank's own link, twice, and take
+// whole gradients back.
+TEST(PlanTime, StagedExchangesCrossEachLinkWhole) {
+  Training training;
+  training.model = named_model("llama-3-70b").value();
+  training.layout = {.dp = 8, .stage = 3};
+  training.layout.params = training.layout.optimizer = Tier::kHost;
+  const Machine machine = find_machine("h100x8");
+  const double all = 2 * rank_parameters(training).total() / machine.link_bandwidth;
+  const char* const kLink = "the link between host and device";
+  EXPECT_NEAR(busy(training, machine, kLink), all / 8 * 4, 1e-6);
+  training.software.staged = true;
+  EXPECT_NEAR(busy(training, machine, kLink), all * 3 + all / 8 * 2, 1e-6);
+  training.micro_batches = 4;
+  EXPECT_NEAR(busy(training, machine, kLink), all * 12 + all / 8 * 2, 1e-6);
+  training.software.vertical = true;
+  EXPECT_NEAR(busy(training, machine, kLink), all * 3 + all / 8 * 2, 1e-6);
+}
+
+// Each rank sends its part to each of the others: eight GPUs of a node get the same bytes eight
+// times over the node's network, which a ring brings once.
+TEST(PlanTime, DirectExchangesBringEachRankItsOwn) {
+  Training training;
+  training.model = named_model("llama-3-70b").value();
+  training.layout = {.dp = 4096, .stage = 3};
+  const Machine machine = find_machine("h100x8");
+  const char* const kExchanges = "exchanges of gradients and parameters";
+  const double rings = busy(training, machine, kExchanges);
+  training.software.direct = true;
+  EXPECT_NEAR(busy(training, machine, kExchanges) / rings, 8, 0.02);
+  // Within a node, host memory is read and written once for each byte.
+  training.layout.dp = 8;
+  const double host = machine.host_bandwidth * machine.reach.host / 8 / 2;
+  const double all = 2 * rank_parameters(training).total();
+  EXPECT_NEAR(busy(training, machine, kExchanges), 3 * all * 7 / 8 / host, 1e-6);
+}
+
 TEST(PlanTime, TheBusiestIsTheBound) {
   const Job job = job_of("llama-3-8b", "4090", 1);
   for (const Verdict& one : compare(job).verdicts) {

@@ -102,6 +102,7 @@ TEST(RehearsalFaults, HoldWhatMustBeTrue) {
     SCOPED_TRACE(kSettings[which].name);
     const FaultReport report = campaigns[which].play(seed);
     if (shown > 0) std::printf("%s\n", text_of(report).c_str());
+    std::fflush(stdout);  // so that it is there if the next seed ends the program
     ended += report.ended_with.empty() ? 0 : 1;
     ASSERT_THAT(report.broken, ::testing::IsEmpty()) << text_of(report);
   }

@@ -9,6 +9,9 @@ ziggurat_test(gpt_compute_test
 ziggurat_test(gpt_tensor_test
   SOURCES gpt_tensor_test.cc ../collectives/tcp_ranks.cc
   USES ziggurat_test_ram_engine ziggurat::engine ziggurat::collectives fmt::fmt)
+ziggurat_test(rehearsal_links_test
+  SOURCES rehearsal_links_test.cc ../collectives/tcp_ranks.cc
+  USES ziggurat_test_ram_engine ziggurat::rehearsal ziggurat::engine ziggurat::collectives nlohmann_json::nlohmann_json fmt::fmt)
 
 # Once more as on a CPU without bf16 products: oneDNN is told to use no more than AVX2.
 add_test(NAME gpt_compute_test_without_bf16 COMMAND gpt_compute_test)

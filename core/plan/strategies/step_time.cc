@@ -75,10 +75,23 @@ Stage stage_of(const Training& training, const Machine& machine) {
   return stage;
 }
 
+/// Returns how long an all-reduce takes if each rank sends every other its part, and then its sum.
+/// Within a node a byte is read from host memory and written there.
+double direct_time(const Machine& machine, double bytes, int ranks, int per_node) {
+  if (ranks <= 1) return 0;
+  const double host = machine.host_bandwidth * machine.reach.host / per_node / 2;
+  const double near = bytes * (per_node - 1) / ranks / host;
+  if (ranks <= per_node) return 2 * near;
+  const double far = bytes * (ranks - per_node) / ranks * per_node /
+                     (machine.network_bandwidth * machine.reach.network);
+  return 2 * std::max(near, far);
+}
+
 /// What ranks send of parameters and gradients, and how much of it compute hides.
 struct ExchangeTime {
   double seconds = 0;
   double exposed = 0;
+  double in_forward = 0;  ///< of `exposed`
 };
 
 ExchangeTime exchange_of(const Training& training, const Machine& machine, const Stage& stage,
@@ -89,8 +102,14 @@ ExchangeTime exchange_of(const Training& training, const Machine& machine, const
   const int in_node = std::max(1, machine.gpus / std::max(1, layout.tp));
   const auto whole = [&](double count, int ranks) {
     const int near = std::min(ranks, in_node);
-    return all_reduce_time(training, machine, 2 * count, ranks, near,
-                           ranks > in_node ? std::min(machine.gpus, layout.tp) : 1);
+    double seconds = training.software.direct
+                         ? direct_time(machine, 2 * count, ranks, near)
+                         : all_reduce_time(training, machine, 2 * count, ranks, near,
+                                           ranks > in_node ? std::min(machine.gpus, layout.tp) : 1);
+    // Twice as a whole: to be summed, and as the sum.
+    if (training.software.staged && ranks > 1)
+      seconds = std::max(seconds, 2 * 2 * count / machine.link_bandwidth);
+    return seconds;
   };
   ExchangeTime exchange;
   if (layout.stage < 3) {
@@ -104,6 +123,8 @@ ExchangeTime exchange_of(const Training& training, const Machine& machine, const
   // sends half a byte of each 16-bit value, and gathers a second time within groups (Wang et al.
   // 2023).
   const auto micro = static_cast<double>(training.micro_batches);
+  const double passes = training.software.vertical ? 1 : micro;
+  const double computed = micro / passes;  // micro-batches that hide an exchange
   const double all = params.total() + params.adapters;
   const double gather = whole(all, layout.shards()) / 2 * (layout.quantized ? 0.5 : 1);
   const double reduce = whole(trained, layout.shards()) / 2 * (layout.quantized ? 0.25 : 1);
@@ -112,19 +133,22 @@ ExchangeTime exchange_of(const Training& training, const Machine& machine, const
                               : 0;
   double again = layout.keeps_gathered ? 0 : gather;
   if (layout.hpz > 0) again = whole(all, layout.hpz) / 2;
-  exchange.seconds = micro * (gather + again + reduce) + replicas;
+  exchange.seconds = passes * (gather + again + reduce) + replicas;
   exchange.exposed = exchange.seconds;
   if (training.software.overlaps) {
-    exchange.exposed = micro * (std::max(0.0, gather - stage.forward) +
-                                std::max(0.0, again + reduce - stage.backward - stage.again)) +
-                       replicas;
+    const double backward = computed * (stage.backward + stage.again);
+    exchange.in_forward = passes * std::max(0.0, gather - computed * stage.forward);
+    exchange.exposed =
+        exchange.in_forward + passes * std::max(0.0, again + reduce - backward) + replicas;
   }
   return exchange;
 }
 
 /// The update, where it runs, and what it moves.
 struct Update {
-  double device = 0, host = 0, drive = 0, link = 0;
+  double device = 0, host = 0, drive = 0;
+  double link = 0;
+  double gathered = 0;  ///< of `link`, what moves as part of an exchange
 };
 
 Update update_of(const Training& training, const Machine& machine, const RankParameters& params) {
@@ -140,10 +164,15 @@ Update update_of(const Training& training, const Machine& machine, const RankPar
     if (layout.optimizer == Tier::kNvme && machine.drive_bandwidth > 0)
       update.drive = 2 * training.recipe.optimizer() * node / machine.drive_bandwidth;
   }
-  if (layout.params != Tier::kDevice) {
-    constexpr double kPasses = 2;  // forward brings each parameter, and backward does again
-    update.link += kPasses * static_cast<double>(training.micro_batches) * 2 * params.total() /
-                   layout.shards() / machine.link_bandwidth;
+  const double steps = training.software.vertical ? 1 : static_cast<double>(training.micro_batches);
+  const double passes = layout.keeps_gathered ? 1 : 2;  // backward brings parameters again
+  const int shards = layout.stage == 3 ? layout.shards() : 1;
+  if (training.software.staged && shards > 1) {
+    // Gradients leave whole too.
+    update.gathered = steps * (passes + 1) * 2 * params.total() / machine.link_bandwidth;
+    update.link += update.gathered;
+  } else if (layout.params != Tier::kDevice) {
+    update.link += steps * passes * 2 * params.total() / shards / machine.link_bandwidth;
   }
   return update;
 }
@@ -195,11 +224,14 @@ StepTime step_time(const Training& training, const Machine& machine) {
   const double below = std::max(update.host, update.drive);
   add(time, "update on the device", update.device);
   add(time, update.drive > update.host ? "update, at the drives' speed" : "update on the host",
-      training.software.update_hides ? std::max(0.0, below - micro * stage.forward) : below);
+      training.software.update_hides
+          ? std::max(0.0, below - micro * stage.forward - exchange.in_forward)
+          : below);
   add(time, "copies between host and device",
       layout.params == Tier::kDevice
-          ? update.link
-          : std::max(0.0, update.link - micro * (stage.forward + stage.again + stage.backward)));
+          ? update.link - update.gathered
+          : std::max(0.0, update.link - update.gathered -
+                              micro * (stage.forward + stage.again + stage.backward)));
 
   bind(time, "compute", micro * (slowest - stage.sums - stage.passing) + update.device);
   bind(time, "exchanges of gradients and parameters", exchange.seconds);

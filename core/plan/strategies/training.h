@@ -41,6 +41,13 @@ struct Software {
   bool two_slots = false;             ///< state on a drive is written beside the last, not over it
   bool overlaps = true;               ///< exchanges run beside compute; if not, after it
   bool update_hides = false;          ///< an update on the host runs beneath the next forward
+  /// Ranks meet in host memory: what is gathered or summed among them crosses each rank's link
+  /// between host and device whole.
+  bool staged = false;
+  /// Ranks exchange each with each, through host memory and sockets, and not in rings: a node's
+  /// network carries a byte once for each of the node's ranks that wants it.
+  bool direct = false;
+  bool vertical = false;  ///< all micro-batches of a layer before the next: one exchange a pass
 
   /// Seconds that the host takes to start a layer's work. A shorter layer waits for it.
   double host_forward_layer_s = 0;

@@ -260,8 +260,11 @@ Task<> GradientReducer::convert(const Bucket& bucket) {
       put_tile(bucket, begin, values, out.subspan(begin, kTileElements));
     }
   };
-  co_await context_.workers.run(context_.reactor,
-                                {"take in gradient", sum.bytes.size() + out.bytes.size()}, job);
+  const Work work{.name = "take in gradient",
+                  .bytes = sum.bytes.size() + out.bytes.size(),
+                  .read = sum.bytes,
+                  .written = out.bytes};
+  co_await context_.workers.run(context_.reactor, work, job);
   if (table.slices_held() == 1) co_await bring(out.bytes, place(bucket, table.sharding().rank));
 }
 

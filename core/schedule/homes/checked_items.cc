@@ -11,7 +11,8 @@ Task<> write_hashed(Context& context, SwapFile& file, std::size_t item,
                     std::span<const std::byte> bytes, IoPriority priority, int node) {
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] { hash = hash64(bytes, item); };
-  co_await context.workers.run(context.reactor, {"hash item", bytes.size()}, job, node);
+  const Work work{.name = "hash item", .bytes = bytes.size(), .read = bytes};
+  co_await context.workers.run(context.reactor, work, job, node);
   co_await file.write(item, bytes, hash, priority);
 }
 
@@ -20,7 +21,8 @@ Task<> read_verified(Context& context, SwapFile& file, std::size_t item, std::sp
   co_await file.read(item, bytes, priority);
   std::uint64_t hash = file.expected_hash(item);  // what the job finds, unless it is damaged
   const std::function<void()> job = [&] { hash = hash64(bytes, item); };
-  co_await context.workers.run(context.reactor, {"verify item", bytes.size()}, job, node);
+  const Work work{.name = "verify item", .bytes = bytes.size(), .read = bytes};
+  co_await context.workers.run(context.reactor, work, job, node);
   if (hash != file.expected_hash(item)) throw file.corrupt_item(item);
 }
 

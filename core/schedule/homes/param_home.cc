@@ -48,7 +48,11 @@ Task<> ParamHome::publish_record(ChunkId id, ParamSteps steps, std::span<const s
   };
   {
     const LentMemory::Use its(context_.lent);
-    co_await context_.run_near(id, {"round params", record.size() + param.bytes.size()}, job);
+    const Work work{.name = "round params",
+                    .bytes = record.size() + param.bytes.size(),
+                    .read = record,
+                    .written = param.bytes};
+    co_await context_.run_near(id, work, job);
   }
   co_await publish(id, param, runs);
 }

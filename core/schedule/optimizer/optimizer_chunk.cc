@@ -258,7 +258,12 @@ Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
   };
   {
     const LentMemory::Use gradient_and_param(context_.lent);
-    co_await context_.run_near(id, {"update record", update_bytes(context_.table.chunk(id))}, job);
+    const Work work{.name = "update record",
+                    .bytes = update_bytes(context_.table.chunk(id)),
+                    .read = view.grad.bytes,
+                    .written = view.record,
+                    .also_written = view.param.bytes};
+    co_await context_.run_near(id, work, job);
   }
   context_.metrics.add(Counter::kOptimizerBytes, update_bytes(context_.table.chunk(id)));
   if (hashing.verify && hashes.before != expected.hash) {
