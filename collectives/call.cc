@@ -31,7 +31,6 @@ const char* name_of(CallKind kind) noexcept {
     case CallKind::kAllReduce:
     case CallKind::kAllReduceValues: return "all_reduce";
     case CallKind::kAllToAll: return "all_to_all";
-    case CallKind::kBroadcast: return "broadcast";
     case CallKind::kBarrier: return "barrier";
     case CallKind::kSend: return "send";
     case CallKind::kRecv: return "recv";
@@ -83,9 +82,7 @@ std::string describe(const CallSpec& spec) {
     text += fmt::format(" ({})", spec.op < 3 ? kOps[spec.op] : "?");
   }
   if (spec.kind == CallKind::kBarrier) return text;
-  text += fmt::format(" of {} {}", spec.count, name(spec.element));
-  if (spec.kind == CallKind::kBroadcast) text += fmt::format(" from rank {}", spec.root);
-  return text;
+  return text + fmt::format(" of {} {}", spec.count, name(spec.element));
 }
 
 std::string describe(const CallSpec& spec, std::uint64_t sequence, std::span<const int> members) {

@@ -19,7 +19,6 @@ enum class CallKind : std::uint8_t {
   kAllReduce,
   kAllReduceValues,
   kAllToAll,
-  kBroadcast,
   kBarrier,
   kSend,
   kRecv
@@ -42,7 +41,6 @@ struct CallSpec {
   CallKind kind = CallKind::kBarrier;
   CallElement element = CallElement::kByte;
   std::uint8_t op = 0;      ///< kAllReduceValues: Communicator::Op
-  std::int32_t root = -1;   ///< for kBroadcast: a rank of the communicator
   std::uint64_t count = 0;  ///< elements of this rank's slice (for kAllReduce, of the whole)
 
   bool operator==(const CallSpec&) const = default;

@@ -119,17 +119,6 @@ Task<> CheckedCommunicator::all_to_all(std::span<const std::byte> input,
                         .output = output});
 }
 
-Task<> CheckedCommunicator::broadcast(std::span<std::byte> bytes, int root) {
-  std::string misfit;
-  if (root < 0 || root >= world_size()) {
-    misfit = fmt::format("broadcast: root {} is not one of the {} ranks, which are counted from 0",
-                         root, world_size());
-  }
-  return begin(misfit, {.spec = {.kind = CallKind::kBroadcast, .root = root, .count = bytes.size()},
-                        .input = bytes,
-                        .output = bytes});
-}
-
 Task<> CheckedCommunicator::barrier() { return begin({}, {.spec = {.kind = CallKind::kBarrier}}); }
 
 Task<> CheckedCommunicator::send(std::span<const std::byte> bytes, int to) {

@@ -23,7 +23,6 @@ class CheckedCommunicator : public Communicator {
   Task<> all_reduce(std::span<double> values, Op op) final;
   Task<> all_reduce(std::span<std::uint64_t> values, Op op) final;
   Task<> all_to_all(std::span<const std::byte> input, std::span<std::byte> output) final;
-  Task<> broadcast(std::span<std::byte> bytes, int root) final;
   Task<> barrier() final;
   Task<> send(std::span<const std::byte> bytes, int to) final;
   Task<> recv(std::span<std::byte> bytes, int from) final;

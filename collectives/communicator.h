@@ -67,8 +67,6 @@ class Communicator {
   /// Exchanges slices. Shapes: input and output [world_size * n] bytes, which do not overlap; slice
   /// r of the input goes to rank r, and slice r of the output comes from rank r.
   virtual Task<> all_to_all(std::span<const std::byte> input, std::span<std::byte> output) = 0;
-  /// Sends `root`'s bytes to all ranks.
-  virtual Task<> broadcast(std::span<std::byte> bytes, int root) = 0;
   virtual Task<> barrier() = 0;
 
   /// Sends to one other rank, whose recv() of the same size receives the bytes. These calls are

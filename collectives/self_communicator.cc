@@ -14,7 +14,6 @@ Task<> SelfCommunicator::run(Call call) {
     case CallKind::kAllToAll: copy_bytes(call.input, call.output); break;
     case CallKind::kAllReduce:
     case CallKind::kAllReduceValues:
-    case CallKind::kBroadcast:
     case CallKind::kBarrier: break;
     case CallKind::kSend:
     case CallKind::kRecv: break;  // refused before, because there is no other rank

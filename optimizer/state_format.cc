@@ -95,8 +95,6 @@ StateTraffic state_traffic(const StateKind& state, bool param_elsewhere) {
   return {.read = record - (skips ? sizeof(bf16) : 0), .written = record};
 }
 
-double moment_error(StateFormat format) noexcept { return rounds_moments(format) ? 0x1p-8 : 0.0; }
-
 void require_compatible(StateFormat format, Rounding rounding, bool param_is_bf16) {
   if (has_residual(format) && rounding == Rounding::kStochastic)
     throw Error(ErrorCode::kInvalidArgument,

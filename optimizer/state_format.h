@@ -59,11 +59,6 @@ struct StateTraffic {
 };
 StateTraffic state_traffic(const StateKind& state, bool param_elsewhere);
 
-/// Returns the largest relative error of a moment that `format` rounds to nearest (stochastic
-/// rounding doubles it); 0 if nothing is rounded. For k8Bit see optimizer/eight_bit.h: its error is
-/// relative to the largest magnitude of a block.
-double moment_error(StateFormat format) noexcept;
-
 /// Checks that the settings fit together. Errors: kInvalidArgument for stochastic rounding with
 /// kSplit (the two halves would no longer be the master), and for a parameter that is not bf16
 /// although the record holds it.

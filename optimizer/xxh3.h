@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/xxh3.h: the parts of XXH3-64 that kernels need to hash a tile (seed 0) in registers or
-// by a GPU's threads, and to mix a number into a seed.
+// optimizer/xxh3.h: the parts of XXH3-64 that kernels need to hash a tile (seed 0) in registers,
+// and to mix a number into a seed.
 //
 // A long input is read in stripes of 64 bytes. Each stripe is mixed into eight 64-bit lanes, under
 // 64 bytes of a secret that moves by 8 per stripe. After a block of 16 stripes the lanes are
@@ -11,16 +11,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/numerics/host_device.h"
-
 namespace ziggurat::internal::xxh3 {
 
 inline constexpr std::size_t kStripeBytes = 64;
 inline constexpr std::size_t kStripesPerBlock = 16;
 inline constexpr std::size_t kBlockBytes = kStripesPerBlock * kStripeBytes;
 inline constexpr std::size_t kLanes = 8;
-/// The shortest long input; shorter ones are hashed in another way.
-inline constexpr std::size_t kLongBytes = 241;
 inline constexpr std::size_t kSecretStep = 8;
 inline constexpr std::size_t kScrambleSecret = 128;  // offset into the secret
 inline constexpr std::size_t kLastStripeSecret = 121;
@@ -29,7 +25,6 @@ inline constexpr std::size_t kFoldSecret = 11;
 inline constexpr std::uint32_t kPrime32_1 = 0x9e3779b1u;
 inline constexpr std::uint64_t kPrime64_1 = 0x9e3779b185ebca87u;
 
-/// The constants in one piece, so that a kernel has a copy in its own memory.
 struct Constants {
   std::uint64_t first_lanes[8];    ///< the first values of the lanes
   std::uint64_t secret_words[24];  ///< XXH3's default secret of 192 bytes, little-endian
@@ -49,50 +44,22 @@ inline const std::uint8_t* secret(std::size_t offset) noexcept {
   return reinterpret_cast<const std::uint8_t*>(kConstants.secret_words) + offset;
 }
 
-/// Returns the constants in memory that the caller can read: the device's in a kernel, otherwise
-/// the host's.
-ZIGGURAT_HOST_DEVICE inline const Constants& constants() noexcept {
-#if defined(__CUDA_ARCH__)
-  static constexpr Constants kOfDevice = kConstants;
-  return kOfDevice;
-#else
-  return kConstants;
-#endif
-}
-
 /// Returns eight bytes of the secret from any offset on.
-ZIGGURAT_HOST_DEVICE inline std::uint64_t secret_word(std::size_t offset) noexcept {
-  const std::uint64_t* const words = constants().secret_words + offset / 8;
+inline std::uint64_t secret_word(std::size_t offset) noexcept {
+  const std::uint64_t* const words = kConstants.secret_words + offset / 8;
   const std::size_t shift = offset % 8 * 8;
   return shift == 0 ? words[0] : words[0] >> shift | words[1] << (64 - shift);
 }
 
 /// Returns the exclusive or of the two halves of the 128-bit product.
-ZIGGURAT_HOST_DEVICE inline std::uint64_t multiply_fold(std::uint64_t a, std::uint64_t b) noexcept {
-#if defined(__CUDA_ARCH__)
-  return (a * b) ^ __umul64hi(a, b);
-#else
+inline std::uint64_t multiply_fold(std::uint64_t a, std::uint64_t b) noexcept {
   __extension__ using Wide = unsigned __int128;
   const Wide product = static_cast<Wide>(a) * b;
   return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
-#endif
-}
-
-/// Returns what a stripe's word adds to its own lane; the word itself is added to the neighbouring
-/// lane. The sums of a block may be made in any order.
-constexpr std::uint64_t keyed_product(std::uint64_t word, std::uint64_t key) noexcept {
-  const std::uint64_t keyed = word ^ key;
-  return (keyed & 0xffffffffu) * (keyed >> 32);
-}
-
-/// Scrambles a lane at the end of a block.
-constexpr std::uint64_t scrambled(std::uint64_t lane, std::uint64_t key) noexcept {
-  return (lane ^ lane >> 47 ^ key) * kPrime32_1;
 }
 
 /// Returns the hash of an input of `size_bytes` from its lanes.
-ZIGGURAT_HOST_DEVICE inline std::uint64_t fold(const std::uint64_t (&lanes)[kLanes],
-                                               std::size_t size_bytes) noexcept {
+inline std::uint64_t fold(const std::uint64_t (&lanes)[kLanes], std::size_t size_bytes) noexcept {
   std::uint64_t hash = size_bytes * kPrime64_1;
   for (std::size_t i = 0; i < kLanes; i += 2) {
     hash += multiply_fold(lanes[i] ^ secret_word(kFoldSecret + 8 * i),

@@ -315,19 +315,4 @@ Filesystem filesystem_of(const std::string& path, const std::string& root) {
   return result;
 }
 
-ProcessMemory process_memory(const std::string& root) {
-  ProcessMemory memory;
-  std::ifstream file(root + "/proc/self/status");
-  for (std::string line; std::getline(file, line);) {  // "VmHWM:     1768 kB"
-    std::istringstream fields(line);
-    std::string name;
-    std::uint64_t kib = 0;
-    if (!(fields >> name >> kib)) continue;
-    if (name == "VmRSS:") memory.rss_bytes = kib * 1024;
-    if (name == "VmHWM:") memory.peak_rss_bytes = kib * 1024;
-    if (name == "HugetlbPages:") memory.hugetlb_bytes = kib * 1024;
-  }
-  return memory;
-}
-
 }  // namespace ziggurat

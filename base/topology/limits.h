@@ -70,13 +70,4 @@ Filesystem filesystem_of(const std::string& path, const std::string& root = "");
 /// relative path).
 std::string nearest_existing(const std::string& path);
 
-/// The memory of this process as the kernel counts it. The resident set includes transparent huge
-/// pages, but never hugetlb pages.
-struct ProcessMemory {
-  std::uint64_t rss_bytes = 0;
-  std::uint64_t peak_rss_bytes = 0;
-  std::uint64_t hugetlb_bytes = 0;  ///< in use now, because the kernel keeps no peak
-};
-ProcessMemory process_memory(const std::string& root = "");
-
 }  // namespace ziggurat

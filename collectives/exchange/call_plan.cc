@@ -77,19 +77,6 @@ ExchangePlan all_reduce_values(const Call& call, std::size_t size) {
   return plan;
 }
 
-ExchangePlan broadcast(const Call& call, std::size_t place, std::size_t size) {
-  const auto root = static_cast<std::size_t>(call.spec.root);
-  ExchangePlan plan;
-  plan.out.resize(size);
-  plan.in.resize(size);
-  if (root == place) {
-    plan.out.assign(size, call.input);
-  } else {
-    plan.in[root] = call.output;
-  }
-  return plan;
-}
-
 }  // namespace
 
 ExchangePlan plan_of(const Call& call, std::size_t place, std::size_t size) {
@@ -99,7 +86,6 @@ ExchangePlan plan_of(const Call& call, std::size_t place, std::size_t size) {
     case CallKind::kAllReduce: return all_reduce(call, place, size);
     case CallKind::kAllReduceValues: return all_reduce_values(call, size);
     case CallKind::kAllToAll: return all_to_all(call, size);
-    case CallKind::kBroadcast: return broadcast(call, place, size);
     case CallKind::kSend: return {.out = {{}, call.input}, .in = {{}, {}}, .sum = {}, .finish = {}};
     case CallKind::kRecv:
       return {.out = {{}, {}}, .in = {{}, call.output}, .sum = {}, .finish = {}};

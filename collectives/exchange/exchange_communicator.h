@@ -4,8 +4,7 @@
 // order.
 //
 // Bytes sent per rank of N, where n is a slice: all_gather and reduce_scatter (N - 1) n, all_reduce
-// twice that, all_to_all (N - 1) n, broadcast (N - 1) n by the root. A ring sends as many, but not
-// in one hop.
+// twice that, all_to_all (N - 1) n. A ring sends as many, but not in one hop.
 #pragma once
 
 #include <map>

@@ -12,7 +12,7 @@ namespace ziggurat::wire {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x5a474652;  // "ZGFR"
-constexpr std::uint8_t kVersion = 2;
+constexpr std::uint8_t kVersion = 3;
 static_assert(std::endian::native == std::endian::little, "headers go out as they are in memory");
 
 }  // namespace
@@ -25,7 +25,6 @@ FrameHeader make_header(FrameKind kind, int from, const CallKey& key, const Call
   header.call = spec.kind;
   header.element = spec.element;
   header.op = spec.op;
-  header.root = spec.root;
   header.count = spec.count;
   header.from = static_cast<std::uint32_t>(from);
   header.communicator = key.communicator;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/frame.h: the frames between two ranks: headers of 120 bytes, each followed
+// collectives/exchange/frame.h: the frames between two ranks: headers of 112 bytes, each followed
 // by a payload or by none.
 //
 // Ranks of one host may read each other's memory (collectives/exchange/peer_memory.h) and then send
@@ -84,9 +84,7 @@ struct FrameHeader {
   std::uint8_t op = 0;
   std::uint8_t part = 0;   ///< for kAllReduce: 0 contributions, 1 results
   std::uint16_t code = 0;  ///< for kAbort: the ErrorCode
-  std::int32_t root = -1;
   std::uint32_t from = 0;  ///< rank in the transport
-  std::uint32_t unused = 0;
   std::uint64_t lane = 0;
   std::uint64_t communicator = 0;
   std::uint64_t sequence = 0;
@@ -98,9 +96,9 @@ struct FrameHeader {
   Tag tag{};  ///< tag of the header's bytes before it
 
   CallKey key() const noexcept { return {communicator, sequence, lane}; }
-  CallSpec spec() const noexcept { return {call, element, op, root, count}; }
+  CallSpec spec() const noexcept { return {call, element, op, count}; }
 };
-static_assert(sizeof(FrameHeader) == 120);
+static_assert(sizeof(FrameHeader) == 112);
 
 FrameHeader make_header(FrameKind kind, int from, const CallKey& key, const CallSpec& spec);
 /// Checks how a header begins. Errors: kUnavailable if it is no frame of this version.

@@ -36,8 +36,6 @@ class NcclCommunicator final : public CheckedCommunicator {
       case CallKind::kAllReduce:
         return make(call, 2 * others() * call.input.size() / (others() + 1));
       case CallKind::kAllToAll: return make(call, others() * call.spec.count);
-      case CallKind::kBroadcast:
-        return make(call, call.spec.root == rank() ? others() * call.input.size() : 0);
       case CallKind::kAllReduceValues:
       case CallKind::kBarrier:
       case CallKind::kSend:

@@ -99,7 +99,6 @@ class GpuDevice final : public NcclDevice {
         return reduce_ == Reduce::kNccl ? all_reduce_by_nccl(group, call, direct)
                                         : all_reduce(group, call, direct);
       case CallKind::kAllToAll: return all_to_all(group, call, direct);
-      case CallKind::kBroadcast: return broadcast(group, call, direct);
       case CallKind::kAllReduceValues:
       case CallKind::kBarrier:
       case CallKind::kSend:
@@ -275,24 +274,6 @@ class GpuDevice final : public NcclDevice {
             return Slice{to + r * stride, length};
           });
       if (!direct) unstage_rows(group, call.output.data() + at, n, length);
-    });
-  }
-
-  void broadcast(const NcclGroup& group, const Call& call, bool direct) {
-    const auto send = [&](std::byte* at, std::size_t length) {
-      lane_.finish_call(group,
-                        nccl_->ncclBroadcast_(at, at, length, ncclUint8, call.spec.root,
-                                              group.handle, lane_.stream()),
-                        "ncclBroadcast");
-    };
-    if (call.output.empty()) return;
-    if (direct) return send(call.output.data(), call.output.size());
-    const bool root = group.rank == static_cast<std::size_t>(call.spec.root);
-    in_pieces(call.output.size(), NcclStream::kStageBytes, [&](std::size_t at, std::size_t length) {
-      if (root) lane_.copy(lane_.stage_in(), call.output.data() + at, length);
-      send(lane_.stage_in(), length);
-      if (!root) lane_.copy(call.output.data() + at, lane_.stage_in(), length);
-      lane_.copied();
     });
   }
 

@@ -27,7 +27,6 @@ struct NcclLibrary {
   ZIGGURAT_NCCL(ncclAllGather);
   ZIGGURAT_NCCL(ncclReduceScatter);
   ZIGGURAT_NCCL(ncclAllReduce);
-  ZIGGURAT_NCCL(ncclBroadcast);
   ZIGGURAT_NCCL(ncclSend);
   ZIGGURAT_NCCL(ncclRecv);
   ZIGGURAT_NCCL(ncclGroupStart);

@@ -130,12 +130,6 @@ class MirroredWorld : public std::enable_shared_from_this<MirroredWorld> {
         const PhaseLoad phase = in_ring ? ring_load(group, slice) : direct_load(group, slice);
         return {phase, phase};
       }
-      case CallKind::kBroadcast: {
-        // Only the root sends, and nobody shares its ports.
-        PhaseLoad load = direct_load(group, bytes);
-        load.node_port = load.far;
-        return {load};
-      }
       case CallKind::kAllReduceValues:
       case CallKind::kAllToAll:
       case CallKind::kBarrier: return {direct_load(group, bytes)};
@@ -235,7 +229,6 @@ void MirroredCommunicator::mirror_bytes(const Call& call) const {
       combine_in_rank_order(same, call.spec, call.output.data());
       return;
     }
-    case CallKind::kBroadcast:
     case CallKind::kBarrier:
     case CallKind::kSend:
     case CallKind::kRecv: return;

@@ -113,11 +113,6 @@ void SimulatedCall::move_bytes() {
     case CallKind::kReduceScatter:
     case CallKind::kAllReduce: return reduce_elements();
     case CallKind::kAllReduceValues: return reduce_values();
-    case CallKind::kBroadcast: {
-      const Part& root = parts[static_cast<std::size_t>(spec.root)];
-      for (Part& part : parts) copy_bytes(root.output, part.output);
-      return;
-    }
     case CallKind::kSend: return copy_bytes(parts[0].input, parts[1].output);
     case CallKind::kBarrier:
     case CallKind::kRecv: return;
@@ -148,13 +143,6 @@ std::vector<Nanoseconds> SimulatedCall::times(SimulatedNetwork& network, Nanosec
       return network.exchange(
           members, [&](std::size_t from, auto) { return owned_bytes(from); }, added);
     }
-    case CallKind::kBroadcast:
-      return network.exchange(
-          members,
-          [&](std::size_t from, auto) {
-            return static_cast<int>(from) == spec.root ? static_cast<std::int64_t>(spec.count) : -1;
-          },
-          ready);
     case CallKind::kSend:
       return network.exchange(
           members,

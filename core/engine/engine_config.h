@@ -87,6 +87,8 @@ struct WholeParam {
     return round_up(count * size_bytes(dtype), kLineBytes);
   }
 };
+/// Returns what the largest unit of these takes on the device.
+std::uint64_t largest_unit_bytes(const std::vector<WholeParam>& wholes);
 
 struct EngineConfig {
   /// The directories of the store. If there are several, each record lives in one of them, in

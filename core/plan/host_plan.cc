@@ -26,6 +26,11 @@ std::uint64_t lease_bytes(std::uint64_t size_bytes) {
   return staggered_bytes(size_bytes, PinnedPoolOptions{}.alignment_bytes);
 }
 
+/// Whether the CPU gets a copy of what is on `tier`.
+bool comes(Tier tier, bool device_out_of_reach) {
+  return tier == Tier::kNvme || (tier == Tier::kDevice && device_out_of_reach);
+}
+
 /// Computes the sizes of the chunks' work items.
 class Items {
  public:
@@ -49,8 +54,9 @@ class Items {
     const bool record = from_nvme || chunk.constant || updated_on_device(id);
     std::uint64_t size_bytes = record ? chunk.record_bytes() : 0;
     const bool lent = !table_.has_home(chunk.unit);
-    if (!lent && comes(placement_.params)) size_bytes += chunk.param_bytes();
-    if (!table_.is_lent() && comes(placement_.grads) && !chunk.constant)
+    if (!params_in_memory(table_, chunk.unit, placement_, out_of_reach_))
+      size_bytes += chunk.param_bytes();
+    if (!table_.is_lent() && comes(placement_.grads, out_of_reach_) && !chunk.constant)
       size_bytes += chunk.param_bytes();
     const bool packed = table_.is_packed(chunk.unit);
     const bool summed = table_.is_lent() && placement_.grads == Tier::kNvme;
@@ -60,10 +66,6 @@ class Items {
   }
 
  private:
-  bool comes(Tier tier) const {
-    return tier == Tier::kNvme || (tier == Tier::kDevice && out_of_reach_);
-  }
-
   const ChunkTable& table_;
   const Placement& placement_;
   bool out_of_reach_;
@@ -141,6 +143,11 @@ std::uint64_t HostPlan::work_bytes(std::uint64_t chunk_count) const {
     if (reserve.purpose != Purpose::kOptimizer) total += lease_bytes(reserve.largest_item_bytes);
   }
   return total + std::min(items, chunk_count) * lease_bytes(item_bytes);
+}
+
+bool params_in_memory(const ChunkTable& table, UnitId unit, const Placement& placement,
+                      bool device_out_of_reach) {
+  return !table.has_home(unit) || !comes(placement.params, device_out_of_reach);
 }
 
 HostPlan plan_host(const ChunkTable& table, const Placement& placement,

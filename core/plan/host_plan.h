@@ -86,6 +86,11 @@ struct HostRequest {
   bool saves = false;  ///< saves checkpoints in the background
 };
 
+/// Whether a unit's parameters stay where the CPU reaches them: in memory that a trainer lends, or
+/// at their home.
+bool params_in_memory(const ChunkTable& table, UnitId unit, const Placement& placement,
+                      bool device_out_of_reach);
+
 /// Divides `budget` for an existing chunk table. If `reduction.staged` is set, the CPU cannot reach
 /// device memory and works on copies in host memory.
 HostPlan plan_host(const ChunkTable& table, const Placement& placement,

@@ -26,13 +26,7 @@ constexpr std::uint64_t kWorkBytes = 128 * kMiB;
 
 /// Returns the model as an engine keeps it.
 ModelSpec kept_model(const LentPlacementRequest& request) {
-  ModelSpec model = request.model;
-  for (std::size_t u = 0; u < model.units.size(); ++u) {
-    for (ParamSpec& param : model.units[u].params) {
-      param.lent = static_cast<ParamId>(u);
-      param.constant = param.frozen;
-    }
-  }
+  const ModelSpec model = numbered_model(request.model);
   if (request.layout) return packed_as(model, *request.layout);
   return packed_model(model, request.state.format);
 }

@@ -38,6 +38,16 @@ std::vector<std::uint64_t> param_begins(const UnitSpec& unit) {
   return begins;
 }
 
+ModelSpec numbered_model(ModelSpec lent) {
+  for (std::size_t u = 0; u < lent.units.size(); ++u) {
+    for (ParamSpec& param : lent.units[u].params) {
+      param.lent = static_cast<ParamId>(u);
+      param.constant = param.frozen;
+    }
+  }
+  return lent;
+}
+
 ModelSpec packed_model(const ModelSpec& lent, StateFormat format) {
   ModelSpec model{.name = lent.name, .units = {}, .dtype = lent.dtype};
   add_packed(model, lent.units, format);

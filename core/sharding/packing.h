@@ -31,6 +31,9 @@ inline constexpr std::uint64_t kPackedBelow = std::uint64_t{1} << 14;
 /// unit.
 inline constexpr std::uint64_t kPackElementsMax = std::uint64_t{1} << 16;
 
+/// Returns `lent`, which has a unit for each parameter, with each one's number and whether it is
+/// constant.
+ModelSpec numbered_model(ModelSpec lent);
 /// Returns `lent`, which has a unit for each parameter, with small parameters of one type together
 /// in units; of streamed ones only those that the trainer acquires together.
 ModelSpec packed_model(const ModelSpec& lent, StateFormat format);

@@ -819,6 +819,30 @@ ZIGGURAT_API ziggurat_status ziggurat_update_loss_scale(const char* settings, in
 ZIGGURAT_API ziggurat_status ziggurat_plan(const char* request, char* text, uint64_t capacity_bytes,
                                            uint64_t* needed_bytes);
 
+/// Says how an engine that makes a new store of these parameters and `settings` divides
+/// `host_bytes` of memory (its "host_memory", which is not looked at in `settings`), or what it
+/// takes by itself if that is 0. `kind` is that of the memory to which streamed parameters are
+/// brought: ZIGGURAT_HOST_MEMORY or ZIGGURAT_CUDA_MEMORY. Nothing is opened or written, and no
+/// address is followed. The text is a JSON object of whole numbers:
+///
+///   "budget_bytes"    `host_bytes`, or what the engine takes by itself
+///   "smallest_bytes"  the least that works; if "budget_bytes" is more, the least for records of
+///   the
+///                     size that it has, which are the smaller the less memory there is
+///   "all_bytes"       with so much all records stay, so that a step reads none
+///   "records"         how many records the store has
+///   "item_bytes"      the most that one of them takes while it is updated
+///   "items"           how many are updated at a time
+///   "read_bytes"      what a step reads of those that do not stay
+///
+/// With too little memory the last three are 0. `text` and `needed_bytes` are as in
+/// ziggurat_describe(). Errors: ZIGGURAT_INVALID_ARGUMENT for wrong parameters or settings.
+ZIGGURAT_API ziggurat_status ziggurat_plan_host_memory(const ziggurat_param* params, uint64_t count,
+                                                       const char* settings, uint64_t host_bytes,
+                                                       int32_t kind, char* text,
+                                                       uint64_t capacity_bytes,
+                                                       uint64_t* needed_bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -21,7 +21,6 @@ class Console {
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
 
-  bool terminal() const noexcept { return terminal_; }
   /// Stops all output, because another rank writes for the whole job.
   void silence() noexcept { silent_ = true; }
   /// Returns whether all output was written. The first failure (a terminal that was closed, a full

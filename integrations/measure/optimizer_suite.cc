@@ -4,7 +4,6 @@
 #include "integrations/measure/optimizer_suite.h"
 
 #include <fmt/format.h>
-#include <sys/sysinfo.h>
 
 #include <algorithm>
 #include <chrono>
@@ -32,15 +31,6 @@ constexpr std::uint64_t kTilesPerRecord = 32;  // as in the engine: 6 MiB of fp3
 constexpr std::uint64_t kRecordElements = kTilesPerRecord * kTileElements;
 constexpr std::uint64_t kParamsDefault = 100'000'000;
 constexpr std::size_t kHalfBytes = sizeof(bf16);
-
-std::uint64_t free_memory_bytes() {
-  struct sysinfo info {};
-  ::sysinfo(&info);
-  const std::uint64_t machine = (std::uint64_t{info.freeram} + info.bufferram) * info.mem_unit;
-  const CgroupMemory group = cgroup_memory();
-  if (group.limit_bytes == kUnlimited) return machine;
-  return std::min(machine, group.limit_bytes - std::min(group.limit_bytes, group.usage_bytes));
-}
 
 /// Returns the bytes of a record with its gradient and its parameter.
 std::uint64_t item_bytes(OptimizerKind kind, StateFormat format) {
@@ -83,10 +73,11 @@ OptimizerStep step_of(OptimizerKind kind, StateFormat format) {
 /// Holds all records one after the other, and then the gradient and the parameter of each record.
 class Memory {
  public:
-  Memory(OptimizerKind kind, StateFormat format, std::uint64_t params)
-      : kind_(kind),
+  Memory(const OptimizerBenchOptions& options, StateFormat format, std::uint64_t params)
+      : kind_(options.optimizer),
+        hashed_(options.hashed),
         format_(format),
-        shape_(record_format(kind, format)),
+        shape_(record_format(kind_, format)),
         records_(params / kRecordElements),
         record_bytes_(shape_.record_bytes(kTilesPerRecord)),
         mapping_({.owner = "optimizer benchmark",
@@ -95,24 +86,26 @@ class Memory {
   std::size_t records() const { return records_; }
   const std::string& page_kind() const { return mapping_.page_kind(); }
 
-  /// Makes a state that is some steps old, with values as in training.
-  void fill(std::size_t index) {
+  /// Makes a state that is some steps old, with values as in training. Returns its last hashes.
+  UpdateHashes fill(std::size_t index) {
     std::vector<float> masters(kRecordElements);
     std::minstd_rand random(static_cast<std::uint32_t>(index + 1));
     std::uniform_real_distribution<float> values(-0.05F, 0.05F);
     for (float& value : masters) value = values(random);
     write_record(kind_, format_, masters, record(index));
     make_gradients(grad(index), index);
-    for (int i = 0; i < 2; ++i) update(index);
+    update(index);
+    return update(index);
   }
-  void update(std::size_t index) {
+  UpdateHashes update(std::size_t index) {
     const RecordView view{
         .format = format_,
         .record = record(index),
         .grad = as_typed(std::span<const bf16>(grad(index))),
         .param = holds_param(format_) ? TypedSpan<std::byte>{} : as_typed(param(index))};
     const DecayRun whole{0, kRecordElements, true};
-    update_record(step_of(kind_, format_), view, {&whole, 1});
+    const UpdateHashing hashing{.verify = true, .seed_before = 1, .seed_after = 2};
+    return update_record(step_of(kind_, format_), view, {&whole, 1}, hashed_ ? &hashing : nullptr);
   }
   void run_ceiling(std::size_t index, const CeilingWalk& walk) {
     CeilingShape shape;
@@ -163,6 +156,7 @@ class Memory {
   }
 
   OptimizerKind kind_;
+  bool hashed_;
   StateFormat format_;
   RecordFormat shape_;
   std::size_t records_;
@@ -181,19 +175,20 @@ class ForcedTarget {
   std::string before_;
 };
 
-void require_specification(OptimizerKind kind, StateFormat format) {
+void require_specification(const OptimizerBenchOptions& options, StateFormat format) {
   const std::string target(simd_target());
-  Memory got(kind, format, kRecordElements), want(kind, format, kRecordElements);
-  got.fill(0);
-  {
+  Memory got(options, format, kRecordElements), want(options, format, kRecordElements);
+  const UpdateHashes hashes = got.fill(0);
+  const auto wanted = [&] {
     const ForcedTarget scalar("scalar");
-    want.fill(0);
-  }
-  if (!std::ranges::equal(got.everything(), want.everything())) {
+    return want.fill(0);
+  }();
+  if (hashes.before != wanted.before || hashes.after != wanted.after ||
+      !std::ranges::equal(got.everything(), want.everything())) {
     throw Error(
         ErrorCode::kDataLoss,
         fmt::format("{} in {} on {} does not give the specification's bits, so it is not measured",
-                    to_string(kind), to_string(format), target));
+                    to_string(options.optimizer), to_string(format), target));
   }
 }
 
@@ -271,10 +266,10 @@ OptimizerBenchResult run_optimizer_bench(const OptimizerBenchOptions& options,
   for (const StateFormat format : options.formats) {
     for (const std::string& target : targets) {
       const ForcedTarget forced(target);
-      require_specification(options.optimizer, format);
+      require_specification(options, format);
     }
     progress.live(fmt::format("making {} parameters in {}", result.params, to_string(format)));
-    Memory memory(options.optimizer, format, result.params);
+    Memory memory(options, format, result.params);
     result.page_kind = memory.page_kind();
     workers.for_each(memory.records(), [&](std::size_t i) { memory.fill(i); });
     for (const std::string& target : targets) {

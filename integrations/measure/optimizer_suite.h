@@ -26,6 +26,8 @@ struct OptimizerBenchOptions {
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   std::vector<std::string> targets;  ///< instruction sets; empty for the best one
   std::uint32_t rounds = 7;
+  /// Whether an update verifies the old record's hash and takes the new one's, as a sweep does.
+  bool hashed = false;
 };
 
 struct OptimizerRow {

@@ -45,7 +45,6 @@ void Target::attach(Reactor& reactor, const std::string& folder, const std::stri
   drive_ = drive_facts(path);
   engine_ = choose_io_engine(reactor, folder);
   file_ = DirectFile::open(reactor, *engine_, path, options);
-  engine_name_ = engine_->description();
 }
 
 std::unique_ptr<Target> Target::create(Reactor& reactor, const std::string& path,

@@ -35,7 +35,6 @@ class Target {
   DirectFile& file() noexcept { return *file_; }
   IoEngine& engine() const noexcept { return *engine_; }
   const std::string& label() const noexcept { return label_; }
-  const std::string& engine_name() const noexcept { return engine_name_; }
   const DriveFacts& drive() const noexcept { return drive_; }
   std::uint64_t size_bytes() const noexcept { return size_bytes_; }
   bool ours() const noexcept { return ours_; }
@@ -65,7 +64,6 @@ class Target {
               const OpenOptions& options);
 
   std::string label_;
-  std::string engine_name_;
   DriveFacts drive_;
   std::uint64_t size_bytes_ = 0;
   bool ours_ = false;

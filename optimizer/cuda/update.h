@@ -25,7 +25,8 @@ inline constexpr std::size_t kUpdateScratchBytes = 2 * kEightBitBlock * sizeof(f
 /// Updates a record; every span is memory of the device. Queues one kernel per run, so callers
 /// should put elements of one group and decay side by side. Each block of codes that runs share
 /// needs three more kernels, and only these blocks use `scratch` (kUpdateScratchBytes, used by no
-/// other stream; may be empty in every format without codes). Takes no hash: see tile_hash.h.
+/// other stream; may be empty in every format without codes). Takes no
+/// hash.
 void update_record(StreamHandle stream, StepView steps, const RecordView& view,
                    std::span<const DecayRun> runs, std::span<std::byte> scratch);
 

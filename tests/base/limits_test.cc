@@ -5,11 +5,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -250,25 +248,6 @@ TEST_F(FakeRoot, FilesystemIsTheDeepestMountAndTheLatestOfEqualOnes) {
   EXPECT_EQ(filesystem.source, "/dev/nvme1n1");
   EXPECT_EQ(filesystem.mount_point, root() + "/scratch disk");
   EXPECT_EQ(filesystem_of("/", root()).type, "ext4");
-}
-
-TEST_F(FakeRoot, ProcessMemoryIsReadInKibibytes) {
-  write("/proc/self/status",
-        "Name:\tziggurat\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\nHugetlbPages:\t    4096 kB\n");
-  const ProcessMemory memory = process_memory(root());
-  EXPECT_EQ(memory.peak_rss_bytes, 2 * kMiB);
-  EXPECT_EQ(memory.rss_bytes, kMiB);
-  EXPECT_EQ(memory.hugetlb_bytes, 4 * kMiB);
-}
-
-TEST(Limits, PeakResidentSetGrowsWithWhatIsTouchedAndStays) {
-  constexpr std::size_t kSize = 64 * kMiB;
-  const std::uint64_t before = process_memory().rss_bytes;
-  void* block = ::mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  ASSERT_NE(block, MAP_FAILED);
-  std::memset(block, 1, kSize);
-  ASSERT_EQ(::munmap(block, kSize), 0);
-  EXPECT_GE(process_memory().peak_rss_bytes, before + kSize - kMiB);
 }
 
 TEST(Limits, MemlockIsTheSoftLimit) {

@@ -490,17 +490,6 @@ TEST_P(CommunicatorConformance, all_reduce_of_integers_sums_and_finds_both_ends)
   on_every_rank(body);
 }
 
-TEST_P(CommunicatorConformance, broadcast_gives_the_roots_bytes_to_all) {
-  for (int root = 0; root < GetParam().world_size; ++root) {
-    const OnRank body = [&](Communicator& c) -> Task<> {
-      auto bytes = pattern(777, c.rank());
-      co_await c.broadcast(bytes, root);
-      EXPECT_EQ(bytes, pattern(777, root));
-    };
-    on_every_rank(body);
-  }
-}
-
 TEST_P(CommunicatorConformance, nobody_leaves_a_barrier_before_all_have_come) {
   if (ranks_.size() < world()) GTEST_SKIP() << "the count of who has come is in one process";
   std::size_t arrived = 0;
@@ -525,7 +514,6 @@ TEST_P(CommunicatorConformance, shapes_that_do_not_fit_are_refused) {
   std::vector<std::byte> output(5 * world() + 1);
   refused([&](Communicator& c) { return c.all_gather(five, output); });
   refused([&](Communicator& c) { return c.reduce_scatter(output, five, DType::kFloat32); });
-  refused([&](Communicator& c) { return c.broadcast(five, c.world_size()); });
 }
 
 TEST_P(CommunicatorConformance, abort_fails_every_later_call_with_its_reason) {
@@ -539,7 +527,6 @@ TEST_P(CommunicatorConformance, abort_fails_every_later_call_with_its_reason) {
       [&](Communicator& c) { return c.reduce_scatter(all, bytes, DType::kFloat32); },
       [&](Communicator& c) { return c.all_reduce(std::span(doubles), Communicator::Op::kSum); },
       [&](Communicator& c) { return c.all_reduce(std::span(integers), Communicator::Op::kMin); },
-      [&](Communicator& c) { return c.broadcast(bytes, 0); },
       [&](Communicator& c) { return c.all_reduce(all, DType::kFloat32); },
       [&](Communicator& c) { return c.all_to_all(all, all); },
       [&](Communicator& c) { return c.barrier(); }};
@@ -560,17 +547,18 @@ TEST_P(CommunicatorConformance, abort_fails_every_later_call_with_its_reason) {
 TEST_P(CommunicatorConformance, different_calls_fail_on_every_rank_and_name_both) {
   if (world() == 1) GTEST_SKIP() << "one rank agrees with itself";
   std::vector<std::byte> bytes(4 * world());
+  std::vector<std::byte> received(bytes.size());
   std::size_t raised = 0;
   const OnRank body = [&](Communicator& c) -> Task<> {
     try {
       if (c.rank() == 0) {
-        co_await c.broadcast(bytes, 0);
+        co_await c.all_to_all(bytes, received);
       } else {
         co_await c.all_reduce(bytes, DType::kFloat32);
       }
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.what();
-      EXPECT_THAT(error.what(), testing::HasSubstr("broadcast"));
+      EXPECT_THAT(error.what(), testing::HasSubstr("all_to_all"));
       EXPECT_THAT(error.what(), testing::HasSubstr("all_reduce"));
       ++raised;
     }

@@ -52,20 +52,6 @@ TEST(PlanLiterature, FewestDevices) {
   EXPECT_NEAR(states_gb(70, kWithMaster, 24, 3) + 18, 64.7, 0.05);
 }
 
-// An all-reduce is 2 x, a full shard gathers twice and reduces once: 3 x.
-TEST(PlanLiterature, Traffic) {
-  const double replicated = exchanged_multiples({.dp = 8, .stage = 0});
-  const double sharded = exchanged_multiples({.dp = 8, .stage = 3});
-  EXPECT_DOUBLE_EQ(140 * replicated, 280);
-  EXPECT_DOUBLE_EQ(140 * sharded, 420);
-  EXPECT_DOUBLE_EQ(sharded / replicated, 1.5);
-  EXPECT_DOUBLE_EQ(exchanged_multiples({.dp = 8, .stage = 3, .keeps_gathered = true}), 2);
-  // 175 B in 16 bits: 3 x 350 = 1,050 GB, 2.6 s at 400 GB/s. A text calls that InfiniBand, whose
-  // 400 are Gb/s: there it takes 21 s.
-  EXPECT_NEAR(350 * sharded / 400, 2.6, 0.05);
-  EXPECT_NEAR(350 * sharded / (400 / 8.0), 21, 0.05);
-}
-
 TEST(PlanLiterature, HybridsAndSecondCopies) {
   const StateBytes hybrid = state_bytes(8e9, kWithMaster, {.dp = 32, .stage = 3, .shard_group = 8});
   EXPECT_DOUBLE_EQ(hybrid.total(), 16e9);

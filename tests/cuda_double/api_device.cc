@@ -157,11 +157,6 @@ cudaError_t cudaDriverGetVersion(int* version) {
   return cudaSuccess;
 }
 
-cudaError_t cudaRuntimeGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
-}
-
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
   return call("cudaGetDeviceCount", [&](Machine& its, auto&) {

@@ -46,7 +46,7 @@ cudaError_t allocate(Machine& its, void** address, std::size_t size_bytes, Pool*
   *address = nullptr;
   CUstream_st* stream = stream_of(its, handle, name);
   if (const cudaError_t error = open_for_work(stream); error != cudaSuccess) return error;
-  if (pool == nullptr) pool = its.devices[static_cast<std::size_t>(stream->device)]->pool;
+  if (pool == nullptr) pool = &its.devices[static_cast<std::size_t>(stream->device)]->default_pool;
   if (size_bytes == 0) return cudaErrorInvalidValue;
   DeviceState& device = *its.devices[static_cast<std::size_t>(pool->device)];
   if (!grow(device, *pool, size_bytes)) return cudaErrorMemoryAllocation;
@@ -132,32 +132,6 @@ cudaError_t cudaFreeAsync(void* address, cudaStream_t handle) {
   });
 }
 
-cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
-  return call("cudaDeviceGetDefaultMemPool", [&](Machine& its, auto&) {
-    if (device < 0 || device >= static_cast<int>(its.devices.size())) return cudaErrorInvalidDevice;
-    *pool = handle_of(&its.devices[static_cast<std::size_t>(device)]->default_pool);
-    return cudaSuccess;
-  });
-}
-
-cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* pool, int device) {
-  return call("cudaDeviceGetMemPool", [&](Machine& its, auto&) {
-    if (device < 0 || device >= static_cast<int>(its.devices.size())) return cudaErrorInvalidDevice;
-    *pool = handle_of(its.devices[static_cast<std::size_t>(device)]->pool);
-    return cudaSuccess;
-  });
-}
-
-cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t handle) {
-  return call("cudaDeviceSetMemPool", [&](Machine& its, auto&) {
-    if (device < 0 || device >= static_cast<int>(its.devices.size())) return cudaErrorInvalidDevice;
-    Pool* pool = pool_of(its, handle);
-    if (pool == nullptr || pool->device != device) return cudaErrorInvalidValue;
-    its.devices[static_cast<std::size_t>(device)]->pool = pool;
-    return cudaSuccess;
-  });
-}
-
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* handle, const cudaMemPoolProps* properties) {
   return call("cudaMemPoolCreate", [&](Machine& its, auto&) {
     const int device = properties->location.id;
@@ -185,7 +159,6 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t handle) {
       its.find(fmt::format("cudaMemPoolDestroy: {} bytes of it are in use", pool->used));
     }
     DeviceState& device = *its.devices[static_cast<std::size_t>(pool->device)];
-    if (device.pool == pool) device.pool = &device.default_pool;
     device.reserved_bytes -= pool->reserved;
     pool->reserved = 0;
     pool->destroyed = true;

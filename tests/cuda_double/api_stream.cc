@@ -178,18 +178,6 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
   });
 }
 
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id, cudaGraph_t* graph,
-                                     const cudaGraphNode_t** dependencies,
-                                     const cudaGraphEdgeData** edges, std::size_t* count) {
-  if (id != nullptr) *id = 0;
-  if (graph != nullptr) *graph = nullptr;
-  if (dependencies != nullptr) *dependencies = nullptr;
-  if (edges != nullptr) *edges = nullptr;
-  if (count != nullptr) *count = 0;
-  return cudaStreamIsCapturing(handle, status);
-}
-
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream_handle, cudaEvent_t event_handle, unsigned) {
   return call("cudaStreamWaitEvent", [&](Machine& its, auto&) {
     CUstream_st* stream = stream_of(its, stream_handle, "cudaStreamWaitEvent");
@@ -269,23 +257,6 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
     if (event == nullptr) return cudaErrorInvalidResourceHandle;
     const OperationRef recorded = event->recorded;  // the event may be recorded again meanwhile
     return its.wait_for(lock, recorded);
-  });
-}
-
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-  return call("cudaEventElapsedTime", [&](Machine& its, auto&) {
-    const CUevent_st* first = event_of(its, from, "cudaEventElapsedTime");
-    const CUevent_st* last = event_of(its, to, "cudaEventElapsedTime");
-    if (first == nullptr || last == nullptr || !first->recorded || !last->recorded ||
-        ((first->flags | last->flags) & cudaEventDisableTiming) != 0) {
-      return cudaErrorInvalidResourceHandle;
-    }
-    for (const CUevent_st* event : {first, last}) {
-      if (event->recorded->state != Operation::State::kDone) return cudaErrorNotReady;
-    }
-    *milliseconds = static_cast<float>(static_cast<double>(last->recorded->end_ns) * 1e-6 -
-                                       static_cast<double>(first->recorded->end_ns) * 1e-6);
-    return cudaSuccess;
   });
 }
 

@@ -144,12 +144,6 @@ void host_reads(const void* address, std::size_t size_bytes) {
   its.host_access(range_of(address, size_bytes), false, "the host");
 }
 
-void host_writes(const void* address, std::size_t size_bytes) {
-  Machine& its = machine();
-  const Machine::Lock lock(its.mutex);
-  its.host_access(range_of(address, size_bytes), true, "the host");
-}
-
 std::byte* device_bytes(const void* address, std::size_t size_bytes) {
   Machine& its = machine();
   const Machine::Lock lock(its.mutex);

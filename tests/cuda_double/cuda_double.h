@@ -102,7 +102,6 @@ void advance_to(std::chrono::nanoseconds time);
 /// count as one. No access to pinned memory need be told: a wrong one is often seen anyway, by the
 /// poison in destinations and the comparison of sources.
 void host_reads(const void* address, std::size_t size_bytes);
-void host_writes(const void* address, std::size_t size_bytes);
 
 /// Where the CPU may look at `address` of a device, behind the device's back.
 /// Nothing waits. Errors: kInvalidArgument if no allocation holds these bytes.

@@ -73,7 +73,6 @@ struct DeviceState {
   std::uint64_t allocated_bytes = 0;  ///< by cudaMalloc
   std::uint64_t reserved_bytes = 0;   ///< by pools
   Pool default_pool;
-  Pool* pool = &default_pool;
   cudaStream_t null_stream = nullptr;
   cudaError_t sticky = cudaSuccess;
   std::vector<Range> late_writes{};  ///< of copies to the host that were under way when it was lost

@@ -9,7 +9,6 @@
 #include <typeinfo>
 
 #include "optimizer/cuda/gradient_programs.h"
-#include "optimizer/cuda/tile_hash_programs.h"
 #include "optimizer/cuda/update_programs.h"
 #include "tests/cuda_double/kernels.h"
 #include "tests/support/twin.h"
@@ -54,10 +53,6 @@ void place(const TwinLaunch& launch, cuda::Widen& program) {
 void place(const TwinLaunch& launch, cuda::ScaleTiles& program) {
   write(launch, program.values, 0, program.count * size_bytes(program.dtype));
   write(launch, program.tile_not_finite, 0, program.blocks());
-}
-void place(const TwinLaunch& launch, cuda::HashPieces& program) {
-  read(launch, program.bytes, 0, program.pieces * program.piece_bytes);
-  write(launch, program.hashes, 0, program.pieces);
 }
 
 /// What holds masters, of which parameters of the trainer's are `real`.
@@ -124,7 +119,6 @@ void add_optimizer_twins() {
   add<cuda::DecodeBlock>();
   add<cuda::EncodeBlock>();
   add<cuda::TakeMasters>();
-  add<cuda::HashPieces>();
 }
 
 }  // namespace ziggurat::cuda_double

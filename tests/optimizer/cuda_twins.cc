@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "optimizer/cuda/gradient_programs.h"
-#include "optimizer/cuda/tile_hash_programs.h"
 #include "optimizer/cuda/update_programs.h"
 #include "tests/support/twin.h"
 
@@ -22,7 +21,6 @@ void launch(const RoundTiles<true>& program, StreamHandle) { run_as_twin(program
 void launch(const Accumulate& program, StreamHandle) { run_as_twin(program); }
 void launch(const Widen& program, StreamHandle) { run_as_twin(program); }
 void launch(const ScaleTiles& program, StreamHandle) { run_as_twin(program); }
-void launch(const HashPieces& program, StreamHandle) { run_as_twin(program); }
 void launch_clear(void* address, std::size_t size_bytes, StreamHandle) {
   std::memset(address, 0, size_bytes);
 }

@@ -5,8 +5,11 @@
 
 #include <cmath>
 #include <numeric>
+#include <random>
 
+#include "base/checksum.h"
 #include "optimizer/state_values.h"
+#include "optimizer/xxh3.h"
 #include "tests/optimizer/state.h"
 
 namespace ziggurat {
@@ -59,6 +62,17 @@ OptimizerStep::Settings settings_for(Roundings rounding) {
   settings.beta2 = 0.999F;
   settings.weight_decay = 0;
   return settings;
+}
+
+/// Keys of stochastic rounding are made of it on every machine.
+TEST(Noise, AWordsHashIsTheLibrarys) {
+  std::mt19937_64 random(4);
+  for (int i = 0; i < 10000; ++i) {
+    const std::uint64_t seed = i % 10 == 0 ? i : random();
+    const std::uint64_t value = i % 3 == 0 ? i : random();
+    ASSERT_EQ(internal::xxh3::hash_word(seed, value), mix_seed(seed, value))
+        << seed << " " << value;
+  }
 }
 
 TEST(StochasticState, ASecondMomentFallsAsItsRuleHasIt) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/bytes.h"
@@ -43,6 +44,14 @@ std::size_t ranks_until_repeat(const std::vector<std::vector<WholeLayout::Slice>
 }
 
 }  // namespace
+
+std::uint64_t largest_unit_bytes(const std::vector<WholeParam>& wholes) {
+  std::map<std::uint32_t, std::uint64_t> units;
+  for (const WholeParam& whole : wholes) units[whole.unit] += whole.device_bytes();
+  std::uint64_t largest_bytes = 0;
+  for (const auto& [unit, unit_bytes] : units) largest_bytes = std::max(largest_bytes, unit_bytes);
+  return largest_bytes;
+}
 
 WholeLayout::WholeLayout(const std::vector<WholeParam>& wholes) : wholes_(wholes) {
   for (std::size_t w = 0; w < wholes_.size(); ++w) {

@@ -59,7 +59,8 @@ void TrainingState::describe_records() {
   for (ChunkId id = 0; id < all; ++id) {
     const Chunk& chunk = table_->chunk(id);
     if (records_->stays(id) || chunk.constant) continue;
-    read_bytes += chunk.record_bytes() - OptimizerSweep::not_read_bytes(*context_, *params_, chunk);
+    read_bytes += chunk.record_bytes() -
+                  OptimizerSweep::not_read_bytes(*table_, chunk, params_->in_memory(chunk.unit));
   }
   std::string line = fmt::format("{} of {} records stay", on_device + on_host, all);
   if (!divided) line += on_device > 0 ? " on the device" : " in host memory";

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <map>
 
 #include "base/bytes.h"
 #include "base/checksum.h"
@@ -185,11 +184,7 @@ ReductionSettings TrainingState::reduction() const {
   ReductionSettings settings{.dtype = config_.reduce_dtype,
                              .bucket_elements = config_.reduce_bucket_elements,
                              .staged = out_of_reach()};
-  if (!settings.staged) return settings;
-  std::map<std::uint32_t, std::uint64_t> units;
-  for (const WholeParam& whole : config_.wholes) units[whole.unit] += whole.device_bytes();
-  for (const auto& [unit, unit_bytes] : units)
-    settings.whole_unit_bytes = std::max(settings.whole_unit_bytes, unit_bytes);
+  if (settings.staged) settings.whole_unit_bytes = largest_unit_bytes(config_.wholes);
   return settings;
 }
 

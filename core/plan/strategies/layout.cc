@@ -25,9 +25,4 @@ std::int64_t fewest_devices(double count, const StateRecipe& recipe, double devi
   return static_cast<std::int64_t>(std::ceil(count * recipe.total() / room));
 }
 
-double exchanged_multiples(const ParallelLayout& layout) {
-  if (layout.stage < 3) return 2;
-  return layout.keeps_gathered ? 2 : 3;
-}
-
 }  // namespace ziggurat

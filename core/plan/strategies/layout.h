@@ -70,8 +70,4 @@ StateBytes state_bytes(double count, const StateRecipe& recipe, const ParallelLa
 std::int64_t fewest_devices(double count, const StateRecipe& recipe, double device_bytes,
                             double beside_bytes);
 
-/// The bytes that parameters and gradients move through one rank in a step, as multiples of the
-/// parameters' bytes: 2 for an all-reduce, 3 where parameters are gathered twice.
-double exchanged_multiples(const ParallelLayout& layout);
-
 }  // namespace ziggurat

@@ -24,13 +24,12 @@ std::uint64_t update_bytes(const Chunk& chunk) {
 
 }  // namespace
 
-std::uint64_t OptimizerSweep::not_read_bytes(const Context& context, const ParamHome& params,
-                                             const Chunk& chunk) {
-  if (!params.in_memory(chunk.unit) || context.table.is_packed(chunk.unit)) return 0;
-  const StateFormat format = context.table.state().format;
-  const bool skips = context.table.is_lent()
-                         ? begins_with_param(format, context.table.dtype(chunk.unit))
-                         : holds_param(format);
+std::uint64_t OptimizerSweep::not_read_bytes(const ChunkTable& table, const Chunk& chunk,
+                                             bool in_memory) {
+  if (!in_memory || table.is_packed(chunk.unit)) return 0;
+  const StateFormat format = table.state().format;
+  const bool skips =
+      table.is_lent() ? begins_with_param(format, table.dtype(chunk.unit)) : holds_param(format);
   return skips ? chunk.param_bytes() : 0;
 }
 
@@ -67,7 +66,9 @@ Task<std::uint64_t> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, boo
   const Chunk& chunk = context_.table.chunk(id);
   const bool on_device = records.updated_on_device(id);
   const std::uint64_t skipped =
-      whole || on_device ? 0 : not_read_bytes(context_, parts_.homes.params, chunk);
+      whole || on_device
+          ? 0
+          : not_read_bytes(context_.table, chunk, parts_.homes.params.in_memory(chunk.unit));
   const std::uint64_t wanted_bytes = chunk.record_bytes() - skipped;
   item.known = records.holds(id, pass.generation - 1);
   item.unmade = !item.known && is_unmade(id);

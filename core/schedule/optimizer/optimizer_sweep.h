@@ -79,9 +79,8 @@ class OptimizerSweep {
   OptimizerSweep(Context& context, Parts parts, Settings settings, std::uint64_t generation);
 
   /// Returns how many bytes at the beginning of `chunk`'s record an update need not read. They are
-  /// the parameter, if the record holds it and it is in memory anyway.
-  static std::uint64_t not_read_bytes(const Context& context, const ParamHome& params,
-                                      const Chunk& chunk);
+  /// the parameter, if the record holds it and it is `in_memory` anyway.
+  static std::uint64_t not_read_bytes(const ChunkTable& table, const Chunk& chunk, bool in_memory);
 
   /// Whether updates of the next step can be taken back: then the old record of each is undamaged
   /// in a slot that nothing writes before the verdict.

@@ -32,7 +32,6 @@ Task<std::string> work(Communicator& c) {
       co_await c.all_gather(slice, all);
       co_await c.reduce_scatter(all, slice, DType::kFloat32);
       co_await c.barrier();
-      co_await c.broadcast(slice, 0);
     }
   } catch (const Error& error) {
     co_return error.what();

@@ -32,8 +32,7 @@ constexpr std::byte kGivenBack{0x5A};
 /// Every call, on buffers that are filled anew when the calls have ended: nothing may come later.
 class Buffers {
  public:
-  explicit Buffers(std::size_t world)
-      : own_(kCount), all_(kCount * world), back_(kCount * world), told_(kCount) {}
+  explicit Buffers(std::size_t world) : own_(kCount), all_(kCount * world), back_(kCount * world) {}
 
   Task<> step(Communicator& c) {
     std::ranges::fill(own_, static_cast<std::byte>(c.rank()));
@@ -41,7 +40,6 @@ class Buffers {
     co_await c.reduce_scatter(all_, own_, DType::kFloat32);
     co_await c.all_reduce(back_, DType::kFloat32);
     co_await c.all_to_all(all_, back_);
-    co_await c.broadcast(told_, 1);
     co_await c.barrier();
   }
   void give_back() {
@@ -54,12 +52,11 @@ class Buffers {
   }
 
  private:
-  std::array<std::vector<std::byte>*, 4> buffers() { return {&own_, &all_, &back_, &told_}; }
+  std::array<std::vector<std::byte>*, 3> buffers() { return {&own_, &all_, &back_}; }
 
   std::vector<std::byte> own_;
   std::vector<std::byte> all_;
   std::vector<std::byte> back_;
-  std::vector<std::byte> told_;
 };
 
 void step_and_watch(NcclRank& rank) {
@@ -97,7 +94,7 @@ std::vector<Fault> kinds() {
   const auto add = [&](const char* function, const std::vector<const char*>& whats) {
     for (const char* const what : whats) all.push_back({.function = function, .what = what});
   };
-  for (const char* const function : {"ncclAllGather", "ncclSend", "ncclRecv", "ncclBroadcast"})
+  for (const char* const function : {"ncclAllGather", "ncclSend", "ncclRecv"})
     add(function, {"die", "late", "error", "async", "hang"});
   add("ncclGroupStart", {"die", "error"});
   add("ncclGroupEnd", {"die", "late", "error", "async", "hang"});
@@ -189,17 +186,18 @@ TEST(NcclOrder, RanksThatCallInDifferentOrdersAreToldBothCallsAndNothingReachesN
                                        Communicator& c = *rank.all;
                                        std::vector<std::byte> own(kCount);
                                        std::vector<std::byte> all(3 * kCount);
+                                       std::vector<std::byte> back(3 * kCount);
                                        rank.run([&]() -> Task<> {
-                                         if (c.rank() == odd) co_await c.broadcast(own, 1);
+                                         if (c.rank() == odd) co_await c.all_to_all(all, back);
                                          co_await c.all_gather(own, all);
-                                         if (c.rank() != odd) co_await c.broadcast(own, 1);
+                                         if (c.rank() != odd) co_await c.all_to_all(all, back);
                                        });
                                        rank.all.reset();
                                      }});
     for (const NcclOutcome& its : ranks) {
       EXPECT_EQ(its.status, 0);
       EXPECT_THAT(its.text(), HasSubstr("all_gather of 60000 bytes"));
-      EXPECT_THAT(its.text(), HasSubstr("broadcast of 60000 bytes"));
+      EXPECT_THAT(its.text(), HasSubstr("all_to_all of 60000 bytes"));
       EXPECT_THAT(its.text(), HasSubstr(fmt::format("rank {}", odd)));
       EXPECT_EQ(its.report.operations, 0U);
       EXPECT_EQ(its.report.living, 0U);

@@ -60,9 +60,6 @@ Task<> step(Communicator& c) {
   }
   std::vector<std::byte> back(all.size());
   co_await c.all_to_all(all, back);
-  auto told = bytes_of(kCount, c.rank());
-  co_await c.broadcast(told, 1);
-  if (told != bytes_of(kCount, 1)) throw Error(ErrorCode::kDataLoss, "broadcast: wrong bytes");
 }
 
 void run_steps(NcclRank& rank) {
@@ -249,9 +246,6 @@ Task<> calls_on(Communicator& c, Bytes& in, Bytes& out, Bytes& back) {
   co_await c.all_reduce(out.span(), DType::kFloat32);
   expect(floats_of(in.view()) == std::vector<float>(n / sizeof(float), 3.5F), "reduce_scatter");
   expect(floats_of(out.view()) == std::vector<float>(2 * n / sizeof(float), 3.5F), "all_reduce");
-  in.fill(c.rank() + 9);
-  co_await c.broadcast(in.span(), 1);
-  expect(all(in.view(), 10), "broadcast");
 }
 
 // Each rank chose its way by its own memory, and they hung.
@@ -322,7 +316,7 @@ TEST(NcclRanks, NameTheRankThatDiesAndTheCall) {
        {"ncclCommInitRankConfig:1:die", "ncclAllGather:1:die", "ncclAllGather:1:late",
         "ncclGroupStart:1:die", "ncclSend:2:die", "ncclRecv:1:die", "ncclGroupEnd:1:die",
         "ncclGroupEnd:1:late", "ncclGroupEnd:2:late", "ncclGroupEnd:3:die", "ncclAllGather:2:late",
-        "ncclBroadcast:1:late", "ncclCommFinalize:1:die"}) {
+        "ncclCommFinalize:1:die"}) {
     const auto ranks = run_nccl_job({.world = 3, .body = run_steps, .faults = {"", fault, ""}});
     for (const std::size_t r : {0u, 2u}) {
       const NcclOutcome& its = ranks[r];
@@ -342,8 +336,7 @@ TEST(NcclRanks, EndEverywhereWhenNcclFailsOnOne) {
   for (const char* const fault :
        {"ncclCommInitRankConfig:1:error", "ncclCommInitRankConfig:1:async", "ncclAllGather:1:error",
         "ncclAllGather:1:async", "ncclSend:1:error", "ncclRecv:2:error", "ncclGroupStart:1:error",
-        "ncclGroupEnd:1:error", "ncclGroupEnd:1:async", "ncclBroadcast:1:async",
-        "ncclCommGetAsyncError:9:error"}) {
+        "ncclGroupEnd:1:error", "ncclGroupEnd:1:async", "ncclCommGetAsyncError:9:error"}) {
     const auto ranks = run_nccl_job({.world = 3, .body = run_steps, .faults = {"", fault, ""}});
     for (const NcclOutcome& its : ranks) {
       EXPECT_EQ(its.status, 0) << fault;

@@ -77,7 +77,7 @@ struct Buffers {
   std::vector<double> doubles = std::vector<double>(64);
   std::vector<std::uint64_t> integers = std::vector<std::uint64_t>(64);
 };
-/// A call that differs from that of every other number, in kind, count, type, operation or root.
+/// A call that differs from that of every other number, in kind, count, type or operation.
 OnRank numbered_call(std::size_t number, Buffers& b) {
   using Op = Communicator::Op;
   const std::size_t count = 4 * (1 + number / 16 * 1000);
@@ -115,16 +115,13 @@ OnRank numbered_call(std::size_t number, Buffers& b) {
       };
     case 10:
     case 11:
-      return [=, &b](Communicator& c) {
-        const auto n = count * static_cast<std::size_t>(c.world_size());
-        return c.all_to_all(std::span(b.in).first(n * (number % 16 - 9)),
-                            std::span(b.out).first(n * (number % 16 - 9)));
-      };
     case 12:
     case 13:
     case 14:
       return [=, &b](Communicator& c) {
-        return c.broadcast(std::span(b.out).first(count), static_cast<int>(number % 16 - 12));
+        const auto n = count * static_cast<std::size_t>(c.world_size());
+        return c.all_to_all(std::span(b.in).first(n * (number % 16 - 9)),
+                            std::span(b.out).first(n * (number % 16 - 9)));
       };
     default: return [](Communicator& c) { return c.barrier(); };
   }

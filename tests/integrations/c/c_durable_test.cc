@@ -259,6 +259,30 @@ TEST_F(CPlacement, IsToldBeforeAnythingIsOpened) {
   EXPECT_FALSE(std::filesystem::exists(directory_.path() + "/store"));
 }
 
+TEST_F(CPlacement, DividesHostMemoryBeforeAnythingIsOpened) {
+  const auto divide = [&](const char* its, std::uint64_t host_bytes,
+                          std::int32_t kind = ZIGGURAT_HOST_MEMORY) {
+    return ziggurat_plan_host_memory(params_.data(), params_.size(), its, host_bytes, kind,
+                                     text_.data(), text_.size(), nullptr);
+  };
+  const char* const on_nvme = R"({"placement": "optimizer=nvme"})";
+  // Records of 1 and 3 tiles of 192 KiB. The larger one takes a page more in the pool.
+  ASSERT_DONE(divide(on_nvme, 0));
+  EXPECT_STREQ(text_.data(),
+               R"({"all_bytes":7917568,"budget_bytes":7127040,"item_bytes":589824,"items":10,)"
+               R"("read_bytes":0,"records":2,"smallest_bytes":593920})");
+  // With the least each tile is a record. A third of it is the parameter, which is in memory.
+  ASSERT_DONE(divide(on_nvme, 196'608));
+  EXPECT_STREQ(text_.data(),
+               R"({"all_bytes":7917568,"budget_bytes":196608,"item_bytes":196608,"items":1,)"
+               R"("read_bytes":524288,"records":4,"smallest_bytes":196608})");
+  ASSERT_DONE(divide(on_nvme, 196'607));
+  EXPECT_THAT(text_.data(), ::testing::HasSubstr(R"("smallest_bytes":196608)"));
+  EXPECT_REFUSED(divide("{}", 0, 2),
+                 "kind is 2: give ZIGGURAT_HOST_MEMORY or ZIGGURAT_CUDA_MEMORY");
+  EXPECT_REFUSED(divide(nullptr, 0), "settings is null");
+}
+
 TEST_F(CPlacement, OfWhatFitsNowhereIsAnErrorThatSaysWhatHelps) {
   EXPECT_REFUSED(choose("{}", 1U << 20),
                  "\"placement\": \"auto\": the state takes 768.0 KiB, and may take up to half of "

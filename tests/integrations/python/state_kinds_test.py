@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ziggurat.torch
-from ziggurat._library.state_kinds import begins_with_param, formats, has_codes, moments_of, optimizers
+from ziggurat._library.state_kinds import formats, has_codes, moments_of, optimizers
 from ziggurat._optimizer.plain_optimizer import plain_optimizer
 
 
@@ -68,8 +68,6 @@ def test_a_class_that_the_table_lacks_is_no_attribute():
 def test_formats_say_what_python_asks_of_them():
     assert [name for name, its in formats().items() if its.codes] == ["8bit"]
     assert has_codes("8bit") and not has_codes("fp32") and not has_codes("odd") and not has_codes(None)
-    assert begins_with_param("fp32", 4) and not begins_with_param("fp32", 2)
-    assert begins_with_param("split", 2) and not begins_with_param("odd", 4)
     assert [name for name, its in formats().items() if its.rounds_state] == ["bf16-moments", "bf16"]
 
 

@@ -37,7 +37,6 @@ _DEEPSPEED = [
     _stub("deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
     _stub("deepspeed.checkpoint.universal_checkpoint.SubparamShape"),
 ]
-KNOWN = tuple(f"{known.__module__}.{known.__qualname__}" for known in _DEEPSPEED)
 
 
 def load(path: Path) -> Any:

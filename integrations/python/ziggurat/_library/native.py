@@ -39,6 +39,7 @@ __all__ = [
     "Engine",
     "Exchange",
     "GroupStep",
+    "HostMemoryPlan",
     "InvalidArgument",
     "NotFinite",
     "Param",
@@ -52,6 +53,7 @@ __all__ = [
     "ZigguratError",
     "choose_placement",
     "library",
+    "plan_host_memory",
     "stored_params",
     "version",
 ]
@@ -250,6 +252,33 @@ def choose_placement(
         "ziggurat_choose_placement", structs, len(structs), given, free_bytes, words=words
     )
     return PlacementChoice(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class HostMemoryPlan:
+    """How an engine that makes a new store divides its host memory (ziggurat_plan_host_memory())."""
+
+    budget_bytes: int  #: host_memory, or what the engine takes by itself
+    smallest_bytes: int  #: the least that works, with records of such a size
+    all_bytes: int  #: host_memory with which all records stay
+    records: int  #: that the store has
+    item_bytes: int  #: the most that a record takes while it is updated
+    items: int  #: records that are updated at a time
+    read_bytes: int  #: of the records that do not stay, so that each step reads them
+
+
+def plan_host_memory(
+    params: Sequence[Param], settings: Mapping[str, Any], host_memory: int | None, on_gpu: bool
+) -> HostMemoryPlan:
+    """Asks the engine how it would divide so much host memory, or what it takes by itself. `on_gpu`: whether
+    streamed parameters are brought to a GPU. Opens nothing."""
+    structs = _structs(params)
+    given = json.dumps(dict(settings)).encode()
+    kind = constant("CUDA_MEMORY" if on_gpu else "HOST_MEMORY")
+    text = call(
+        "ziggurat_plan_host_memory", structs, len(structs), given, host_memory or 0, kind, words=in_arguments
+    )
+    return HostMemoryPlan(**json.loads(text))
 
 
 def close(ended: weakref.finalize[..., Any]) -> None:

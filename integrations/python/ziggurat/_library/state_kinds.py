@@ -56,10 +56,3 @@ def has_codes(state_format: str | None) -> bool:
     """Returns whether moments are kept in blocks; False for a format that the engine will refuse."""
     its = formats().get(state_format or "")
     return its is not None and its.codes
-
-
-def begins_with_param(state_format: str, param_bytes: int) -> bool:
-    """Returns whether records have parameters of so many bytes an element bit for bit: an fp32
-    parameter is its own master."""
-    its = formats().get(state_format)
-    return its is not None and param_bytes == (2 if its.holds_param else 4)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run of an offloaded model takes and moves: asked before anything is allocated, and judged while it runs.
 
-asked.py has the run as it is asked for; traffic.py and from_ranks.py count its bytes, host_budget.py what memory keeps,
-step_bound.py the least time. plan.py makes plan()'s answer of it, and why_slow.py says what limits a run that goes.
+asked.py has the run as it is asked for, with what the engine says of its memory; traffic.py and from_ranks.py count its
+bytes, step_bound.py the least time. plan.py makes plan()'s answer of it, and why_slow.py says what limits a run that goes.
 """

@@ -4,7 +4,6 @@ follows: by the division into units, the placement and the engine's own sizes of
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -15,9 +14,9 @@ import torch
 
 from ziggurat._exchange.exchange import BUCKET_BYTES, Sent, planned_bytes
 from ziggurat._library.dtypes import DTYPES
-from ziggurat._library.native import InvalidArgument, Param, ResourceExhausted
+from ziggurat._library.native import HostMemoryPlan, InvalidArgument, Param, ResourceExhausted, plan_host_memory
 from ziggurat._library.packing import TILE
-from ziggurat._library.state_kinds import begins_with_param, has_codes
+from ziggurat._library.state_kinds import has_codes
 from ziggurat._memory.file_memory import LARGE_BYTES
 from ziggurat._memory.memory import bytes_of, free_bytes, size_text
 from ziggurat._memory.placement import (
@@ -29,7 +28,6 @@ from ziggurat._memory.placement import (
     room_beside_nvme,
     sums_bytes,
 )
-from ziggurat._plan import host_budget
 from ziggurat._plan.drive_profile import measured_rate
 from ziggurat._plan.from_ranks import Sized, Wire, brought_from, gradient_bytes
 from ziggurat._plan.plan_page import ACTIVATIONS, Plan
@@ -173,9 +171,9 @@ class Asked:
                 'optimizer_placement="host" does not have: give it "nvme:/path", or placement="host"'
             )
 
-    def _params(self, trained: bool) -> list[tuple[int, str, torch.nn.Parameter]]:
+    def _params(self, trained: bool) -> list[tuple[Unit, str, torch.nn.Parameter]]:
         return [
-            (unit.number, name, param)
+            (unit, name, param)
             for unit in self.division.units
             for name, param in unit.params
             if unit.trains(param) == trained and param not in unit.in_files
@@ -196,13 +194,16 @@ class Asked:
         return [*((name, param) for _, name, param in self._params(True)), *self.added]
 
     def _listed(self) -> list[Param]:
-        """Returns the parameters as the engine is given them."""
+        """Returns the parameters as the engine is given them: those of tables are lent, and of no use to it
+        if they are frozen."""
         kept = [
-            Param(name, self._shape(param), DTYPES[param.dtype], None, unit=unit, frozen=not trained)
+            Param(name, self._shape(param), DTYPES[param.dtype], None, unit=unit.number, frozen=not trained)
             for trained in (True, False)
             for unit, name, param in self._params(trained)
+            if unit.keeps(param)
         ]
-        return [*self._lent(self.added), *kept]
+        tables = [(name, param) for unit, name, param in self._params(True) if unit.by_rows]
+        return [*self._lent([*self.added, *tables]), *kept]
 
     def _lent(self, params: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Param]:
         return [Param(name, self._shape(one), DTYPES[one.dtype], _SOMEWHERE) for name, one in params]
@@ -218,10 +219,6 @@ class Asked:
         """Returns what the engine says of the optimizer's records."""
         return chosen(params, self._engine_settings(), ".", _PLENTY).state_bytes
 
-    def _tile_bytes(self, part: UnitPart) -> int:
-        """Returns a tile's bytes in a record."""
-        return _tile_bytes(self.optimizer, self.state_format, part.members > 1, part.itemsize)
-
     def _grads_on_drive(self) -> bool:
         if not self.state_on_drive or self.homes.grads is not None:
             return self.homes.grads == "nvme"
@@ -229,18 +226,17 @@ class Asked:
             return False
         return not fits_half(sums_bytes(param for _, param in self._trained()), self.free)
 
-    def _budget(self, state_bytes: int, grads_on_drive: bool) -> host_budget.Budget | None:
+    def _budget(self, state_bytes: int, grads_on_drive: bool) -> HostMemoryPlan | None:
         """Returns how the engine divides its host memory, or None for a state that is there whole."""
         if not self.state_on_drive:
             return None
-        stored = self._stored()
-        homes = self._budget_homes(grads_on_drive)
         room = self.host_memory
         if room is None:
             choice = chosen(self._lent(self._trained()), self._engine_settings(), ".", self.free)
-            beside = self._largest_frozen() if homes.params else 0 if homes.in_units else self._model_bytes()
+            on_drive = self.homes.params == "nvme"
+            beside = self._largest_frozen() if on_drive else 0 if self.lives_in_units else self._model_bytes()
             room = room_beside_nvme(choice, beside + self._staged_bytes)
-        budget = host_budget.divided(stored, homes, room)
+        budget = self._divided(grads_on_drive, room)
         if budget.budget_bytes < budget.smallest_bytes:
             raise InvalidArgument(
                 f"host_memory={self.host_memory} is too small: the smallest that works is "
@@ -248,29 +244,26 @@ class Asked:
             )
         return budget
 
-    def _stored(self) -> list[host_budget.Stored]:
+    def _divided(self, grads_on_drive: bool, host_memory: int | None = None) -> HostMemoryPlan:
+        params = "device" if self.lives_in_units else self.homes.params
+        grads = "nvme" if grads_on_drive else "host"
+        settings = self._engine_settings() | {"placement": f"optimizer=nvme,params={params},grads={grads}"}
+        if self.ranks > 1:
+            settings["wholes"] = self._wholes()
+        return plan_host_memory(self._listed(), settings, host_memory, on_gpu=self.gpu is not None)
+
+    def _wholes(self) -> list[dict[str, Any]]:
+        """Returns the parameters of which each rank keeps a slice, as the engine is given them."""
         return [
-            host_budget.Stored(
-                part.tiles,
-                self._tile_bytes(part) if part.trained else 0,
-                0 if part.by_rows else part.home_bytes // part.tiles,
-                part.members,
-                begins_with_param(self.state_format, part.itemsize),
-                part.added,
-            )
-            for trained in (True, False)
-            for part in self._parts(trained)
-            if trained or not part.by_rows
+            {"name": name, "count": param.numel(), "dtype": DTYPES[param.dtype], "unit": unit.number}
+            for unit in self.division.units
+            for name, param in unit.params
+            if unit.keeps(param)
         ]
 
     def host_memory_for_all(self) -> int:
         """Returns the host_memory with which all records stay, of a state on NVMe."""
-        return host_budget.enough_for_all(self._stored(), self._budget_homes(self._grads_on_drive()))
-
-    def _budget_homes(self, grads_on_drive: bool) -> host_budget.Homes:
-        on_gpu = self.gpu is not None
-        params = self.homes.params == "nvme"
-        return host_budget.Homes(params, grads_on_drive, self.lives_in_units, on_gpu, self._staged_bytes)
+        return self._divided(self._grads_on_drive()).all_bytes
 
     @property
     def _staged_bytes(self) -> int:
@@ -300,7 +293,7 @@ class Asked:
         return part.by_rows and is_large and self.homes.params == "nvme"
 
     def _where(
-        self, state_bytes: int, budget: host_budget.Budget | None, grads_on_drive: bool
+        self, state_bytes: int, budget: HostMemoryPlan | None, grads_on_drive: bool
     ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
         """Returns the bytes in host memory, on the drive and on the GPU, by what they are."""
         trained, frozen = self._parts(True), self._parts(False)
@@ -440,15 +433,6 @@ class Asked:
 
 def buffer_bytes(model: torch.nn.Module) -> int:
     return sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
-
-
-@functools.cache
-def _tile_bytes(optimizer: str, state_format: str, shared: bool, itemsize: int) -> int:
-    dtype = "fp32" if itemsize == 4 else "bf16"
-    counts = (TILE // 2, 16) if shared else (TILE,)
-    params = [Param(str(i), (count,), dtype, None) for i, count in enumerate(counts)]
-    settings = {"optimizer": optimizer, "state_format": state_format}
-    return chosen(params, settings, ".", _PLENTY).state_bytes
 
 
 def asked_of(

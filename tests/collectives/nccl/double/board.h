@@ -21,7 +21,6 @@ struct Header {
   std::uint64_t sequence = 0;
   std::uint64_t count = 0;
   std::uint64_t type = 0;
-  std::int64_t root = 0;
 
   bool operator==(const Header&) const = default;
 };

@@ -294,7 +294,7 @@ ncclResult_t submit(Operation& made, Work work, cudaStream_t stream, ncclComm_t 
   return ncclSuccess;
 }
 
-enum Call : std::uint64_t { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kSendRecv };
+enum Call : std::uint64_t { kAllGather, kReduceScatter, kAllReduce, kSendRecv };
 
 /// All send `sent(r)` to rank r, and receive into rows.
 Work exchange(const Communicator& its, const Header& header,
@@ -404,7 +404,7 @@ ncclResult_t transfer(const char* function, bool sends, const void* address, std
   Work work;
   work.transfers.push_back({sends,
                             peer,
-                            {kSendRecv, 0, count, type, 0},
+                            {kSendRecv, 0, count, type},
                             memory(*made.its, address, length, function),
                             length});
   return submit(made, std::move(work), stream, handle);
@@ -529,7 +529,7 @@ NCCL_DOUBLE_API ncclResult_t ncclAllGather(const void* from, void* to, size_t co
   std::byte* const out =
       memory(its, to, length * static_cast<std::size_t>(its.world), "ncclAllGather");
   Work work = exchange(
-      its, {kAllGather, its.sequence++, count, type, 0}, [&](int) { return std::pair(in, length); },
+      its, {kAllGather, its.sequence++, count, type}, [&](int) { return std::pair(in, length); },
       [&](int r) { return std::pair(out + static_cast<std::size_t>(r) * length, length); });
   return submit(made, std::move(work), stream, handle);
 }
@@ -544,7 +544,7 @@ NCCL_DOUBLE_API ncclResult_t ncclReduceScatter(const void* from, void* to, size_
   std::byte* const in =
       memory(its, from, length * static_cast<std::size_t>(its.world), "ncclReduceScatter");
   Work work = sum(
-      its, {kReduceScatter, its.sequence++, count, type, 0}, type, length,
+      its, {kReduceScatter, its.sequence++, count, type}, type, length,
       [&](int r) { return in + static_cast<std::size_t>(r) * length; },
       memory(its, to, length, "ncclReduceScatter"));
   return submit(made, std::move(work), stream, handle);
@@ -559,23 +559,8 @@ NCCL_DOUBLE_API ncclResult_t ncclAllReduce(const void* from, void* to, size_t co
   if (op != ncclSum) broken("the double knows sums only");
   std::byte* const in = memory(its, from, length, "ncclAllReduce");
   Work work = sum(
-      its, {kAllReduce, its.sequence++, count, type, 0}, type, length, [&](int) { return in; },
+      its, {kAllReduce, its.sequence++, count, type}, type, length, [&](int) { return in; },
       memory(its, to, length, "ncclAllReduce"));
-  return submit(made, std::move(work), stream, handle);
-}
-
-NCCL_DOUBLE_API ncclResult_t ncclBroadcast(const void* from, void* to, size_t count,
-                                           ncclDataType_t type, int root, ncclComm_t handle,
-                                           cudaStream_t stream) {
-  Operation made = operation("ncclBroadcast", handle, stream);
-  Communicator& its = *made.its;
-  const std::size_t length = count * size_of(type, "ncclBroadcast");
-  std::byte* const out = memory(its, to, length, "ncclBroadcast");
-  std::byte* const in = its.rank == root ? memory(its, from, length, "ncclBroadcast") : nullptr;
-  Work work = exchange(
-      its, {kBroadcast, its.sequence++, count, type, root},
-      [&](int) { return std::pair(in, length); },
-      [&](int r) { return std::pair(r == root ? out : nullptr, length); });
   return submit(made, std::move(work), stream, handle);
 }
 
