@@ -259,6 +259,10 @@ class Asked:
         """Returns the host_memory with which all records stay, of a state on NVMe."""
         return _host_budget.enough_for_all(self._stored(), self._budget_homes(self._grads_on_drive()))
 
+    def least_host_memory(self) -> int:
+        """Returns the smallest host_memory with which a state on NVMe works."""
+        return _host_budget.divided(self._stored(), self._budget_homes(self._grads_on_drive()), None).smallest_bytes
+
     def _budget_homes(self, grads_on_drive: bool) -> _host_budget.Homes:
         on_gpu = self.gpu is not None
         params = self.homes.params == "nvme"
