@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ziggurat._abi import InvalidArgument, call
+from ziggurat._library.abi import InvalidArgument, call
 
 Row = dict[str, str]
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ziggurat._abi import call
+from ziggurat._library.abi import call
 
 PAGE = Path(__file__).with_name("choosing.md")
 BLOCK = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -45,8 +45,8 @@ def prepare(given: argparse.Namespace) -> Callable[[], dict[str, Any]]:
     import ziggurat.torch
     from models import Shape, batch, built, forget_peak, of_process
     from speed import memory_for
-    from ziggurat._activations import IN_PLACE
-    from ziggurat._memory import bytes_of, return_freed
+    from ziggurat._activations.activations import IN_PLACE
+    from ziggurat._memory.memory import bytes_of, return_freed
 
     name = given.row[0]
     torch.set_num_threads(given.threads)

@@ -116,9 +116,9 @@ def train(folder: Path, how: Setting, offloads: bool) -> dict[str, Any]:
         return {"peak": peak, **sizes, "losses": losses}
 
     run(Shape(1, 256, 500), folder / "first", offloads, 1)  # loads what PyTorch and the engine load once
-    from ziggurat import _memory
+    from ziggurat._memory.memory import return_freed
 
-    _memory.return_freed()
+    return_freed()
     before = of_process("VmRSS")
     forget_peak()
     found = run(shape, folder / "run", offloads, STEPS)

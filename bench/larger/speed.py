@@ -203,7 +203,7 @@ class DeepSpeed:
 
 def memory_for(model: Any, blocks: int | None) -> int:
     """Returns the memory that has room for so many blocks beside what is always there, or for all units."""
-    from ziggurat._units import ROOT, divide
+    from ziggurat._units.units import ROOT, divide
 
     division = divide(model, "auto", also_meta=True)
     if blocks is None:
@@ -242,8 +242,8 @@ Said = list[list[dict[str, Any]]]  # of a row, by round and rank
 
 def bounds(said: Said, plain: Said, rates: list[float]) -> list[float]:
     """Returns for each round the least time of a step."""
-    from ziggurat._step_bound import step_bound
-    from ziggurat._traffic import StepBytes
+    from ziggurat._plan.step_bound import step_bound
+    from ziggurat._plan.traffic import StepBytes
 
     found = []
     for (one,), (base,), rate in zip(said, plain, rates, strict=True):

@@ -7,7 +7,9 @@
 # messages   no message of a library names a flag: settings have names, and the command line adds the dashes
 # comments   no line of a comment begins with "Of": a sentence names its subject first
 # headers    every header compiles on its own (needs CXX: the compiler)
+# rooms      every module of the Python package imports from its own room or from one below, and the modules form no circle
 # documents  links, commands and the example program in the documents are real
+import ast
 import itertools
 import os
 import re
@@ -23,6 +25,12 @@ FLOORS = [
     "core/sharding", "core/compute", "core/schedule", "core/stash", "core/checkpoint", "core/plan", "core/engine", "core/engine/state", "core/engine/stash", "core/engine/units", "core/engine/lent", "core/rehearsal",
     "integrations/gpt", "integrations/measure", "integrations/device_mlp", "integrations/deepspeed", "integrations/cli", "integrations/c", "integrations/python", "tests/support", "bench",
     "tests",
+]
+# The rooms of the Python package, lowest first: folders, and the modules beside them, which scripts import.
+PACKAGE = Path("integrations/python/ziggurat")
+ROOMS = [
+    "_library", "__init__", "_pytorch", "_memory", "_ranks", "_gradients", "_exchange", "_units", "_activations", "_streaming",
+    "_losses", "_plan", "_optimizer", "_offload", "_foreign", "_checkpoint", "torch", "deepspeed", "_trainers", "hf", "__main__",
 ]
 TRANSPORTS = ("collectives/tcp", "collectives/mpi", "collectives/nccl", "collectives/simulated")
 SIDE_BY_SIDE = [*itertools.product(TRANSPORTS, TRANSPORTS), ("collectives/exchange", "collectives/quantize"),
@@ -85,7 +93,7 @@ def check_includes(root):
 
 
 def circles(graph):
-    """Files that include themselves in the end. Highway's foreach_target includes a file from itself on purpose."""
+    """Files that include or import themselves in the end. Highway's foreach_target includes a file from itself on purpose."""
     state = {}
 
     def visit(path, way):
@@ -179,6 +187,67 @@ def check_headers(root):
         yield from (problem for problem in pool.map(compile_alone, alone) if problem)
 
 
+def check_rooms(root):
+    modules = {}  # by the name that imports it
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        path = path.relative_to(root)
+        within = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        modules[".".join(within[:-1] if within[-1] == "__init__" else within)] = path
+    trees = {path: ast.parse((root / path).read_text()) for path in modules.values()}
+
+    said = {}  # by room: its docstring
+    for room in {room_of(path) for path in trees if path.parent != PACKAGE}:
+        page = PACKAGE / room / "__init__.py"
+        said[room] = page in trees and ast.get_docstring(trees[page]) or ""
+        if room.startswith("_") and (not said[room] or len(trees[page].body) > 1):
+            yield f"{page}: a private room has a docstring here, which says what it is, and nothing else"
+
+    graph = {}
+    for path, tree in trees.items():
+        room = room_of(path)
+        graph[path] = []
+        if room not in ROOMS:
+            yield f"{path}: stands in no room of this check: add {room} to ROOMS"
+            continue
+        for name, is_loaded in imports_of(tree):
+            # `from a import b` imports the module a.b, if there is one, else what is called b in a
+            target = modules.get(name) or modules.get(name.rpartition(".")[0])
+            if name.startswith("."):
+                yield f"{path}: imports {name}: write the module's name in full, from ziggurat on"
+            if target is None:
+                continue
+            if is_loaded:
+                graph[path].append(target)
+            above = room_of(target)
+            if above not in ROOMS or ROOMS.index(above) <= ROOMS.index(room):
+                continue
+            if is_loaded:
+                yield f"{path}: {room} must not use {above} ({name})"
+            elif f"{above}.{target.stem}" not in said.get(room, ""):
+                yield f"{path}: names {above}.{target.stem} of a room above: the docstring of {room} has to say so"
+    yield from circles(graph)
+
+
+def room_of(path):
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports_of(tree):
+    """Yields what a module imports, each with whether that is loaded with the module: not in a function, nor for types alone."""
+    todo = [(tree, True)]
+    while todo:
+        node, is_loaded = todo.pop()
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, is_loaded) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (("." * node.level + f"{node.module or ''}.{alias.name}", is_loaded) for alias in node.names)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            todo += [(child, False) for child in node.body] + [(child, is_loaded) for child in node.orelse]
+        else:
+            is_called = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            todo += [(child, is_loaded and not is_called) for child in ast.iter_child_nodes(node)]
+
+
 def slugs(document):
     """The anchors of a document's headings."""
     headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
@@ -216,9 +285,9 @@ def check_documents(root):
 
 def main():
     if len(sys.argv) != 3:
-        sys.exit("usage: tree_test.py ROOT includes|openings|messages|comments|headers|documents")
+        sys.exit("usage: tree_test.py ROOT includes|openings|messages|comments|headers|rooms|documents")
     check = {"includes": check_includes, "openings": check_openings, "messages": check_messages, "comments": check_comments,
-             "headers": check_headers, "documents": check_documents}[sys.argv[2]]
+             "headers": check_headers, "rooms": check_rooms, "documents": check_documents}[sys.argv[2]]
     problems = list(check(Path(sys.argv[1]).resolve()))
     for problem in problems:
         print(problem)

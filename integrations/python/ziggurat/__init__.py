@@ -6,7 +6,7 @@ Trainer. This package imports neither PyTorch nor the engine's
 library; the first engine loads it.
 """
 
-from ziggurat._native import (
+from ziggurat._library.native import (
     DataLoss,
     Engine,
     Exchange,

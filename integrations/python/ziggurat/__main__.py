@@ -15,7 +15,7 @@ def main() -> NoReturn:
     --train`` in Python instead, because it trains with PyTorch.
     """
     if sys.argv[1:2] == ["doctor"] and "--train" in sys.argv:
-        from ziggurat._train_check import main as train_check
+        from ziggurat._trainers.train_check import main as train_check
 
         sys.exit(train_check(sys.argv[2:]))
     # Python ignores these two signals, and the command would inherit that: `ziggurat ... | head`

@@ -44,13 +44,13 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 import ziggurat.torch
-from ziggurat._hf_deepspeed import config_of, names_optimizer, optimizer_of
-from ziggurat._in_trainer import InTrainer, in_trainer, mark_saves
-from ziggurat._native import DataLoss, Engine, InvalidArgument, Unimplemented, ZigguratError
-from ziggurat._optimizer import EngineOptimizer
-from ziggurat._resume import accelerators, random_states
-from ziggurat._state import Groups
-from ziggurat._streaming import streaming_of
+from ziggurat._checkpoint.resume import accelerators, random_states
+from ziggurat._library.native import DataLoss, Engine, InvalidArgument, Unimplemented, ZigguratError
+from ziggurat._optimizer.optimizer import EngineOptimizer
+from ziggurat._optimizer.state import Groups
+from ziggurat._streaming.streaming import streaming_of
+from ziggurat._trainers.hf_deepspeed import config_of, names_optimizer, optimizer_of
+from ziggurat._trainers.in_trainer import InTrainer, in_trainer, mark_saves
 
 __all__ = ["EveryStep", "newest_step", "optimizer", "train"]
 

@@ -98,23 +98,23 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ziggurat._background_save import BackgroundSave
-from ziggurat._checkpoint import save_checkpoint
-from ziggurat._checkpoint_load import LoadedCheckpoint, load_checkpoint
-from ziggurat._chunked_loss import chunked_cross_entropy
-from ziggurat._foreign import ForeignCheckpoint, load_foreign_checkpoint
-from ziggurat._gathered import gathered
-from ziggurat._micro_batches import micro_batches
-from ziggurat._native import GroupStep, InvalidArgument
-from ziggurat._offload import offload
-from ziggurat._optimizer import EngineOptimizer, from_zero, need
-from ziggurat._plan import plan
-from ziggurat._plain_optimizer import plain_optimizer
-from ziggurat._plan_page import Plan
-from ziggurat._resume import Resume
-from ziggurat._state_kinds import optimizers
-from ziggurat._streamed_init import streamed_init
-from ziggurat._why_slow import Slow
+from ziggurat._checkpoint.background_save import BackgroundSave
+from ziggurat._checkpoint.checkpoint import save_checkpoint
+from ziggurat._checkpoint.checkpoint_load import LoadedCheckpoint, load_checkpoint
+from ziggurat._checkpoint.resume import Resume
+from ziggurat._foreign.load import ForeignCheckpoint, load_foreign_checkpoint
+from ziggurat._library.native import GroupStep, InvalidArgument
+from ziggurat._library.state_kinds import optimizers
+from ziggurat._losses.chunked_loss import chunked_cross_entropy
+from ziggurat._offload.micro_batches import micro_batches
+from ziggurat._offload.offload import offload
+from ziggurat._optimizer.optimizer import EngineOptimizer, from_zero, need
+from ziggurat._optimizer.plain_optimizer import plain_optimizer
+from ziggurat._plan.plan import plan
+from ziggurat._plan.plan_page import Plan
+from ziggurat._plan.why_slow import Slow
+from ziggurat._streaming.gathered import gathered
+from ziggurat._streaming.streamed_init import streamed_init
 
 __all__ = [
     "SGD",

@@ -25,11 +25,11 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat
-import ziggurat._activations
+import ziggurat._activations.activations
 import ziggurat.torch
-from ziggurat._activations import Activations
-from ziggurat._host_stash import HostStash
-from ziggurat._streaming import streaming_of
+from ziggurat._activations.activations import Activations
+from ziggurat._activations.host_stash import HostStash
+from ziggurat._streaming.streaming import streaming_of
 from ziggurat.torch import offload
 
 BATCH = 64  # so that what a block saves is not small
@@ -100,7 +100,7 @@ def late(seed, monkeypatch):
     accelerator = double.accelerators[0]
     monkeypatch.setattr(accelerator, "device", torch.device("cpu"), raising=False)
     # What it computes to put bytes in order, it computes on the accelerator.
-    monkeypatch.setattr(ziggurat._activations, "without_modes", contextlib.nullcontext)
+    monkeypatch.setattr(ziggurat._activations.activations, "without_modes", contextlib.nullcontext)
     with double:
         yield double, accelerator
 

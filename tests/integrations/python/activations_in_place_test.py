@@ -19,9 +19,9 @@ except ImportError as missing:
 
     missing_peer.skip(missing)
 
-from ziggurat._activations import IN_PLACE, Activations
-from ziggurat._saved import InMemory, saving
-from ziggurat._stash import Stash
+from ziggurat._activations.activations import IN_PLACE, Activations
+from ziggurat._activations.saved import InMemory, saving
+from ziggurat._activations.stash import Stash
 
 COUNT = 100_000
 WHOLE = 4 * COUNT

@@ -21,9 +21,9 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat
-from ziggurat import _activations
-from ziggurat._activations import Activations
-from ziggurat._stash import Stash
+from ziggurat._activations import activations
+from ziggurat._activations.activations import Activations
+from ziggurat._activations.stash import Stash
 
 COUNT = 100_000
 
@@ -43,7 +43,7 @@ class Given(torch.autograd.Function):
 
 @pytest.fixture(autouse=True)
 def all_pass_through_the_stash(monkeypatch):
-    monkeypatch.setattr(_activations, "IN_PLACE", 0)
+    monkeypatch.setattr(activations, "IN_PLACE", 0)
 
 
 def of_no_model(folder):
@@ -108,9 +108,9 @@ atexit.register(read)  # before others, and so it is called after them
 import sys
 import torch
 from activations_lent_test import COUNT, Given, of_no_model
-from ziggurat import _activations
+from ziggurat._activations import activations
 
-_activations.IN_PLACE = 0
+activations.IN_PLACE = 0
 p = torch.nn.Parameter(torch.ones(COUNT))
 kept = of_no_model(sys.argv[1])
 with kept.kept():

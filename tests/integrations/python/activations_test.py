@@ -30,21 +30,22 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat import _activations, _loose_memory, _stash
-from ziggurat._loose_memory import RESERVE_BYTES, LooseMemory
-from ziggurat._stash import Stash
-from ziggurat._streaming import streaming_of
+from ziggurat._activations import activations as activations_module, stash as stash_module
+from ziggurat._activations.stash import Stash
+from ziggurat._memory import loose_memory
+from ziggurat._memory.loose_memory import RESERVE_BYTES, LooseMemory
+from ziggurat._streaming.streaming import streaming_of
 from ziggurat.torch import gathered, offload
 
 @pytest.fixture(autouse=True)
 def all_pass_through_the_stash(monkeypatch):
     """Most tests are about what leaves PyTorch's memory."""
-    monkeypatch.setattr(_activations, "IN_PLACE", 0)
+    monkeypatch.setattr(activations_module, "IN_PLACE", 0)
 
 
 @pytest.fixture(params=["all through the stash", "the newest in place"])
 def how_kept(request, monkeypatch, all_pass_through_the_stash):
-    monkeypatch.setattr(_activations, "IN_PLACE", 0 if request.param.startswith("all") else 0.5)
+    monkeypatch.setattr(activations_module, "IN_PLACE", 0 if request.param.startswith("all") else 0.5)
 
 
 BATCH = 64  # so that what a block saves is not small
@@ -462,7 +463,7 @@ def test_threads_share_a_stash_and_wait_for_each_other(how_kept, tmp_path, monke
                 x = (x @ self.weight).sin()
             return x.sum()
 
-    monkeypatch.setattr("ziggurat._activations.Stash", Counted)
+    monkeypatch.setattr("ziggurat._activations.activations.Stash", Counted)
     model = kept_on_drive(Deep(), tmp_path, activation_memory="1600KiB")  # of which an item takes 1 MiB
     x, found = torch.linspace(-1, 1, 1024 * 256).view(1024, 256), []
     (plain,) = gradients_of(Deep(), x)
@@ -490,9 +491,9 @@ class Interrupts:
     """Calls the C interface, and interrupts once right before or after the call of a name, as Ctrl-C does."""
 
     def __init__(self, monkeypatch):
-        self._call, self.at, self.put, self.dropped = _stash.call, None, set(), set()
+        self._call, self.at, self.put, self.dropped = stash_module.call, None, set(), set()
         self.lent, self.came_back = set(), set()
-        monkeypatch.setattr(_stash, "call", self)
+        monkeypatch.setattr(stash_module, "call", self)
 
     def __call__(self, name, *arguments, **words):
         at, step = self.at, name.removeprefix("ziggurat_stash_")
@@ -602,10 +603,10 @@ class Memory:
 
     def __init__(self, monkeypatch):
         self.used, self.loose, self.other, self.returned = 0, 0, 0, 0
-        monkeypatch.setattr(_loose_memory, "_used_bytes", lambda: self.used)
-        monkeypatch.setattr(_loose_memory, "_resident_bytes", lambda: self.used + self.loose + self.other)
-        monkeypatch.setattr(_loose_memory, "return_freed", self.give_back)
-        monkeypatch.setattr(_loose_memory, "_take_huge_pages", lambda: None)
+        monkeypatch.setattr(loose_memory, "_used_bytes", lambda: self.used)
+        monkeypatch.setattr(loose_memory, "_resident_bytes", lambda: self.used + self.loose + self.other)
+        monkeypatch.setattr(loose_memory, "return_freed", self.give_back)
+        monkeypatch.setattr(loose_memory, "_take_huge_pages", lambda: None)
 
     def give_back(self):
         self.loose, self.returned = 0, self.returned + 1
@@ -631,12 +632,12 @@ def test_freed_memory_is_given_back_beyond_what_was_most_used(monkeypatch):
 
 
 def test_the_c_library_says_what_is_used():
-    before = _loose_memory._used_bytes()
+    before = loose_memory._used_bytes()
     if before == 0:
         pytest.skip("the C library has no mallinfo2")
     kept = torch.ones(8 << 20, dtype=torch.uint8)
-    assert _loose_memory._used_bytes() - before >= kept.nbytes
-    assert _loose_memory._resident_bytes() > kept.nbytes
+    assert loose_memory._used_bytes() - before >= kept.nbytes
+    assert loose_memory._resident_bytes() > kept.nbytes
 
 
 def test_closing_gives_memory_back(how_kept, tmp_path):

@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ziggurat
 import ziggurat.torch
-from ziggurat import _background_save, _checkpoint
+from ziggurat._checkpoint import background_save, checkpoint as checkpoint_module
 from ziggurat.torch import load_checkpoint, save_checkpoint
 
 _KILLS = int(os.environ.get("ZIGGURAT_KILLS", "4"))
@@ -245,8 +245,8 @@ def test_a_failure_that_nobody_asked_for_is_a_warning(tmp_path):
 
 
 def test_steps_that_have_waited_long_enough_give_the_save_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(_background_save, "memory_share", lambda: 0)
-    monkeypatch.setattr(_checkpoint, "check_copied", lambda copied_bytes, twice_bytes: 0)
+    monkeypatch.setattr(background_save, "memory_share", lambda: 0)
+    monkeypatch.setattr(checkpoint_module, "check_copied", lambda copied_bytes, twice_bytes: 0)
     model, optimizer = new_run(tmp_path)
     twin, its = new_run(tmp_path / "twin")
     train(model, optimizer, 1)
@@ -264,7 +264,7 @@ def test_steps_that_have_waited_long_enough_give_the_save_up(tmp_path, monkeypat
 
 
 def test_what_would_not_fit_twice_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_background_save, "memory_share", lambda: 1000)
+    monkeypatch.setattr(background_save, "memory_share", lambda: 1000)
     model, optimizer = new_run(tmp_path)
     train(model, optimizer, 1)
     with pytest.raises(ziggurat.InvalidArgument, match=r"would copy .* KiB .* save without"):

@@ -22,10 +22,11 @@ except ImportError as missing:
 
 import ziggurat.hf
 import ziggurat.torch
-from ziggurat import InvalidArgument, Unimplemented, _chunked_loss
-from ziggurat._causal_loss import VOCABULARY_MIN, compute_in_chunks, find_head
-from ziggurat._streaming import streaming_of
-from ziggurat._units import divide
+from ziggurat import InvalidArgument, Unimplemented
+from ziggurat._losses import chunked_loss
+from ziggurat._losses.causal_loss import VOCABULARY_MIN, compute_in_chunks, find_head
+from ziggurat._streaming.streaming import streaming_of
+from ziggurat._units.units import divide
 from ziggurat.torch import gathered
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -39,7 +40,7 @@ SMALL |= {"intermediate_size": 96, "vocab_size": VOCABULARY, "eos_token_id": 0, 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Several chunks for each of the small batches."""
-    monkeypatch.setattr(_chunked_loss, "CHUNK_BYTES", 16 * VOCABULARY * 20)
+    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 16 * VOCABULARY * 20)
 
 
 def large_llama(**changes):
@@ -349,7 +350,7 @@ REFUSED = {
 def test_what_may_need_its_logits_is_refused_or_left_as_it_is(make, monkeypatch):
     with pytest.raises(Unimplemented, match=REFUSED[make]):
         offloaded(make(), chunked_loss=True)
-    monkeypatch.setattr("ziggurat._causal_loss.VOCABULARY_MIN", 1)
+    monkeypatch.setattr("ziggurat._losses.causal_loss.VOCABULARY_MIN", 1)
     model = offloaded(make())
     assert not any("_chunked_loss" in module.__dict__ for module in model.modules())
 

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._rounding import rounded
+from ziggurat._optimizer.rounding import rounded
 from ziggurat.torch import load_checkpoint, load_foreign_checkpoint, save_checkpoint
 
 COMMAND = os.environ.get("ZIGGURAT_COMMAND", "")

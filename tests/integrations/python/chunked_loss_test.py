@@ -20,7 +20,8 @@ except ImportError as missing:
 
     missing_peer.skip(missing)
 
-from ziggurat import InvalidArgument, Unimplemented, _memory
+from ziggurat import InvalidArgument, Unimplemented
+from ziggurat._memory import memory
 from ziggurat.torch import chunked_cross_entropy
 
 VOCABULARY, WIDTH = 83, 24
@@ -257,7 +258,7 @@ def measure(folder, dtype, chunked, tokens=TOKENS, width=NARROW):
         hidden = torch.randn(tokens, width).to(dtype).requires_grad_()
         weight = torch.randn(words, width).to(dtype).requires_grad_()
         labels = torch.randint(words, (tokens,))
-        _memory.return_freed()
+        memory.return_freed()
         before = of_process("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # forgets the most
         if chunked:
@@ -301,7 +302,7 @@ def test_the_gradient_of_the_weight_has_the_bits_of_one_that_is_summed_at_once(c
     """That of few tokens is made in backward, that of many beside the loss."""
     made = []
     for takes_less in (True, False):
-        monkeypatch.setattr("ziggurat._chunked_loss._take_less", lambda *_, it=takes_less: it)
+        monkeypatch.setattr("ziggurat._losses.chunked_loss._take_less", lambda *_, it=takes_less: it)
         hidden, weight, bias, labels = given(dtype)
         (3 * chunked_cross_entropy(hidden, weight, labels, bias=bias, chunk=chunk)).backward()
         made.append((hidden.grad, weight.grad, bias.grad))

@@ -18,21 +18,21 @@ except ImportError as missing:
 
 from collections import Counter
 
-import ziggurat._names
-import ziggurat._native
+import ziggurat._library.native
+import ziggurat._pytorch.names
 import ziggurat.torch
 
 
 @pytest.fixture
 def calls(monkeypatch):
     made = Counter()
-    call = ziggurat._native.call
+    call = ziggurat._library.native.call
 
     def counted(name, *arguments, **words):
         made[name] += 1
         return call(name, *arguments, **words)
 
-    monkeypatch.setattr(ziggurat._native, "call", counted)
+    monkeypatch.setattr(ziggurat._library.native, "call", counted)
     return made
 
 
@@ -100,13 +100,13 @@ def test_among_ranks_too(monkeypatch):
 
     def run(rank):
         made = Counter()
-        call = ziggurat._native.call
+        call = ziggurat._library.native.call
 
         def counted(name, *arguments, **words):
             made[name] += 1
             return call(name, *arguments, **words)
 
-        monkeypatch.setattr(ziggurat._native, "call", counted)
+        monkeypatch.setattr(ziggurat._library.native, "call", counted)
         found = []
         for count in (4, 40):
             found.append(calls_of_a_step(made, count, "host", group=dist.group.WORLD)[-1])
@@ -120,13 +120,13 @@ def test_among_ranks_too(monkeypatch):
 def named_in(groups, monkeypatch):
     """Names that are looked at for an optimizer that gets a parameter a group."""
     looked_at = []
-    alone = ziggurat._names.names_alone
+    alone = ziggurat._pytorch.names.names_alone
 
     def counted(names, **how):
         looked_at.append(len(names))
         return alone(names, **how)
 
-    monkeypatch.setattr("ziggurat._optimizer.names_alone", counted)
+    monkeypatch.setattr("ziggurat._optimizer.optimizer.names_alone", counted)
     params = [torch.nn.Parameter(torch.ones(3)) for _ in range(groups)]
     optimizer = ziggurat.torch.AdamW([("w0", params[0])], lr=1e-2)
     for i, param in enumerate(params[1:], 1):

@@ -23,13 +23,13 @@ if not _LIBRARY.exists():
 os.environ["ZIGGURAT_LIBRARY"] = str(_LIBRARY)
 
 import torch
-import ziggurat._offload
-import ziggurat._prints
-import ziggurat._turns
+import ziggurat._offload.offload
+import ziggurat._offload.turns
+import ziggurat._streaming.prints
 from torch.utils._python_dispatch import TorchDispatchMode
-from ziggurat._native import library
-from ziggurat._streaming import Streaming, streaming_of
-from ziggurat._torch_private import over
+from ziggurat._library.native import library
+from ziggurat._pytorch.torch_private import over
+from ziggurat._streaming.streaming import Streaming, streaming_of
 
 MISCHIEF = {"none": 0, "no waits": 1, "stale source": 2}
 _TEXT_BYTES = 1 << 16
@@ -57,7 +57,7 @@ class Immediate:
 
 
 class Gpu(TorchDispatchMode):
-    """In the place of ziggurat._accelerator.Accelerator, and while entered the machine that has it."""
+    """In the place of ziggurat._pytorch.accelerator.Accelerator, and while entered the machine that has it."""
 
     device = torch.device("cpu")  #: PyTorch's words for where units are
     index = 0
@@ -81,11 +81,11 @@ class Gpu(TorchDispatchMode):
         self.stream = self.new_stream() if self._has_driver else 0
         self._replaced = contextlib.ExitStack()
         for module, name, double in (
-            (ziggurat._offload, "gpu_of", lambda device: self if str(device).startswith("cuda") else None),
+            (ziggurat._offload.offload, "gpu_of", lambda device: self if str(device).startswith("cuda") else None),
             # What compares values computes on the GPU too.
-            (ziggurat._prints, "without_modes", contextlib.nullcontext),
+            (ziggurat._streaming.prints, "without_modes", contextlib.nullcontext),
             # Nor is it a mode of the script's, which threads of micro-batches would lack.
-            (ziggurat._turns, "dispatch_modes", list),
+            (ziggurat._offload.turns, "dispatch_modes", list),
         ):
             self._replaced.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, double)

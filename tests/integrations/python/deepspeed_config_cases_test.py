@@ -33,9 +33,9 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.deepspeed as deepspeed
-from ziggurat._native import InvalidArgument
-from ziggurat.deepspeed.auto import fill_auto
+from ziggurat._library.native import InvalidArgument
 from ziggurat.deepspeed._config import Config
+from ziggurat.deepspeed.auto import fill_auto
 
 torch.set_num_threads(1)
 

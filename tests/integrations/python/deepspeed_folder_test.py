@@ -26,7 +26,7 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.deepspeed as deepspeed
-from ziggurat._state import Groups
+from ziggurat._optimizer.state import Groups
 from ziggurat.deepspeed import _files
 from ziggurat.deepspeed.utils import zero_to_fp32
 
@@ -458,7 +458,7 @@ def on_a_full_drive(monkeypatch):
     def full(*_, **__):
         raise ziggurat.ResourceExhausted("no space left")
 
-    monkeypatch.setattr("ziggurat._opening.Opened", full)
+    monkeypatch.setattr("ziggurat._optimizer.opening.Opened", full)
 
 
 @pytest.mark.parametrize("drive", [False, True])

@@ -22,7 +22,7 @@ for needed in ("torch", "deepspeed"):
         print(f"skipped: no {needed} here")
         sys.exit(77)
 
-from ziggurat._native import InvalidArgument
+from ziggurat._library.native import InvalidArgument
 from ziggurat.deepspeed._config import Config
 
 HERE = Path(__file__).resolve().parent

@@ -21,8 +21,8 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.deepspeed as deepspeed
 import ziggurat.torch
-from ziggurat._file_memory import is_in_file
-from ziggurat._streaming import is_away, streaming_of
+from ziggurat._memory.file_memory import is_in_file
+from ziggurat._streaming.streaming import is_away, streaming_of
 from ziggurat.deepspeed import _state_access, _streamed
 from ziggurat.deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from ziggurat.deepspeed.utils import (

@@ -21,7 +21,7 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.deepspeed as deepspeed
-from ziggurat._streaming import is_away
+from ziggurat._streaming.streaming import is_away
 from ziggurat.deepspeed import _meeting
 from ziggurat.deepspeed.utils import (
     safe_get_full_fp32_param,

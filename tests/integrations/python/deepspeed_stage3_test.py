@@ -20,7 +20,7 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.deepspeed as deepspeed
-from ziggurat._streaming import is_away, streaming_of
+from ziggurat._streaming.streaming import is_away, streaming_of
 from ziggurat.deepspeed import _streamed
 from ziggurat.deepspeed._config import Config
 

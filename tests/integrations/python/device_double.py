@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import ziggurat._device
+import ziggurat._optimizer.device
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from ziggurat._gradient import LentGradient
+from ziggurat._gradients.gradient import LentGradient
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -65,7 +65,7 @@ class Stream:
 
 
 class DoubleAccelerator:
-    """In the place of ziggurat._accelerator.Accelerator."""
+    """In the place of ziggurat._pytorch.accelerator.Accelerator."""
 
     def __init__(self, double: Double) -> None:
         self.double = double
@@ -165,8 +165,8 @@ class Double(TorchDispatchMode):
             self._itself = before
 
     def __enter__(self) -> Double:
-        self._real, ziggurat._device.accelerator_of = (
-            ziggurat._device.accelerator_of,
+        self._real, ziggurat._optimizer.device.accelerator_of = (
+            ziggurat._optimizer.device.accelerator_of,
             self.accelerator_of,  # type: ignore[assignment]
         )
         super().__enter__()
@@ -174,7 +174,7 @@ class Double(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        ziggurat._device.accelerator_of = self._real
+        ziggurat._optimizer.device.accelerator_of = self._real
         if error[0] is None:
             self.synchronize()
 

@@ -19,8 +19,8 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._accelerator import Accelerator
-from ziggurat._device import workers_beside
+from ziggurat._optimizer.device import workers_beside
+from ziggurat._pytorch.accelerator import Accelerator
 
 
 @pytest.mark.parametrize("seed", range(4))

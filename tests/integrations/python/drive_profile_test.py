@@ -18,7 +18,7 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat._drive_profile import measured_rate
+from ziggurat._plan.drive_profile import measured_rate
 
 COMMAND = os.environ.get("ZIGGURAT_COMMAND", "")
 

@@ -36,8 +36,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ziggurat.torch
-from ziggurat._foreign._dcp import _are_all_of
-from ziggurat._rounding import rounded
+from ziggurat._foreign.dcp import _are_all_of
+from ziggurat._optimizer.rounding import rounded
 from ziggurat.torch import load_foreign_checkpoint
 
 PEERS = {

@@ -24,10 +24,10 @@ except ImportError as missing:
 
 import ziggurat.torch
 from ziggurat import DataLoss
-from ziggurat._left_out import LeftOut
-from ziggurat._memory import advise
-from ziggurat._streaming import streaming_of
-from ziggurat._units import divide
+from ziggurat._checkpoint.left_out import LeftOut
+from ziggurat._memory.memory import advise
+from ziggurat._streaming.streaming import streaming_of
+from ziggurat._units.units import divide
 from ziggurat.torch import gathered, offload, streamed_init
 
 WIDTH, DEPTH = 1024, 8
@@ -212,7 +212,7 @@ def test_a_page_that_cannot_be_had_is_an_error_and_what_a_kernel_has_no_call_for
     def failing(address, size_bytes, advice):
         return codes.get(advice) or advise(address, size_bytes, advice)
 
-    monkeypatch.setattr("ziggurat._frozen_files.advise", failing)
+    monkeypatch.setattr("ziggurat._memory.frozen_files.advise", failing)
     with pytest.raises(DataLoss, match=f"parameter '0.base.weight' cannot be read from .*, because .*{why}"):
         steps_of(model, optimizer)
     for codes[22] in (errno.EINVAL, errno.ENOMEM):

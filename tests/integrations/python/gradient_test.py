@@ -23,7 +23,7 @@ except ImportError as missing:
 
 import ziggurat
 from torch.utils.checkpoint import checkpoint
-from ziggurat._gradient import GradientHooks, LentGradient
+from ziggurat._gradients.gradient import GradientHooks, LentGradient
 
 torch.set_num_threads(1)  # the tensors are small: a second thread only waits
 BITS = {"rtol": 0, "atol": 0, "equal_nan": True}
@@ -109,7 +109,7 @@ class Lender(torch.optim.Optimizer):
 
 
 def test_the_engines_library_is_not_needed():
-    assert ziggurat._native.library.cache_info().currsize == 0
+    assert ziggurat._library.native.library.cache_info().currsize == 0
 
 
 def test_backwards_tensor_is_lent_and_clipping_does_not_touch_it():

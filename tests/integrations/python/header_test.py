@@ -19,10 +19,10 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat
-from ziggurat import _header
-from ziggurat._abi import call
+from ziggurat._library import header as c_header
+from ziggurat._library.abi import call
 
-HEADER = _header.read(_header.path())
+HEADER = c_header.read(c_header.path())
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 
 
@@ -44,7 +44,7 @@ def test_constants_and_layouts_are_those_of_a_c_compiler(tmp_path):
             )
     source = tmp_path / "layout.c"
     source.write_text(
-        f'#include <stdio.h>\n#include "{_header.path()}"\nint main(void) {{\n' + "\n".join(printed) + "\nreturn 0;\n}\n"
+        f'#include <stdio.h>\n#include "{c_header.path()}"\nint main(void) {{\n' + "\n".join(printed) + "\nreturn 0;\n}\n"
     )
     subprocess.run([COMPILER, "-o", tmp_path / "layout", source], check=True)
     said = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout
@@ -70,14 +70,15 @@ def test_constants_and_layouts_are_those_of_a_c_compiler(tmp_path):
 )
 def test_what_the_reader_does_not_know_is_an_error(line, tmp_path):
     header = tmp_path / "ziggurat.h"
-    header.write_text(_header.path().read_text().replace("#ifdef __cplusplus\n}", f"{line}\n#ifdef __cplusplus\n}}"))
+    text = c_header.path().read_text()
+    header.write_text(text.replace("#ifdef __cplusplus\n}", f"{line}\n#ifdef __cplusplus\n}}"))
     with pytest.raises(ImportError, match="cannot read the C interface in .*ziggurat.h: "):
-        _header.read(header)
+        c_header.read(header)
 
 
 def test_a_header_that_is_missing_is_named_with_what_to_do(tmp_path):
     with pytest.raises(ImportError, match=f"{tmp_path}.*No such file.*Install the wheel"):
-        _header.read(tmp_path / "ziggurat.h")
+        c_header.read(tmp_path / "ziggurat.h")
 
 
 def test_a_call_returns_what_its_last_parameters_are_given():

@@ -25,7 +25,7 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.hf
 import ziggurat.torch
-from ziggurat._streaming import streaming_of
+from ziggurat._streaming.streaming import streaming_of
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()

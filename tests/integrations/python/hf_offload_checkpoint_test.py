@@ -40,7 +40,8 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.hf
 import ziggurat.torch
-from ziggurat import _in_trainer, _passes
+from ziggurat._offload import passes
+from ziggurat._trainers import in_trainer
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -51,7 +52,7 @@ SAVES = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "consta
 
 @pytest.fixture(autouse=True)
 def no_room_for_the_state(monkeypatch):
-    monkeypatch.setattr(ziggurat._state, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(ziggurat._optimizer.state, "free_bytes", lambda: 1000)
 
 
 def run(folder, build, home, resumed=None, **more):
@@ -185,7 +186,7 @@ def test_a_run_that_freezes_a_block_goes_on_from_each_checkpoint(step, monkeypat
 def test_what_earlier_versions_saved_is_loaded(monkeypatch, tmp_path):
     whole = run(tmp_path / "plain", long_llama, None, save_strategy="no")
     monkeypatch.undo()
-    monkeypatch.setattr(_in_trainer.InTrainer, "_takes_folder", lambda self: False)
+    monkeypatch.setattr(in_trainer.InTrainer, "_takes_folder", lambda self: False)
     run(tmp_path / "ours", long_llama, "nvme")
     checkpoint = tmp_path / "ours/out/checkpoint-2"
     assert torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
@@ -244,7 +245,7 @@ def test_a_checkpoint_by_reference_is_of_the_newest_step(tmp_path):
 def kill_as_it_saves(when, step):
     """Kills this process in the save of `step`: when its "weights" are written, while its state "is" written, or
     "after"."""
-    save, save_file = _in_trainer.save_checkpoint, transformers.modeling_utils.safe_save_file
+    save, save_file = in_trainer.save_checkpoint, transformers.modeling_utils.safe_save_file
 
     def kill():
         os.kill(os.getpid(), signal.SIGKILL)
@@ -267,7 +268,7 @@ def kill_as_it_saves(when, step):
         if when == "weights" and f"checkpoint-{step}" in str(path):
             kill()
 
-    _in_trainer.save_checkpoint = saved
+    in_trainer.save_checkpoint = saved
     transformers.modeling_utils.safe_save_file = saved_file
 
 
@@ -326,9 +327,9 @@ class Peak(transformers.TrainerCallback):
 
 
 def measure(folder, resumed, path):
-    _passes._SHARD_BYTES = 4 * MIB
-    _passes.free_bytes = lambda: 1000
-    ziggurat._streaming.free_bytes = lambda: 2 * MIB  # a parameter has 0.5
+    passes._SHARD_BYTES = 4 * MIB
+    passes.free_bytes = lambda: 1000
+    ziggurat._streaming.streaming.free_bytes = lambda: 2 * MIB  # a parameter has 0.5
     peak = Peak()
     engine = {"placement": f"nvme:{folder}/state-{resumed is not None}", "host_memory": "16MiB"}
     more = {"max_steps": 3, "max_grad_norm": 0, "callbacks": [peak], "engine": engine}

@@ -12,7 +12,7 @@ from streamed_models import memory_of
 
 import ziggurat.hf
 import ziggurat.torch
-from ziggurat._streaming import streaming_of
+from ziggurat._streaming.streaming import streaming_of
 
 HOMES = {"host": "host", "nvme": "params=nvme,grads=nvme"}
 
@@ -138,5 +138,5 @@ class Stop(transformers.TrainerCallback):
 def without_room():
     """Makes memory too small for two models in this process, which goes on with files. There is room for
     a parameter."""
-    ziggurat._streaming.free_bytes = lambda: 100_000
-    ziggurat._file_memory.LARGE_BYTES = 1 << 12
+    ziggurat._streaming.streaming.free_bytes = lambda: 100_000
+    ziggurat._memory.file_memory.LARGE_BYTES = 1 << 12

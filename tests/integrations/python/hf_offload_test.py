@@ -38,7 +38,8 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.hf
 import ziggurat.torch
-from ziggurat import _passes, _state
+from ziggurat._offload import passes
+from ziggurat._optimizer import state
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -220,7 +221,7 @@ def test_a_run_that_is_killed_goes_on_with_the_same_bits(room, tmp_path):
 def test_a_run_that_has_ended_needs_no_room_for_its_state_or_for_weights(monkeypatch, tmp_path):
     first, again = tmp_path / "first.pt", tmp_path / "again.pt"
     run_every_step(tmp_path, "nvme", first)
-    monkeypatch.setattr(_state, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(state, "free_bytes", lambda: 1000)
     for name in ("save_model", "_load_from_checkpoint"):
         monkeypatch.setattr(transformers.Trainer, name, None)
     run_every_step(tmp_path, "nvme", again)
@@ -309,8 +310,8 @@ def test_checkpoints_in_shards_of_a_model_that_memory_has_no_room_for(tmp_path, 
     found = []
     for home in (None, "nvme"):
         if home is not None:
-            monkeypatch.setattr(_passes, "free_bytes", lambda: 1000)
-            monkeypatch.setattr(_passes, "_SHARD_BYTES", 100_000)
+            monkeypatch.setattr(passes, "free_bytes", lambda: 1000)
+            monkeypatch.setattr(passes, "_SHARD_BYTES", 100_000)
         evaluated = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
         more = {"save_strategy": "steps", "save_steps": 2, **evaluated}
         for folder, arguments in (("first", {}), ("again", {"resume_from_checkpoint": f"{tmp_path}/{home}-first/out/checkpoint-4"})):

@@ -32,7 +32,7 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.hf
 import ziggurat.torch
-from ziggurat._resume import random_states
+from ziggurat._checkpoint.resume import random_states
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -348,7 +348,7 @@ def test_a_checkpoint_by_reference_is_of_its_step_of_the_store(tmp_path):
 @pytest.mark.parametrize("placement", ["host", "nvme:{}/state"])
 def test_a_state_that_memory_has_no_room_for_is_saved_in_a_folder(placement, monkeypatch, tmp_path):
     whole = in_the_end(of_8_steps(tmp_path / "whole", gpt2_bf16, placement))
-    monkeypatch.setattr(ziggurat._state, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(ziggurat._optimizer.state, "free_bytes", lambda: 1000)
     first = of_8_steps(tmp_path, gpt2_bf16, placement)
     first.train()
     of_trainer(first).close()
@@ -370,7 +370,7 @@ def test_a_state_that_memory_has_no_room_for_is_saved_in_a_folder(placement, mon
 
 
 def test_a_folder_is_loaded_with_its_checkpoint(monkeypatch, tmp_path):
-    monkeypatch.setattr(ziggurat._state, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(ziggurat._optimizer.state, "free_bytes", lambda: 1000)
     first = of_8_steps(tmp_path, gpt2, "host")
     first.train()
     named = torch.load(tmp_path / "out/checkpoint-4/optimizer.pt", weights_only=True)
@@ -386,7 +386,7 @@ def test_a_folder_is_loaded_with_its_checkpoint(monkeypatch, tmp_path):
 
 
 def test_a_state_that_does_not_fit_memory_is_told_before_several_ranks_train(monkeypatch, tmp_path):
-    monkeypatch.setattr(ziggurat._state, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(ziggurat._optimizer.state, "free_bytes", lambda: 1000)
     monkeypatch.setattr(transformers.TrainingArguments, "world_size", 2)
     arguments = arguments_of(tmp_path, save_strategy="epoch")
     placement = f"nvme:{tmp_path}/state"

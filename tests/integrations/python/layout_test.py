@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._parts import _copies, flat
+from ziggurat._exchange.parts import _copies, flat
 
 SHAPE = (6, 5, 3, 4)
 

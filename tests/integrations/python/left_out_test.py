@@ -25,7 +25,7 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat import _background_save
+from ziggurat._checkpoint import background_save
 from ziggurat.torch import load_checkpoint, offload, save_checkpoint
 
 BASE = [f"{block}.base.weight" for block in range(DEPTH)]
@@ -76,7 +76,7 @@ def test_a_base_in_its_file_is_left_out_and_training_goes_on_with_the_bits(run, 
 def test_a_save_in_the_background_needs_no_memory_for_it(saved, tmp_path, monkeypatch):  # noqa: F811
     model = loaded(saved)
     _, optimizer = train(model, tmp_path)
-    monkeypatch.setattr(_background_save, "memory_share", lambda: BLOCK_BYTES)
+    monkeypatch.setattr(background_save, "memory_share", lambda: BLOCK_BYTES)
     save = save_checkpoint(tmp_path / "checkpoints", optimizer, model, background=True)
     steps_of(model, optimizer)
     assert held(save.wait()).isdisjoint(BASE)

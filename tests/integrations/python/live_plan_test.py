@@ -296,7 +296,7 @@ def test_what_cannot_be_planned_is_refused():
 
 
 def test_importing_does_not_load_what_a_plan_records_with():
-    program = "import sys, ziggurat.torch; print([m for m in sys.modules if 'ziggurat' in m and ('_live' in m or '_recorded' in m)])"
+    program = "import sys, ziggurat.torch; print([m for m in sys.modules if 'ziggurat' in m and ('live_' in m or 'recorded_' in m)])"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
@@ -318,7 +318,7 @@ import json, sys, torch
 sys.path.insert(0, {folder!r})
 from live_plan_test import mlp, square
 import ziggurat.torch
-from ziggurat._memory import return_freed
+from ziggurat._memory.memory import return_freed
 
 def of(name):
     with open("/proc/self/status") as status:

@@ -21,8 +21,8 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._streaming import streaming_of
-from ziggurat._units import divide
+from ziggurat._streaming.streaming import streaming_of
+from ziggurat._units.units import divide
 from ziggurat.torch import micro_batches, offload
 
 IN_FILES = "params=nvme,grads=nvme"

@@ -25,7 +25,7 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._streaming import streaming_of
+from ziggurat._streaming.streaming import streaming_of
 from ziggurat.torch import micro_batches
 
 IN_FILES = "params=nvme,grads=nvme"

@@ -19,7 +19,7 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._names import Named, matched, names_alone, names_in
+from ziggurat._pytorch.names import Named, matched, names_alone, names_in
 
 
 class Blocks(torch.nn.Module):
@@ -180,7 +180,7 @@ def as_it_is_spelled(model, names):
 def test_a_checkpoint_that_has_a_wrappers_name_goes_on(saves, loads, tmp_path, monkeypatch):
     model = saves(Blocks())
     with monkeypatch.context() as before, adamw(model.parameters(), model=model) as optimizer:
-        before.setattr("ziggurat._foreign._plan.names_in", as_it_is_spelled)
+        before.setattr("ziggurat._foreign.plan.names_in", as_it_is_spelled)
         run(model, optimizer, 3)
         optimizer.param_groups[0]["weight_decay"] = 0.5
         path = ziggurat.torch.save_checkpoint(tmp_path, optimizer, model)
@@ -288,7 +288,7 @@ def test_a_store_of_other_parameters_is_refused_with_what_differs(tmp_path):
 
 def test_pairs_of_name_and_parameter_are_taken_by_every_pytorch(tmp_path, monkeypatch):
     """torch.optim takes them from 2.6 on."""
-    monkeypatch.setattr("ziggurat._optimizer._TAKES_PAIRS", False)
+    monkeypatch.setattr("ziggurat._optimizer.optimizer._TAKES_PAIRS", False)
     place = f"nvme:{tmp_path}/state"
     model = Blocks()
     with adamw(model.named_parameters(), placement=place) as optimizer:
@@ -313,7 +313,7 @@ def test_pairs_of_name_and_parameter_are_taken_by_every_pytorch(tmp_path, monkey
 @pytest.mark.parametrize("kind", [set, frozenset])
 def test_a_set_has_no_order_and_is_refused(kind, pairs, monkeypatch):
     """PyTorch refuses it in a group alone, and by its message a list is what it takes."""
-    monkeypatch.setattr("ziggurat._optimizer._TAKES_PAIRS", pairs)
+    monkeypatch.setattr("ziggurat._optimizer.optimizer._TAKES_PAIRS", pairs)
     model = Blocks()
     for given in (model.parameters(), model.named_parameters()):
         params = kind(given)

@@ -37,9 +37,9 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat import _storage
-from ziggurat._streaming import streaming_of
-from ziggurat._units import divide
+from ziggurat._pytorch import storages
+from ziggurat._streaming.streaming import streaming_of
+from ziggurat._units.units import divide
 from ziggurat.torch import gathered, offload
 
 
@@ -169,7 +169,7 @@ def test_the_error_names_parameter_unit_and_fix():
 
 
 def test_every_use_of_a_guard_raises_here():
-    assert _storage.guards_reads()
+    assert storages.guards_reads()
 
 
 def test_metadata_and_what_trainers_do_with_it_work():

@@ -21,7 +21,7 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat._streaming import streaming_of
+from ziggurat._streaming.streaming import streaming_of
 
 WARNING = "autocast keeps a 16-bit copy"
 

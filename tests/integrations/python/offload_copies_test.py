@@ -24,8 +24,8 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._file_memory import is_in_file
-from ziggurat._streaming import Streaming, streaming_of
+from ziggurat._memory.file_memory import is_in_file
+from ziggurat._streaming.streaming import Streaming, streaming_of
 from ziggurat.torch import offload, streamed_init
 
 
@@ -177,7 +177,7 @@ def test_a_class_that_copies_itself_is_refused():
 def test_a_copy_that_memory_has_no_room_for_is_refused(monkeypatch):
     model = gpt()
     optimizer = offloaded(model)
-    monkeypatch.setattr("ziggurat._streaming.free_bytes", lambda: 1000)
+    monkeypatch.setattr("ziggurat._streaming.streaming.free_bytes", lambda: 1000)
     with pytest.raises(ziggurat.ResourceExhausted, match="parameter '.*' is offloaded, and memory has no room"):
         copy.deepcopy(model)
     monkeypatch.undo()

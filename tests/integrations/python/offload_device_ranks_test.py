@@ -24,7 +24,7 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._units import divide
+from ziggurat._units.units import divide
 from ziggurat.torch import gathered, offload
 
 

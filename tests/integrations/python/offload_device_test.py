@@ -26,9 +26,9 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._engine_content import EngineContent
-from ziggurat._native import Engine
-from ziggurat._units import divide
+from ziggurat._gradients.engine_content import EngineContent
+from ziggurat._library.native import Engine
+from ziggurat._units.units import divide
 from ziggurat.torch import gathered, offload
 
 SEEDS = range(1000) if in_long_run() else (3, 5, 8)

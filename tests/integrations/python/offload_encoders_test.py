@@ -20,7 +20,7 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat._units import divide
+from ziggurat._units.units import divide
 
 nn = torch.nn
 WIDTH, LENGTH = 64, 10

@@ -33,9 +33,9 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat import _storage
-from ziggurat._pins import Held
-from ziggurat._streaming import streaming_of
+from ziggurat._pytorch import storages
+from ziggurat._streaming.pins import Held
+from ziggurat._streaming.streaming import streaming_of
 from ziggurat.torch import gathered, offload
 
 
@@ -89,7 +89,7 @@ class Interrupts:
 @pytest.mark.parametrize("at", [1, 7, 40])
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(ziggurat.Engine, "write_param"), (_storage, "guard"), (_storage, "swap")],
+    [(ziggurat.Engine, "write_param"), (storages, "guard"), (storages, "swap")],
     ids=["write", "guard", "swap"],
 )
 def test_an_opening_that_is_interrupted_leaves_the_model_as_it_was(monkeypatch, owner, name, at, done):
@@ -162,7 +162,7 @@ def test_a_resume_that_is_interrupted_leaves_the_model_as_it_was(monkeypatch, ti
         if name == "write_param" and at > 2:
             continue
         with monkeypatch.context() as patch:
-            Interrupts(patch, ziggurat.Engine if name == "write_param" else _storage, name, at, done)
+            Interrupts(patch, ziggurat.Engine if name == "write_param" else storages, name, at, done)
             with pytest.raises(KeyboardInterrupt):
                 optimizer.open(resume=True)
         assert same(values_of(model), before)
@@ -174,7 +174,7 @@ def test_a_resume_that_is_interrupted_leaves_the_model_as_it_was(monkeypatch, ti
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("at", [1, 7, 40])
 @pytest.mark.parametrize(
-    ("owner", "name"), [(ziggurat.Engine, "read_param"), (_storage, "swap")], ids=["read", "swap"]
+    ("owner", "name"), [(ziggurat.Engine, "read_param"), (storages, "swap")], ids=["read", "swap"]
 )
 def test_a_close_that_is_interrupted_can_be_called_again(monkeypatch, owner, name, at, done):
     def run(offload):
@@ -281,7 +281,7 @@ def test_a_backward_after_a_close_without_room_says_so(monkeypatch, tmp_path):
     optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
     train(model, optimizer, range(1))
     loss = loss_of(model, tokens_of(7))
-    monkeypatch.setattr(ziggurat._streaming, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(ziggurat._streaming.streaming, "free_bytes", lambda: 1000)
     optimizer.close()
     with pytest.raises(ziggurat.InvalidArgument, match="optimizer was closed when memory had no room"):
         loss.backward()
@@ -377,7 +377,7 @@ def test_a_copy_that_memory_has_no_room_for_is_an_error_where_no_directory_is(mo
     model = gpt()
     offload(model, memory=memory_of(model))
     stepped(model)
-    monkeypatch.setattr(ziggurat._streaming, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(ziggurat._streaming.streaming, "free_bytes", lambda: 1000)
     with pytest.raises(ziggurat.ResourceExhausted, match="'position' is offloaded, and memory"):
         model.state_dict()
 
@@ -387,7 +387,7 @@ def test_values_that_memory_has_no_room_for_stay_in_the_store(monkeypatch, tmp_p
     offload(model, memory=memory_of(model))
     optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
     train(model, optimizer, range(1))
-    monkeypatch.setattr(ziggurat._streaming, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(ziggurat._streaming.streaming, "free_bytes", lambda: 1000)
     optimizer.close()
     with pytest.raises(ziggurat.InvalidArgument, match="optimizer was closed"):
         model(tokens_of(1)[:, :-1])

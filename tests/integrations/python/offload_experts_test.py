@@ -26,10 +26,11 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat import _frozen_files, _native
-from ziggurat._pins import Pins
-from ziggurat._streaming import streaming_of
-from ziggurat._units import divide
+from ziggurat._library import native
+from ziggurat._memory import frozen_files
+from ziggurat._streaming.pins import Pins
+from ziggurat._streaming.streaming import streaming_of
+from ziggurat._units.units import divide
 from ziggurat.torch import micro_batches, offload
 
 WIDTH, DEPTH, EXPERTS, CALLED = 128, 4, 6, 2
@@ -252,8 +253,8 @@ def test_only_what_is_called_is_brought(tmp_path, brought, checkpointing):
 def test_the_engine_knows_what_a_router_may_leave_out(monkeypatch):
     """So that what is brought ahead of the blocks does not depend on it."""
     given = []
-    structs = _native._structs
-    monkeypatch.setattr(_native, "_structs", lambda params: given.extend(params) or structs(params))
+    structs = native._structs
+    monkeypatch.setattr(native, "_structs", lambda params: given.extend(params) or structs(params))
     model = made()
     for param in model.blocks[0].mixture.experts[0].parameters():
         param.requires_grad_(False)
@@ -365,9 +366,9 @@ def test_frozen_experts_are_read_from_their_files_where_they_are_called(tmp_path
     """None is read ahead, though the blocks are."""
     save_file(made().state_dict(), tmp_path / "model.safetensors")
     read: list[str] = []
-    plain = _frozen_files._read
+    plain = frozen_files._read
     monkeypatch.setattr(
-        _frozen_files, "_read", lambda ranges: (read.extend(name for name, _ in ranges), plain(ranges))[1]
+        frozen_files, "_read", lambda ranges: (read.extend(name for name, _ in ranges), plain(ranges))[1]
     )
     results = []
     for offloads in (False, True):

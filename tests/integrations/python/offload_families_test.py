@@ -24,7 +24,7 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat._units import divide
+from ziggurat._units.units import divide
 
 BLOCKS = 8
 ENDS = {"eos_token_id": 0, "pad_token_id": 0}

@@ -24,9 +24,10 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat import _engine_content, _streaming
-from ziggurat._engine_content import at_engine
-from ziggurat._memory import size_text
+from ziggurat._gradients import engine_content
+from ziggurat._gradients.engine_content import at_engine
+from ziggurat._memory.memory import size_text
+from ziggurat._streaming import streaming
 
 IN_FILES = "params=nvme,grads=nvme"
 LARGE = 16 * 1024  # elements from which on a gradient goes to the engine
@@ -320,7 +321,7 @@ def test_gradients_are_there_after_a_close(made, monkeypatch):
     assert same(*found)
     model, optimizer = made(IN_FILES)
     backward(model)
-    monkeypatch.setattr(_engine_content, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(engine_content, "free_bytes", lambda: 1000)
     optimizer.close()
     with pytest.raises(ziggurat.InvalidArgument, match=r"'group0\.\d+' was in a file.*zero_grad"):
         model.embedding.weight.grad.clone()
@@ -413,7 +414,7 @@ def test_micro_batches_are_told_of_no_other_backwards(made, capfd):
 
 @pytest.mark.parametrize(("free_bytes", "away"), [(1 << 19, True), (1 << 30, False)])
 def test_without_a_choice_memory_decides(made, monkeypatch, capfd, free_bytes, away):
-    monkeypatch.setattr(_streaming, "free_bytes", lambda: free_bytes)
+    monkeypatch.setattr(streaming, "free_bytes", lambda: free_bytes)
     model, optimizer = made("nvme")
     optimizer.open()
     said = capfd.readouterr().err

@@ -31,11 +31,12 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat import _background_save, _progress
-from ziggurat._file_memory import LARGE_BYTES, empty_in_file
-from ziggurat._opened import Opened
-from ziggurat._rounding import rounded
-from ziggurat._streaming import Streaming
+from ziggurat._checkpoint import background_save
+from ziggurat._memory import progress
+from ziggurat._memory.file_memory import LARGE_BYTES, empty_in_file
+from ziggurat._optimizer.opened import Opened
+from ziggurat._optimizer.rounding import rounded
+from ziggurat._streaming.streaming import Streaming
 from ziggurat.torch import offload
 
 SLOW = 5e5  # bytes a second: a save takes seconds
@@ -90,7 +91,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_shows_how_far_moving_and_loading_are(tmp_path, monkeypatch, partial, is_one):
     terminal = Terminal(is_one)
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(_progress, "time", terminal)
+    monkeypatch.setattr(progress, "time", terminal)
     model = offload(gpt(), memory="1GiB", placement="nvme")
     optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
     optimizer.open()
@@ -220,7 +221,7 @@ def test_a_close_without_room_needs_a_store_that_has_the_parameters(tmp_path, mo
     train(model, optimizer, range(steps))
     optimizer.synchronize()
     with monkeypatch.context() as small:
-        small.setattr("ziggurat._streaming.free_bytes", lambda: 1000)
+        small.setattr("ziggurat._streaming.streaming.free_bytes", lambda: 1000)
         if steps == 0:
             with pytest.raises(ziggurat.ResourceExhausted, match="they are in no store"):
                 optimizer.close()
@@ -268,11 +269,11 @@ def test_a_save_in_the_background_refuses_before_it_copies(tmp_path, monkeypatch
     copied = []
     copy_of = Streaming.copy_of
     monkeypatch.setattr(Streaming, "copy_of", lambda *given: copied.append(given[1].name) or copy_of(*given))
-    monkeypatch.setattr(_background_save, "memory_share", lambda: 2 * frozen_bytes - 1)
+    monkeypatch.setattr(background_save, "memory_share", lambda: 2 * frozen_bytes - 1)
     with pytest.raises(ziggurat.InvalidArgument, match="save without background"):
         ziggurat.torch.save_checkpoint(tmp_path / "saved", optimizer, model, background=True)
     assert not copied
-    monkeypatch.setattr(_background_save, "memory_share", lambda: 4 * frozen_bytes)
+    monkeypatch.setattr(background_save, "memory_share", lambda: 4 * frozen_bytes)
     ziggurat.torch.save_checkpoint(tmp_path / "saved", optimizer, model, background=True).wait()
     assert set(copied) == {name for name, param in model.named_parameters() if not param.requires_grad}
     optimizer.close()

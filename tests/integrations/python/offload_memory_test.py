@@ -28,13 +28,14 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat import _checkpoint_load, _memory
+from ziggurat._checkpoint import checkpoint_load
+from ziggurat._memory import memory as memory_module
 from ziggurat.torch import streamed_init
 
 MIB = 1 << 20
 WIDTH, DEPTH = 1024, 32  # blocks of 4 MiB
 HOST_BYTES = 8 * MIB  # of the optimizer's state
-FREED_BYTES = _memory._RETURNED_BYTES
+FREED_BYTES = memory_module._RETURNED_BYTES
 SLACK_BYTES = 16 * MIB  # for activations, and what the engine takes beside that
 READER_BYTES = 40 * MIB  # of a checkpoint, for what is hashed together, whose rest may be needed next
 
@@ -105,7 +106,7 @@ def train(depth: int, folder: Path, how: How) -> float:
         optimizer.step()
         optimizer.zero_grad()
     if how.autocast:
-        _memory.return_freed()
+        memory_module.return_freed()
         forget_the_most()
         with torch.autocast("cpu", torch.bfloat16):  # which keeps copies as long as it lasts
             with torch.no_grad():
@@ -123,9 +124,9 @@ def train_and_measure(folder: Path, how: How) -> None:
     """Writes the most memory that training took beyond what was there before the model, the last
     loss, and the least memory with which the model can be offloaded."""
     if how.autocast:
-        _memory._RETURNED_BYTES = 8 * MIB  # or as much may stay as all copies take
+        memory_module._RETURNED_BYTES = 8 * MIB  # or as much may stay as all copies take
     train(1, folder / "small", how)  # loads what PyTorch and the engine load once
-    _memory.return_freed()  # or training would take that first
+    memory_module.return_freed()  # or training would take that first
     before = of_process("VmRSS")
     loss = train(DEPTH, folder / "large", how)
     peak = of_process("VmHWM") - before
@@ -148,17 +149,17 @@ def load_and_measure(folder: Path, how: How) -> None:
     train(1, folder / "small", how)
     model, optimizer = made(DEPTH, folder / "large", how)
     memory_bytes = memory_of(model)
-    _memory.return_freed()
+    memory_module.return_freed()
     before = of_process("VmRSS")
     forget_the_most()
-    read = _checkpoint_load.read_values
+    read = checkpoint_load.read_values
     counts = []
 
     def counted(checkpoint, index, first, count):
         counts.append(count)
         return read(checkpoint, index, first, count)
 
-    _checkpoint_load.read_values = counted
+    checkpoint_load.read_values = counted
     ziggurat.torch.load_checkpoint(folder / "saved", optimizer, model)
     assert sum(counts) == (0 if how.trains_all else DEPTH * WIDTH * WIDTH)  # the engine reads what is trained
     peak = of_process("VmHWM") - before

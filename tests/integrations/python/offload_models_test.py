@@ -20,8 +20,8 @@ except ImportError as missing:
 
 import ziggurat.hf
 import ziggurat.torch
-from ziggurat._streaming import streaming_of
-from ziggurat._units import divide
+from ziggurat._streaming.streaming import streaming_of
+from ziggurat._units.units import divide
 from ziggurat.torch import gathered, offload
 
 ENDS = {"eos_token_id": 0, "pad_token_id": 0}

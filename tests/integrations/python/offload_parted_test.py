@@ -22,7 +22,7 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat import _exchange
+from ziggurat._exchange import exchange as exchange_module
 
 WITHIN = 30.0  # seconds from the moment at which ranks part: 2 to 4 on an idle machine, and 30 minutes if nobody looked
 
@@ -99,7 +99,7 @@ def steps_twice(model, optimizer, parted):
 
 
 def run(rank, does, exchange, group, out, told):
-    _exchange.BUCKET_BYTES = 1 << 12 if does is goes_on else _exchange.BUCKET_BYTES
+    exchange_module.BUCKET_BYTES = 1 << 12 if does is goes_on else exchange_module.BUCKET_BYTES
     model, optimizer = begun(exchange, shard_group=group)
     if rank == 1:
         does(model, optimizer, lambda: Path(out).write_text("parted"))

@@ -29,9 +29,9 @@ except ImportError as missing:
 
 import ziggurat.torch
 from ziggurat import InvalidArgument
-from ziggurat._file_memory import is_in_file
-from ziggurat._streaming import streaming_of
-from ziggurat._units import divide
+from ziggurat._memory.file_memory import is_in_file
+from ziggurat._streaming.streaming import streaming_of
+from ziggurat._units.units import divide
 from ziggurat.torch import gathered, micro_batches, offload, streamed_init
 
 WORDS, WIDTH, LENGTH, PADDING = 10_000, 64, 12, 3
@@ -170,7 +170,7 @@ def test_other_token_ids_settings_and_transforms(tmp_path, monkeypatch):
     optimizer.open()
     assert is_in_file(model.table.weight)
     tokens, read = tokens_of(1), []
-    monkeypatch.setattr("ziggurat._frozen_files.advise", lambda begin, size, _: read.append((begin, size)))
+    monkeypatch.setattr("ziggurat._memory.frozen_files.advise", lambda begin, size, _: read.append((begin, size)))
     assert torch.equal(grad_of(model, tokens.int()), grad_of(plain, tokens))
     begin = model.table.weight.data_ptr()
     reads_table = [begin - 4096 < one < begin + model.table.weight.nbytes for one, _ in read]
@@ -456,7 +456,7 @@ STATE = "optimizer state that stays or is on its way"
 @pytest.mark.parametrize(("placement", "frozen"), [("host", False), ("nvme", True)])
 def test_a_plan_has_the_host_memory_of_the_run(tmp_path, monkeypatch, placement, frozen):
     """The engine's budget has nothing of the table, which lies in PyTorch's memory or in a file."""
-    monkeypatch.setattr("ziggurat._placement.free_bytes", lambda: 1 << 40)
+    monkeypatch.setattr("ziggurat._memory.placement.free_bytes", lambda: 1 << 40)
     model = made()
     model.table.weight.requires_grad_(not frozen)
     asked = {"tokens": 36, "memory": MEMORY, "placement": placement, "free_memory": "1TiB"}

@@ -26,8 +26,8 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat import _progress
-from ziggurat._units import ROOT, divide
+from ziggurat._memory import progress
+from ziggurat._units.units import ROOT, divide
 from ziggurat.torch import gathered, offload
 
 
@@ -403,8 +403,8 @@ class Shown:
 
 @pytest.mark.parametrize("shown", [None, Shown()], ids=["nowhere", "elsewhere"])
 def test_a_program_need_not_have_a_standard_error(shown, capsys, monkeypatch):
-    monkeypatch.setattr(_progress, "_SILENCE_S", 0.0)
-    monkeypatch.setattr(_progress, "_BETWEEN_S", 0.0)
+    monkeypatch.setattr(progress, "_SILENCE_S", 0.0)
+    monkeypatch.setattr(progress, "_BETWEEN_S", 0.0)
     monkeypatch.setattr(sys, "stderr", shown)
     model = gpt()
     offload(model, memory=memory_for(model))

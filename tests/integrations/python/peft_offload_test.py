@@ -27,8 +27,8 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.hf
 import ziggurat.torch
-from ziggurat._memory import size_of
-from ziggurat._streaming import streaming_around, streaming_of
+from ziggurat._memory.memory import size_of
+from ziggurat._streaming.streaming import streaming_around, streaming_of
 from ziggurat.torch import gathered
 
 torch.set_num_threads(1)

@@ -19,8 +19,8 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat import _placement
-from ziggurat._memory import free_bytes, size_of, size_text
+from ziggurat._memory import placement as placement_module
+from ziggurat._memory.memory import free_bytes, size_of, size_text
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -76,7 +76,7 @@ def test_a_state_takes_what_the_engine_says(layers, name, state_format):
 @pytest.fixture
 def free(monkeypatch):
     """Sets the memory that is free, in MiB. A small model takes 384 KiB."""
-    return lambda mib: monkeypatch.setattr(_placement, "free_bytes", lambda: int(mib * MIB))
+    return lambda mib: monkeypatch.setattr(placement_module, "free_bytes", lambda: int(mib * MIB))
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat import _refusals
-from ziggurat._units import divide
+from ziggurat._units import refusals
+from ziggurat._units.units import divide
 from ziggurat.torch import offload, plan
 
 STATE = "optimizer state that stays or is on its way"
@@ -111,7 +111,7 @@ def test_the_page_names_the_gpu_which_need_not_be_there():
 def test_cuda_alone_is_the_gpu_that_has_the_parameters(name, is_there):
     param = types.SimpleNamespace(device=torch.device("cuda:0"))  # which need not be there
     with contextlib.nullcontext() if is_there else pytest.raises(ziggurat.Unimplemented, match="'w' is on cuda:0"):
-        _refusals._check_device(param, "w", torch.device(name))
+        refusals._check_device(param, "w", torch.device(name))
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ except ImportError as missing:
 
 import ziggurat.torch
 from ziggurat import InvalidArgument, ResourceExhausted
-from ziggurat._streaming import streaming_of
-from ziggurat._units import ROOT, divide
+from ziggurat._streaming.streaming import streaming_of
+from ziggurat._units.units import ROOT, divide
 
 WIDTH = 128
 BF16 = torch.bfloat16
@@ -102,7 +102,7 @@ def memory_for(model: torch.nn.Module, units: float | None) -> int:
     return int(root + units * max(unit.size_bytes for unit in division.units[1:]))
 
 
-def counted(model, optimizer, accumulation, clips, planned=math.inf, steps=3, again=3):
+def counted(model, optimizer, accumulation, clips, planned=math.inf, steps=3, again=9):
     """Returns what the engine counts in a step, on average, once the first three are made, in which the engine learns
     the order of units."""
     dtype = next(model.parameters()).dtype
@@ -534,7 +534,7 @@ def test_what_lies_in_files_is_no_memory_that_the_run_may_take(tmp_path, monkeyp
     def layers():
         return torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(3)))
 
-    monkeypatch.setattr("ziggurat._plan.free_bytes", lambda: 4 << 20)
+    monkeypatch.setattr("ziggurat._plan.plan.free_bytes", lambda: 4 << 20)
     with ziggurat.torch.streamed_init(str(tmp_path)):
         in_files = layers()
     for model, free in ((in_files, "4.0 MiB"), (layers(), "16.0 MiB")):
@@ -546,7 +546,7 @@ def test_what_lies_in_files_is_no_memory_that_the_run_may_take(tmp_path, monkeyp
 def test_an_optimizer_that_has_not_chosen_is_planned_as_it_would_choose(tmp_path, monkeypatch, capsys, free, tier):
     model = ziggurat.torch.offload(made(), memory="8MiB")
     optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"auto:{tmp_path}/state")
-    monkeypatch.setattr("ziggurat._placement.free_bytes", lambda: free)
+    monkeypatch.setattr("ziggurat._memory.placement.free_bytes", lambda: free)
     plan = ziggurat.torch.plan(model, tokens=1)
     assert capsys.readouterr().err == ""
     optimizer.open()

@@ -28,11 +28,11 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat import _passes
-from ziggurat._file_memory import is_in_file
-from ziggurat._frozen_files import FileMappings
-from ziggurat._later import Later
-from ziggurat._streaming import Streaming
+from ziggurat._memory.file_memory import is_in_file
+from ziggurat._memory.frozen_files import FileMappings
+from ziggurat._offload import passes
+from ziggurat._pytorch.later import Later
+from ziggurat._streaming.streaming import Streaming
 from ziggurat.torch import offload, streamed_init
 
 MIB = 1 << 20
@@ -160,8 +160,8 @@ def test_one_shard_is_in_memory_at_a_time_and_each_parameter_is_read_once(tmp_pa
 def test_a_model_that_memory_has_no_room_for_is_saved_in_shards(tmp_path, monkeypatch):
     model = llama()
     optimizer = away(model, tmp_path)
-    monkeypatch.setattr(_passes, "free_bytes", lambda: model.num_parameters() * 4)
-    monkeypatch.setattr(_passes, "_SHARD_BYTES", model.num_parameters())
+    monkeypatch.setattr(passes, "free_bytes", lambda: model.num_parameters() * 4)
+    monkeypatch.setattr(passes, "_SHARD_BYTES", model.num_parameters())
     model.save_pretrained(tmp_path / "it")
     index = json.loads((tmp_path / "it/model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 3

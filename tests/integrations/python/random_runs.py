@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import ziggurat.torch
-from ziggurat._units import divide
+from ziggurat._units.units import divide
 from ziggurat.torch import gathered
 
 

@@ -230,10 +230,10 @@ def test_the_engines_word_that_a_norm_is_not_finite_is_an_error_of_its_own(monke
         def ziggurat_last_error_in_settings():
             return b"step 4: the norm of the gradients is nan"
 
-    monkeypatch.setattr("ziggurat._abi.library", Library)
+    monkeypatch.setattr("ziggurat._library.abi.library", Library)
     for caught in (ziggurat.NotFinite, ziggurat.Unavailable):
         with pytest.raises(caught, match="step 4: the norm of the gradients is nan"):
-            ziggurat._abi.call("ziggurat_step", 1, None, None)
+            ziggurat._library.abi.call("ziggurat_step", 1, None, None)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ziggurat.torch
-from ziggurat._plain_optimizer import plain_optimizer
-from ziggurat._state_kinds import begins_with_param, formats, has_codes, moments_of, optimizers
+from ziggurat._library.state_kinds import begins_with_param, formats, has_codes, moments_of, optimizers
+from ziggurat._optimizer.plain_optimizer import plain_optimizer
 
 
 def weight():

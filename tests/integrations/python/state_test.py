@@ -30,8 +30,8 @@ from torch.distributed.checkpoint.state_dict import (
 
 import ziggurat
 import ziggurat.torch
-from ziggurat._rounding import rounded
-from ziggurat._state_kinds import moments_of
+from ziggurat._library.state_kinds import moments_of
+from ziggurat._optimizer.rounding import rounded
 
 OPTIMIZERS = {
     "AdamW": {"lr": 1e-2, "weight_decay": 0.1},
@@ -419,9 +419,9 @@ def test_a_state_dict_that_memory_does_not_hold_is_refused(monkeypatch):
     optimizer = ziggurat.torch.AdamW(model.parameters())
     step(model, optimizer, 0)
     needed = sum(12 * p.numel() for p in model.parameters())
-    monkeypatch.setattr(ziggurat._state, "free_bytes", lambda: needed)
+    monkeypatch.setattr(ziggurat._optimizer.state, "free_bytes", lambda: needed)
     optimizer.state_dict()
-    monkeypatch.setattr(ziggurat._state, "free_bytes", lambda: needed - 1)
+    monkeypatch.setattr(ziggurat._optimizer.state, "free_bytes", lambda: needed - 1)
     with pytest.raises(ziggurat.ResourceExhausted, match="the whole state takes .* KiB"):
         optimizer.state_dict()
 

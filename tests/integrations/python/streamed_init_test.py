@@ -25,7 +25,9 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat import _checkpoint, _streamed_init, _streaming
+from ziggurat._checkpoint import checkpoint
+from ziggurat._streaming import streamed_init as streamed_init_module
+from ziggurat._streaming import streaming
 from ziggurat.torch import streamed_init
 
 MIB = 1 << 20
@@ -60,7 +62,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize(("dtype", "rounds"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
 def test_values_and_draws_are_as_without_it(tmp_path, dtype, rounds, monkeypatch):
-    monkeypatch.setattr(_streamed_init, "_OPEN_BYTES", 6 * MIB)  # few of the layers' tensors
+    monkeypatch.setattr(streamed_init_module, "_OPEN_BYTES", 6 * MIB)  # few of the layers' tensors
     torch.manual_seed(7)
     plain = every_layer().to(dtype)
     plain_draws = torch.rand(3)
@@ -188,7 +190,7 @@ def test_a_state_dict_that_memory_has_no_room_for_is_in_files(tmp_path, monkeypa
     optimizer.open()
     in_memory = model.state_dict()
     assert in_files() == []
-    monkeypatch.setattr(_streaming, "free_bytes", lambda: MIB)
+    monkeypatch.setattr(streaming, "free_bytes", lambda: MIB)
     copied = model.state_dict()
     assert in_files() == [MIB, MIB]  # the biases stay in memory
     assert copied.keys() == in_memory.keys()
@@ -205,13 +207,13 @@ def test_a_checkpoint_copies_frozen_parameters_into_files_that_memory_has_no_roo
         return model, ziggurat.torch.AdamW(model.parameters())
 
     copies = []
-    save = _checkpoint.save_natively
-    monkeypatch.setattr(_checkpoint, "save_natively", lambda *given: (copies.append(in_files()), save(*given)))
+    save = checkpoint.save_natively
+    monkeypatch.setattr(checkpoint, "save_natively", lambda *given: (copies.append(in_files()), save(*given)))
     model, optimizer = made()
     optimizer.open()
     frozen_bytes = sum(param.nbytes for param in model[0].parameters())
     for free in (2 * frozen_bytes, 2 * frozen_bytes - 1):
-        monkeypatch.setattr(_checkpoint, "free_bytes", lambda free=free: free)
+        monkeypatch.setattr(checkpoint, "free_bytes", lambda free=free: free)
         ziggurat.torch.save_checkpoint(tmp_path / str(free), optimizer, model)
         other, its = made()
         with torch.no_grad():
@@ -228,8 +230,8 @@ def test_a_checkpoint_copies_frozen_parameters_into_files_that_memory_has_no_roo
 @pytest.fixture
 def rounding(tmp_path, monkeypatch):
     """The block of a model that is going to be bf16, in which one large tensor at a time is in fp32."""
-    monkeypatch.setattr(_streamed_init, "_OPEN_BYTES", 1)
-    monkeypatch.setattr(_streamed_init, "_IN_USE", 1)
+    monkeypatch.setattr(streamed_init_module, "_OPEN_BYTES", 1)
+    monkeypatch.setattr(streamed_init_module, "_IN_USE", 1)
     return streamed_init(tmp_path, dtype=torch.bfloat16)
 
 
@@ -292,7 +294,7 @@ def test_tensors_are_made_like_what_was_rounded(rounding):
 
 @pytest.mark.parametrize("draw", [torch.nn.init.trunc_normal_, torch.nn.init.orthogonal_])
 def test_draws_have_their_own_temporaries_of_any_size(tmp_path, monkeypatch, draw):
-    monkeypatch.setattr(_streamed_init, "_OPEN_BYTES", 1)
+    monkeypatch.setattr(streamed_init_module, "_OPEN_BYTES", 1)
 
     def drawn() -> list[torch.Tensor]:
         torch.manual_seed(3)

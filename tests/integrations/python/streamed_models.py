@@ -9,8 +9,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import ziggurat.torch
-from ziggurat._streaming import streaming_of
-from ziggurat._units import divide
+from ziggurat._streaming.streaming import streaming_of
+from ziggurat._units.units import divide
 
 if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
     raise ImportError(f"PyTorch {torch.__version__} cannot exchange the memory of a storage")

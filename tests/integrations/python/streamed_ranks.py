@@ -10,7 +10,7 @@ import torch.distributed as dist
 from language_models import batches, loss_of
 
 import ziggurat.torch
-from ziggurat._units import divide
+from ziggurat._units.units import divide
 
 STEPS = 3
 

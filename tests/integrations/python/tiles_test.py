@@ -27,10 +27,10 @@ except ImportError as missing:
 
 import ziggurat.torch
 from ziggurat import InvalidArgument, Unimplemented
-from ziggurat._file_memory import is_in_file
-from ziggurat._logits import How
-from ziggurat._streaming import streaming_of
-from ziggurat._tiled_loss import loss_in_tiles
+from ziggurat._losses.logits import How
+from ziggurat._losses.tiled_loss import loss_in_tiles
+from ziggurat._memory.file_memory import is_in_file
+from ziggurat._streaming.streaming import streaming_of
 from ziggurat.torch import gathered, micro_batches, offload
 
 WORDS, WIDTH, LENGTH, ROWS = 300, 64, 12, 20_003
@@ -221,14 +221,14 @@ def test_one_tile_is_there_at_a_time(tmp_path, monkeypatch, count):
     weight, seen = model.lm_head.weight, []
     optimizer = opened(model, tmp_path, count=count, memory=weight.nbytes // 4)
     for name in ("linear", "_added"):
-        its = getattr(ziggurat._tiled_linear, name)
+        its = getattr(ziggurat._streaming.tiled_linear, name)
 
         def looked(*args, its=its):
             result = its(*args)
             seen.append(resident(tmp_path))
             return result
 
-        monkeypatch.setattr(ziggurat._tiled_linear, name, looked)
+        monkeypatch.setattr(ziggurat._streaming.tiled_linear, name, looked)
     for _ in range(2):
         loss_of(model, tokens_of(1)).backward()
         optimizer.step()
@@ -443,11 +443,11 @@ def test_a_causal_model_computes_its_loss_in_tiles(tmp_path, monkeypatch, capfd,
     language_models = pytest.importorskip("language_models")
     losses, seen = [], []
 
-    def looked(logits, *args, its=ziggurat._tiled_loss.change):
+    def looked(logits, *args, its=ziggurat._losses.tiled_loss.change):
         seen.append(logits.shape)
         return its(logits, *args)
 
-    monkeypatch.setattr(ziggurat._tiled_loss, "change", looked)
+    monkeypatch.setattr(ziggurat._losses.tiled_loss, "change", looked)
     for tiles in (None, {"lm_head": 8}):
         model = language_models.llama(vocab_size=5000)
         model.lm_head.requires_grad_(not frozen)

@@ -20,7 +20,7 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.torch
-from ziggurat import _torch_private
+from ziggurat._pytorch import torch_private
 
 PRIVATE = re.compile(
     r"torch\._[A-Za-z]|_execution_engine|\._sequence_nr|\._cdata|\._new_with_weak_ptr|\._swap_data_ptr_"
@@ -34,7 +34,7 @@ def test_one_file_has_all_calls_of_what_pytorch_keeps_to_itself():
         f"{path.name}: {line.strip()}"
         for path in package.rglob("*.py")
         for line in path.read_text().splitlines()
-        if path.name != "_torch_private.py" and PRIVATE.search(line)
+        if path.name != "torch_private.py" and PRIVATE.search(line)
     }
     assert found == {"_gradients.py: norms = torch._foreach_norm(grads, 2.0, dtype=torch.float32)"}  # public in 2.13
 
@@ -58,7 +58,7 @@ def test_what_a_pytorch_lacks_is_named_with_those_that_have_it(holder, name, mon
 
 
 def test_numbers_of_nodes_that_do_not_grow_are_named(monkeypatch):
-    monkeypatch.setattr(_torch_private, "number_of", lambda node: 0)
+    monkeypatch.setattr(torch_private, "number_of", lambda node: 0)
     for _ in range(2):
         torch.zeros(1, requires_grad=True).clone()
     with pytest.raises(ziggurat.Unimplemented, match="needs numbers of a graph's nodes that grow, which PyTorch"):

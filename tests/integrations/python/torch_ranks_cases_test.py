@@ -420,8 +420,8 @@ def test_fsdp2_keeps_what_somebody_has_it_exchange_with():
 @pytest.mark.parametrize("world", [2, 3])
 def test_what_ranks_exchange_takes_no_more_than_planned(world, wrapped, monkeypatch, tmp_path):
     """In many buckets, and added to without no_sync()."""
-    monkeypatch.setattr("ziggurat._exchange.BUCKET_BYTES", 4096)
-    monkeypatch.setattr("ziggurat._param_gather.BUCKET_BYTES", 4096)
+    monkeypatch.setattr("ziggurat._exchange.exchange.BUCKET_BYTES", 4096)
+    monkeypatch.setattr("ziggurat._exchange.param_gather.BUCKET_BYTES", 4096)
 
     def run(rank):
         model, where = small_model(), {}

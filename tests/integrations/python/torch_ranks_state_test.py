@@ -23,9 +23,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-import ziggurat._checkpoint
-import ziggurat._placement
-import ziggurat._ranks
+import ziggurat._checkpoint.checkpoint
+import ziggurat._memory.placement
+import ziggurat._ranks.ranks
 import ziggurat.torch
 
 
@@ -110,9 +110,9 @@ def test_a_rank_refuses_a_state_dict_by_reference_though_another_has_what_was_wr
 def test_a_rank_that_is_done_waits_for_others_and_one_that_fails_does_not(monkeypatch, failing):
     """Others may read a large state for longer than a minute; or wait for the one that fails."""
     waited = []
-    meet = ziggurat._ranks.Ranks._meet
+    meet = ziggurat._ranks.ranks.Ranks._meet
     monkeypatch.setattr(
-        ziggurat._ranks.Ranks, "_meet", lambda ranks, s: waited.append(s) or meet(ranks, s)
+        ziggurat._ranks.ranks.Ranks, "_meet", lambda ranks, s: waited.append(s) or meet(ranks, s)
     )
 
     def run(rank):
@@ -127,15 +127,15 @@ def test_a_rank_that_is_done_waits_for_others_and_one_that_fails_does_not(monkey
                 optimizer.close()
         return waited
 
-    patience = ziggurat._ranks._PATIENCE.total_seconds()
-    assert on_ranks(2, run) == [[ziggurat._ranks._ASKS_FOR if failing else patience]] * 2
+    patience = ziggurat._ranks.ranks._PATIENCE.total_seconds()
+    assert on_ranks(2, run) == [[ziggurat._ranks.ranks._ASKS_FOR if failing else patience]] * 2
 
 
 def handles_an_error(raised):
     try:
         raise raised
     except BaseException:
-        return ziggurat._ranks._handles_an_error()
+        return ziggurat._ranks.ranks._handles_an_error()
 
 
 def test_what_ends_all_ranks_alike_is_no_error_of_one():
@@ -312,7 +312,7 @@ def loads_damaged(folder, model, _):
             def damaged(*_):
                 raise ziggurat.DataLoss("its hash is another")
 
-            patch.setattr(ziggurat._native_checkpoint.Checkpoint, "read", damaged)
+            patch.setattr(ziggurat._library.native_checkpoint.Checkpoint, "read", damaged)
         ziggurat.torch.load_checkpoint(f"{folder}/saved", ours(model), model)
 
 
@@ -326,7 +326,7 @@ def loads_nothing_foreign(folder, model, _):
 def has_no_memory(folder, model, _):
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 1:  # whose machine is another
-            patch.setattr(ziggurat._placement, "free_bytes", lambda: 1000)
+            patch.setattr(ziggurat._memory.placement, "free_bytes", lambda: 1000)
         ours(model, placement="auto").open()
 
 
@@ -370,14 +370,14 @@ def test_no_rank_waits_for_one_that_has_failed(call, of_rank, words, tmp_path):
 
 def test_ranks_are_told_alike_what_a_checkpoint_is_called(monkeypatch, tmp_path):
     """One that does not see the file that says it asks another."""
-    named = ziggurat._checkpoint._saved_as
+    named = ziggurat._checkpoint.checkpoint._saved_as
 
     def seen(*given):
         if dist.get_rank() == 1:
             raise FileNotFoundError("latest")
         return named(*given)
 
-    monkeypatch.setattr(ziggurat._checkpoint, "_saved_as", seen)
+    monkeypatch.setattr(ziggurat._checkpoint.checkpoint, "_saved_as", seen)
 
     def run(rank):
         model = small_model()

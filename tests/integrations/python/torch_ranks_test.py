@@ -52,7 +52,7 @@ def trained(rank, model, inner, optimizer, *, accumulate=1, clip=None, no_sync=N
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
-    if isinstance(optimizer, ziggurat._optimizer.EngineOptimizer):
+    if isinstance(optimizer, ziggurat._optimizer.optimizer.EngineOptimizer):
         optimizer.synchronize()
     return losses, norms, [p.detach().clone() for p in inner.parameters()]
 

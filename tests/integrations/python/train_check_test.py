@@ -19,19 +19,20 @@ except ImportError as missing:
     missing_peer.skip(missing)
 
 import ziggurat.torch
-from ziggurat import _torch_private, _train_check
+from ziggurat._pytorch import torch_private
+from ziggurat._trainers import train_check
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    monkeypatch.setattr(_train_check, "STEPS", 6)
+    monkeypatch.setattr(train_check, "STEPS", 6)
 
 
 def test_all_is_right_over_an_accelerators_double(tmp_path, capsys):
     with Double(0) as double:
-        assert _train_check.check([CPU], tmp_path) == 0
+        assert train_check.check([CPU], tmp_path) == 0
         assert any(accelerator.pinned_bytes for accelerator in double.accelerators)
     said = capsys.readouterr().out
     assert said.count("same bits") == 6 and "all is right" in said
@@ -40,21 +41,21 @@ def test_all_is_right_over_an_accelerators_double(tmp_path, capsys):
 @pytest.mark.skipif(not hasattr(torch.UntypedStorage, "_swap_data_ptr_"), reason="this PyTorch is too old for offload()")
 def test_it_says_whether_offload_is_here_and_reads_are_guarded(monkeypatch):
     words = f"offload(): with PyTorch {torch.__version__}, by exchanging the memory of storages (_swap_data_ptr_); "
-    assert _train_check._offload() == words + "a read in C++ of a parameter that is away is an error"
-    monkeypatch.setattr("ziggurat._storage.guards_reads", lambda: False)
-    assert _train_check._offload().startswith(words + "NOT GUARDED")
+    assert train_check._offload() == words + "a read in C++ of a parameter that is away is an error"
+    monkeypatch.setattr("ziggurat._pytorch.storages.guards_reads", lambda: False)
+    assert train_check._offload().startswith(words + "NOT GUARDED")
 
 
 def test_it_says_what_offload_needs_where_pytorch_is_too_old(monkeypatch):
-    monkeypatch.setattr(_torch_private, "_NEEDED", ("UntypedStorage._exchange",))
+    monkeypatch.setattr(torch_private, "_NEEDED", ("UntypedStorage._exchange",))
     monkeypatch.setattr(torch, "__version__", "2.11.0")
-    assert _train_check._offload().startswith("offload() needs PyTorch 2.12 or later, and this is ")
+    assert train_check._offload().startswith("offload() needs PyTorch 2.12 or later, and this is ")
 
 
 def test_other_losses_than_torch_optims_are_found(tmp_path, capsys, monkeypatch):
     right = ziggurat.torch.AdamW
     monkeypatch.setattr(ziggurat.torch, "AdamW", lambda *args, **kwargs: right(*args, **kwargs | {"lr": 2e-3}))
-    assert _train_check.check([CPU], tmp_path) == 1
+    assert train_check.check([CPU], tmp_path) == 1
     said = capsys.readouterr().out
     assert "MORE THAN" in said and "wrong: cpu, float32: the losses differ" in said and "Please report" in said
 
@@ -66,13 +67,13 @@ def test_other_bits_on_nvme_are_found(tmp_path, capsys, monkeypatch):
         return right(*args, **kwargs | {"weight_decay": 0.011 if kwargs["placement"] != "host" else 0.01})
 
     monkeypatch.setattr(ziggurat.torch, "AdamW", other_on_nvme)
-    assert _train_check.check([CPU], tmp_path) == 1
+    assert train_check.check([CPU], tmp_path) == 1
     wrong = 'wrong: cpu, float32: the row "ziggurat, nvme" has other bits than the row "ziggurat, host"'
     assert wrong in capsys.readouterr().out
 
 
 def test_a_device_that_raises_is_said_and_the_next_one_tried(tmp_path, capsys):
-    assert _train_check.check([torch.device("meta"), CPU], tmp_path) == 1
+    assert train_check.check([torch.device("meta"), CPU], tmp_path) == 1
     said = capsys.readouterr().out
     assert "wrong: meta, float32: training failed with an error" in said and said.count("same bits") == 6
 
@@ -88,7 +89,7 @@ def test_every_path_that_is_given_is_trained_on(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(ziggurat.torch, "AdamW", noted)
     given = [f"--path={tmp_path}/one", "--path", f"{tmp_path}/other"]
-    assert _train_check.main(["--train", *given]) == 0
+    assert train_check.main(["--train", *given]) == 0
     said = capsys.readouterr().out
     assert said.count("ziggurat, nvme 1") == 4 and said.count("ziggurat, nvme 2") == 4
     assert f"nvme 2: {tmp_path}/other" in said and said.count("same bits") == 10
@@ -97,7 +98,7 @@ def test_every_path_that_is_given_is_trained_on(tmp_path, capsys, monkeypatch):
 
 
 def test_a_path_that_cannot_be_written_is_said(tmp_path, capsys):
-    assert _train_check.main(["--train", "--path", f"{tmp_path}/nothing"]) == 1
+    assert train_check.main(["--train", "--path", f"{tmp_path}/nothing"]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"ziggurat: error: cannot write in {tmp_path}/nothing: No such file")
 

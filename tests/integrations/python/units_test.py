@@ -152,7 +152,7 @@ def test_what_is_refused(runtime, tmp_path):
     with pytest.raises(ziggurat.InvalidArgument, match="'bias'\\): the parameter is away: acquire its unit 1"):
         engine.address_of(3)
     engine.acquire(1)
-    places = ziggurat._native.Places([3, 2])
+    places = ziggurat._library.native.Places([3, 2])
     engine.find(places)
     assert list(places.addresses) == [engine.address_of(3), engine.address_of(2)]
     assert engine.address_of(3) != engine.address_of(2)

@@ -123,7 +123,7 @@ def check_linking(site: Path) -> None:
             print(f"ldd {file.name}:\n{needed}")
             expect(not OPENED_LATE.search(needed), f"{file.name} needs a library that is to be opened when it is used")
     symbols = root / "tests/integrations/c/symbols_test.py"
-    said(sys.executable, symbols, package / "include/ziggurat.h", library, "nm", package / "_header.py")
+    said(sys.executable, symbols, package / "include/ziggurat.h", library, "nm", package / "_library/header.py")
 
 
 def kernels(program: Path) -> dict[int, set[int]]:

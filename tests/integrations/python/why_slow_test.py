@@ -21,10 +21,10 @@ except ImportError as missing:
 
 import ziggurat.torch
 from ziggurat import InvalidArgument, Unimplemented
-from ziggurat._asked import Asked
-from ziggurat._placement import Homes
-from ziggurat._units import divide
-from ziggurat._why_slow import Seen, judged
+from ziggurat._memory.placement import Homes
+from ziggurat._plan.asked import Asked
+from ziggurat._plan.why_slow import Seen, judged
+from ziggurat._units.units import divide
 
 RATE = 1e9
 NOTHING = dict.fromkeys(
@@ -246,7 +246,7 @@ def test_backwards_are_counted_where_not_each_unit_has_one(twice, tmp_path, monk
     trained = [param for param in model.parameters() if param.requires_grad]
     optimizer = ziggurat.torch.AdamW(trained, placement=f"nvme:{tmp_path}/state")
     asked = []
-    monkeypatch.setattr("ziggurat._reports.judged", lambda *given: asked.append(given[0]) or judged(*given))
+    monkeypatch.setattr("ziggurat._optimizer.reports.judged", lambda *given: asked.append(given[0]) or judged(*given))
     for _ in range(2):
         for _ in range(3):
             model(torch.ones(8, 64)).sum().backward()
@@ -285,7 +285,9 @@ def test_evaluation_is_left_out(tmp_path, monkeypatch, checkpointing, one_thread
                     loss_of(model, tokens_of(part))
                 clock.hours += evaluations  # a metric, say
         with monkeypatch.context() as patched:
-            patched.setattr("ziggurat._reports.judged", lambda *given: asked.append(given[0]) or judged(*given))
+            patched.setattr(
+                "ziggurat._optimizer.reports.judged", lambda *given: asked.append(given[0]) or judged(*given)
+            )
             return optimizer.why_slow(), asked[0].accumulation
 
     judgement(0)

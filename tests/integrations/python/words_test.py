@@ -16,7 +16,7 @@ except ImportError as missing:
 
     missing_peer.skip(missing)
 
-from ziggurat._words import ARGUMENTS, in_arguments, in_settings
+from ziggurat._library.words import ARGUMENTS, in_arguments, in_settings
 
 ROOT = Path(os.environ.get("ZIGGURAT_SOURCE", Path(__file__).parents[3]))
 # All that is in libziggurat.so.
@@ -57,7 +57,7 @@ def test_every_setting_that_a_message_names_is_known():
         for word in QUOTED.findall(message)
         if is_setting(word) and word.partition("=")[0] not in ARGUMENTS
     }
-    assert not unknown, "give them a translation in ziggurat/_words.py"
+    assert not unknown, "give them a translation in ziggurat/_library/words.py"
 
 
 def test_every_setting_of_the_engine_is_known():

@@ -19,8 +19,8 @@ import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ziggurat._native import InvalidArgument
-from ziggurat._state import Groups
+from ziggurat._library.native import InvalidArgument
+from ziggurat._optimizer.state import Groups
 from ziggurat.deepspeed import _files, _state_folder
 from ziggurat.deepspeed._log import say
 from ziggurat.deepspeed._meeting import Meeting, tell, told

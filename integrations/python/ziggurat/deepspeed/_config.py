@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ziggurat._abi import call
-from ziggurat._native import InvalidArgument
+from ziggurat._library.abi import call
+from ziggurat._library.native import InvalidArgument
 
 #: Keywords of ziggurat.torch's optimizers that may stand in a config beside DeepSpeed's keys.
 OWN_KEYS = (

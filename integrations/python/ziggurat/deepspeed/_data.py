@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from ziggurat._native import InvalidArgument
+from ziggurat._library.native import InvalidArgument
 
 _WORKERS = 2  # DeepSpeed's number of loader workers for each rank
 

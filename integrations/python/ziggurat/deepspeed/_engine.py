@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from ziggurat._native import InvalidArgument
+from ziggurat._library.native import InvalidArgument
 from ziggurat.deepspeed import (
     _checkpoint,
     _gradients,

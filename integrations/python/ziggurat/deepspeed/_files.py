@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._native import DataLoss
+from ziggurat._library.native import DataLoss
 
 _AT_ONCE = 1 << 20  # bytes
 

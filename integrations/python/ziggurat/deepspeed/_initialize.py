@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._library.native import InvalidArgument, Unimplemented
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._engine import DeepSpeedEngine
 from ziggurat.deepspeed.comm import init_distributed

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ziggurat._optimizer import EngineOptimizer
+from ziggurat._optimizer.optimizer import EngineOptimizer
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ziggurat._native import InvalidArgument, Unavailable
-from ziggurat._sharing import Alone
-from ziggurat._streaming import streaming_around
+from ziggurat._library.native import InvalidArgument, Unavailable
+from ziggurat._optimizer.sharing import Alone
+from ziggurat._streaming.streaming import streaming_around
 from ziggurat.deepspeed import _files, _optimizers
 from ziggurat.deepspeed._checkpoint import MODULE
 from ziggurat.deepspeed._log import say

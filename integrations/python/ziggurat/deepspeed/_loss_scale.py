@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ziggurat._abi import InvalidArgument, NotFinite, call, sized
+from ziggurat._library.abi import InvalidArgument, NotFinite, call, sized
 from ziggurat.deepspeed._config import Config
 
 

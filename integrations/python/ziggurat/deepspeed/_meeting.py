@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._native import Unavailable
+from ziggurat._library.native import Unavailable
 
 _PATIENCE = datetime.timedelta(seconds=10)  # how long rank 0 waits for others to begin
 _LONG_PATIENCE = datetime.timedelta(minutes=30)  # the same where every rank has to begin

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 import ziggurat.torch
-from ziggurat._memory import size_of
-from ziggurat._native import InvalidArgument, Unimplemented
-from ziggurat._optimizer import EngineOptimizer
-from ziggurat._placement import parsed
+from ziggurat._library.native import InvalidArgument, Unimplemented
+from ziggurat._memory.memory import size_of
+from ziggurat._memory.placement import parsed
+from ziggurat._optimizer.optimizer import EngineOptimizer
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._loss_scale import LossScale
 from ziggurat.deepspeed.ops._stand_in import StandIn

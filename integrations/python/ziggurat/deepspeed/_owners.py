@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ziggurat._optimizer import EngineOptimizer
+from ziggurat._optimizer.optimizer import EngineOptimizer
 
 _owners: Any = WeakTensorKeyDictionary()  # Tensor -> weakref of its optimizer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._native import InvalidArgument
+from ziggurat._library.native import InvalidArgument
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed.runtime import lr_schedules
 

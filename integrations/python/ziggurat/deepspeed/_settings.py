@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ziggurat._native import InvalidArgument
+from ziggurat._library.native import InvalidArgument
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._loss_scale import LossScale
 

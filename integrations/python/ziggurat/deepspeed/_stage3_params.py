@@ -14,7 +14,7 @@ from enum import Enum
 
 import torch
 
-from ziggurat._streaming import streaming_of
+from ziggurat._streaming.streaming import streaming_of
 
 _numbers = itertools.count()
 _NAMES = ("ds_id", "ds_shape", "ds_numel", "ds_status")

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ziggurat._native import InvalidArgument
-from ziggurat._packing import TILE
-from ziggurat._unit_choice import NEVER_CALLED, chosen_in
+from ziggurat._library.native import InvalidArgument
+from ziggurat._library.packing import TILE
+from ziggurat._units.unit_choice import NEVER_CALLED, chosen_in
 from ziggurat.deepspeed._config import LeafModules
 from ziggurat.deepspeed._tiling import TiledLinear
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ziggurat._gathered import brought
-from ziggurat._native import InvalidArgument, Unimplemented
-from ziggurat._optimizer import EngineOptimizer
-from ziggurat._ranks import rank_count, several_ranks
-from ziggurat._rounding import rounded
-from ziggurat._state_kinds import moments_of
+from ziggurat._library.native import InvalidArgument, Unimplemented
+from ziggurat._library.state_kinds import moments_of
+from ziggurat._optimizer.optimizer import EngineOptimizer
+from ziggurat._optimizer.rounding import rounded
+from ziggurat._ranks.ranks import rank_count, several_ranks
+from ziggurat._streaming.gathered import brought
 from ziggurat.deepspeed._owners import owner_of
 
 __all__ = [

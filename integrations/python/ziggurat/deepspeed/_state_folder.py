@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ziggurat._dtypes import DTYPES
-from ziggurat._native import InvalidArgument
-from ziggurat._native_checkpoint import Checkpoint, save_checkpoint
-from ziggurat._opened import Opened, runtime_of
-from ziggurat._optimizer import EngineOptimizer
-from ziggurat._sharing import Divided
+from ziggurat._library.dtypes import DTYPES
+from ziggurat._library.native import InvalidArgument
+from ziggurat._library.native_checkpoint import Checkpoint, save_checkpoint
+from ziggurat._optimizer.opened import Opened, runtime_of
+from ziggurat._optimizer.optimizer import EngineOptimizer
+from ziggurat._optimizer.sharing import Divided
 
 
 class Kept(NamedTuple):

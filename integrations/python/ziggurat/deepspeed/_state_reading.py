@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from ziggurat._checkpoint_load import AT_ONCE, read_values
-from ziggurat._gathered import brought
-from ziggurat._native import InvalidArgument
-from ziggurat._native_checkpoint import Checkpoint
-from ziggurat._optimizer import EngineOptimizer
-from ziggurat._parts import Part
-from ziggurat._rounding import draws_params, rounds_to
-from ziggurat._state_kinds import moments_of
+from ziggurat._checkpoint.checkpoint_load import AT_ONCE, read_values
+from ziggurat._exchange.parts import Part
+from ziggurat._library.native import InvalidArgument
+from ziggurat._library.native_checkpoint import Checkpoint
+from ziggurat._library.state_kinds import moments_of
+from ziggurat._optimizer.optimizer import EngineOptimizer
+from ziggurat._optimizer.rounding import draws_params, rounds_to
+from ziggurat._streaming.gathered import brought
 from ziggurat.deepspeed import _files
 from ziggurat.deepspeed._letting_go import let_go, or_lost
 from ziggurat.deepspeed._state_folder import Kept, open_all, runtime_with, take_over

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ziggurat._memory import size_text
-from ziggurat._native import InvalidArgument, Unimplemented
-from ziggurat._offload import offload
-from ziggurat._state_kinds import has_codes
-from ziggurat._streaming import Streaming, is_away, streaming_around, streaming_of
-from ziggurat._units import Division, divide
+from ziggurat._library.native import InvalidArgument, Unimplemented
+from ziggurat._library.state_kinds import has_codes
+from ziggurat._memory.memory import size_text
+from ziggurat._offload.offload import offload
+from ziggurat._streaming.streaming import Streaming, is_away, streaming_around, streaming_of
+from ziggurat._units.units import Division, divide
 from ziggurat.deepspeed._config import Config, ParamLimits
 from ziggurat.deepspeed._log import say
 from ziggurat.deepspeed._owners import owner_of

@@ -19,7 +19,7 @@ import tempfile
 import weakref
 from pathlib import Path
 
-from ziggurat._native import InvalidArgument
+from ziggurat._library.native import InvalidArgument
 from ziggurat.deepspeed._log import logger
 
 _LOCK = "lock"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._native import InvalidArgument
+from ziggurat._library.native import InvalidArgument
 
 __all__ = ["TiledLinear", "TiledLinearReturnBias"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._native import InvalidArgument
+from ziggurat._library.native import InvalidArgument
 
 __all__ = ["Accelerator", "get_accelerator"]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ziggurat._native import InvalidArgument
+from ziggurat._library.native import InvalidArgument
 
 _BUCKETS = (
     "zero_optimization.reduce_bucket_size",

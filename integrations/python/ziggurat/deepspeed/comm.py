@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ziggurat._native import InvalidArgument
+from ziggurat._library.native import InvalidArgument
 from ziggurat.deepspeed.accelerator import get_accelerator
 
 __all__ = ["get_local_rank", "init_distributed"]

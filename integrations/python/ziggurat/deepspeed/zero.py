@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from ziggurat._gathered import brought, gathered
-from ziggurat._native import InvalidArgument, ResourceExhausted
-from ziggurat._ranks import rank_count
-from ziggurat._streamed_init import streamed_init
-from ziggurat._streaming import streaming_of
+from ziggurat._library.native import InvalidArgument, ResourceExhausted
+from ziggurat._ranks.ranks import rank_count
+from ziggurat._streaming.gathered import brought, gathered
+from ziggurat._streaming.streamed_init import streamed_init
+from ziggurat._streaming.streaming import streaming_of
 from ziggurat.deepspeed import _stage3_units, _streamed
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._log import logger

@@ -7,8 +7,8 @@ replaces them by one whose state is where the configuration says.
 
 from __future__ import annotations
 
-from ziggurat._native import Unimplemented
-from ziggurat._optimizer import EngineOptimizer
+from ziggurat._library.native import Unimplemented
+from ziggurat._optimizer.optimizer import EngineOptimizer
 
 
 class StandIn(EngineOptimizer):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._abi import InvalidArgument, call
+from ziggurat._library.abi import InvalidArgument, call
 
 Rate = float | Sequence[float]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ziggurat._abi import InvalidArgument
+from ziggurat._library.abi import InvalidArgument
 from ziggurat.deepspeed._log import say
 from ziggurat.deepspeed.runtime._schedule import Rate, Schedule, positive
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ziggurat._memory import free_bytes, size_text
+from ziggurat._memory.memory import free_bytes, size_text
 from ziggurat.deepspeed._log import say
 from ziggurat.deepspeed.accelerator import get_accelerator
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._native import InvalidArgument
+from ziggurat._library.native import InvalidArgument
 from ziggurat.deepspeed import _stage3_units
 from ziggurat.deepspeed._data import RepeatingLoader
 from ziggurat.deepspeed._log import log_dist, logger

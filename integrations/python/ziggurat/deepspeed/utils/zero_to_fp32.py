@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._native import InvalidArgument
+from ziggurat._library.native import InvalidArgument
 from ziggurat.deepspeed import _files, _state_folder
 
 __all__ = [

@@ -1,0 +1,499 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of an offloaded model as offload() and its optimizer are asked for it, from which its plan
+follows: by the division into units, the placement and the engine's own sizes of records."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ziggurat._exchange.exchange import BUCKET_BYTES, Sent, planned_bytes
+from ziggurat._library.dtypes import DTYPES
+from ziggurat._library.native import InvalidArgument, Param, ResourceExhausted
+from ziggurat._library.packing import TILE
+from ziggurat._library.state_kinds import begins_with_param, has_codes
+from ziggurat._memory.file_memory import LARGE_BYTES
+from ziggurat._memory.memory import bytes_of, free_bytes, size_text
+from ziggurat._memory.placement import (
+    Homes,
+    added_stores,
+    bytes_in_store,
+    chosen,
+    fits_half,
+    room_beside_nvme,
+    sums_bytes,
+)
+from ziggurat._plan import host_budget
+from ziggurat._plan.drive_profile import measured_rate
+from ziggurat._plan.from_ranks import Sized, Wire, brought_from, gradient_bytes
+from ziggurat._plan.plan_page import ACTIVATIONS, Plan
+from ziggurat._plan.step_bound import step_bound
+from ziggurat._plan.traffic import Settings, State, StepBytes, step_bytes
+from ziggurat._ranks.cuts import Cut
+from ziggurat._streaming.streaming import Streaming
+from ziggurat._units.units import Division, Unit, UnitPart
+
+_SOMEWHERE = 64  #: stands for an address, which nobody follows
+_IN_SLOTS = "optimizer state, in two slots"
+_IN_USE = "units that are in use"
+_PLENTY = 1 << 60  #: memory in which any state fits
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run, as the arguments of offload() and of the optimizer make it."""
+
+    division: Division
+    homes: Homes
+    memory_bytes: int
+    optimizer: str
+    state_format: str
+    state_on_drive: bool
+    path: str | None  #: the state's directory, if it is known
+    host_memory: int | None
+    accumulation: int
+    clips: bool
+    free: int  #: bytes of memory that the run may take
+    recomputes: bool = False
+    #: the parameters that are trained and came after offload(), as adapters may
+    added: tuple[tuple[str, torch.nn.Parameter], ...] = ()
+    is_open: bool = False  #: whether an engine has the units, as they are divided
+    buffer_bytes: int = 0  #: of the model's buffers, which stay in PyTorch's memory
+    activation_bytes: int = 0  #: for what backward needs of a forward, beyond which it goes to files
+    ranks: int = 1  #: of which each has a slice of each parameter and of its state
+    replicas: int = 1  #: how many groups of so many ranks there are
+    hpz: int | None = None  #: how many ranks share copies of what others have
+    wire: Wire = Wire()  #: how ranks send each other parameters and gradients
+    gpu: str | None = None  #: that units are brought to; None: they are brought to the CPU
+
+    def plan(
+        self,
+        tokens: int = 0,
+        rate: tuple[float, str] | None = None,
+        compute: tuple[float, float] | None = None,
+        has_room: bool = False,
+    ) -> Plan:
+        """Returns the run's plan. `compute`: the seconds of forward and backward. `has_room`: it has what
+        it takes already."""
+        self._require_directory()
+        if not self.is_open:  # or the engine's units would get other numbers
+            self.division.require(self.memory_bytes, own_blocks=has_codes(self.state_format))
+        if rate is None and self.path is not None:
+            found = measured_rate(self.path)
+            rate = None if found is None else (found, "measured by `ziggurat bench io`")
+        state_bytes = self._state_bytes(self._listed())
+        grads = self._grads_on_drive()
+        budget = self._budget(state_bytes, grads)
+        in_memory, on_drive, on_gpu = self._where(state_bytes, budget, grads)
+        if not has_room:
+            self._require_room(in_memory, on_drive)
+        step = step_bytes(
+            self.division,
+            self._added_parts(),
+            self._settings(grads),
+            None if budget is None else State(state_bytes, budget.records, budget.read_bytes),
+        )
+        step = self._with_ranks(step)
+        bound = None
+        if rate is not None and compute is not None:
+            leased = 0 if budget is None else budget.items * budget.item_bytes
+            bound = step_bound(step, *compute, rate[0], leased)
+        params = [param for unit in self.division.units for _, param in unit.params]
+        params += [param for _, param in self.added]
+        return Plan(
+            params=sum(param.numel() for param in params),
+            trained=sum(param.numel() for param in params if param.requires_grad),
+            units=len(self.division.units),
+            experts=sum(unit.is_expert for unit in self.division.units),
+            frozen_in_files=sum(param.nbytes for unit in self.division.units for param in unit.in_files),
+            by_rows=tuple(unit.name for unit in self.division.units if unit.by_rows and not unit.tiles),
+            tiles={unit.name: len(unit.tiles) for unit in self.division.units if unit.tiles},
+            optimizer=self.optimizer,
+            state_format=self.state_format,
+            tokens=tokens * self.accumulation,
+            accumulation=self.accumulation,
+            memory_bytes=self.memory_bytes,
+            smallest_memory_bytes=self.division.smallest()[0],
+            all_fits=self.division.fits(self.memory_bytes),
+            in_host_memory=in_memory,
+            on_drive=on_drive,
+            gpu=self.gpu,
+            on_gpu=on_gpu,
+            step=step,
+            drive_bytes_per_s=None if rate is None else rate[0],
+            drive_rate_from="" if rate is None else rate[1],
+            drive_s=None if rate is None else (step.read + step.written) / rate[0],
+            compute_s=None if compute is None else sum(compute),
+            bound=bound,
+        )
+
+    def _sized(self) -> list[Sized]:
+        """Returns the parameters that the engine keeps, and brings."""
+        return [
+            Sized(param.numel(), param.element_size(), unit.trains(param))
+            for unit in self.division.units
+            for _, param in unit.params
+            if unit.keeps(param)
+        ]
+
+    def _with_ranks(self, step: StepBytes) -> StepBytes:
+        if self.ranks == 1 and self.replicas == 1:
+            return step
+        once = brought_from(self._sized(), self.ranks, self.wire)
+        brought = step.brought_forward + step.brought_backward
+        trained = [Sized(param.numel(), param.element_size(), True) for _, param in self._trained()]
+        return replace(
+            step,
+            params_from_ranks=brought * once.given // max(1, once.whole),
+            grads_from_ranks=self.accumulation * gradient_bytes(trained, self.ranks * self.replicas, self.wire),
+        )
+
+    def _settings(self, grads_on_drive: bool) -> Settings:
+        return Settings(
+            memory_bytes=self.memory_bytes,
+            params_on_drive=self.homes.params == "nvme",
+            live_in_units=self.lives_in_units,
+            grads_on_drive=grads_on_drive,
+            grads_are_sums=self.ranks > 1,
+            accumulation=self.accumulation,
+            clips=self.clips,
+            recomputes=self.recomputes,
+        )
+
+    def _require_directory(self) -> None:
+        if not self.state_on_drive and "nvme" in (self.homes.params, self.homes.grads):
+            raise InvalidArgument(
+                "plan(): parameters or gradients are in the directory of the optimizer's state, which "
+                'optimizer_placement="host" does not have: give it "nvme:/path", or placement="host"'
+            )
+
+    def _params(self, trained: bool) -> list[tuple[int, str, torch.nn.Parameter]]:
+        return [
+            (unit.number, name, param)
+            for unit in self.division.units
+            for name, param in unit.params
+            if unit.trains(param) == trained and param not in unit.in_files
+        ]
+
+    def _parts(self, trained: bool) -> list[UnitPart]:
+        all_parts = (part for unit in self.division.units for part in unit.parts())
+        found = [part for part in all_parts if part.trained == trained]
+        return [*found, *self._added_parts()] if trained else found
+
+    def _added_parts(self) -> list[UnitPart]:
+        """Returns what the engine is lent beside the units' parameters."""
+        lent = Unit(0, "(added)")
+        lent.params, lent.own_blocks, lent.ranks = list(self.added), has_codes(self.state_format), self.ranks
+        return [part._replace(added=True) for part in lent.parts()]
+
+    def _trained(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [*((name, param) for _, name, param in self._params(True)), *self.added]
+
+    def _listed(self) -> list[Param]:
+        """Returns the parameters as the engine is given them."""
+        kept = [
+            Param(name, self._shape(param), DTYPES[param.dtype], None, unit=unit, frozen=not trained)
+            for trained in (True, False)
+            for unit, name, param in self._params(trained)
+        ]
+        return [*self._lent(self.added), *kept]
+
+    def _lent(self, params: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Param]:
+        return [Param(name, self._shape(one), DTYPES[one.dtype], _SOMEWHERE) for name, one in params]
+
+    def _shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
+        """Returns the shape of what the first rank has, which has most."""
+        return tuple(param.shape) if self.ranks == 1 else (min(param.numel(), Cut(param.numel(), self.ranks).slice),)
+
+    def _engine_settings(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer, "state_format": self.state_format}
+
+    def _state_bytes(self, params: Sequence[Param]) -> int:
+        """Returns what the engine says of the optimizer's records."""
+        return chosen(params, self._engine_settings(), ".", _PLENTY).state_bytes
+
+    def _tile_bytes(self, part: UnitPart) -> int:
+        """Returns a tile's bytes in a record."""
+        return _tile_bytes(self.optimizer, self.state_format, part.members > 1, part.itemsize)
+
+    def _grads_on_drive(self) -> bool:
+        if not self.state_on_drive or self.homes.grads is not None:
+            return self.homes.grads == "nvme"
+        if self.ranks > 1:
+            return False
+        return not fits_half(sums_bytes(param for _, param in self._trained()), self.free)
+
+    def _budget(self, state_bytes: int, grads_on_drive: bool) -> host_budget.Budget | None:
+        """Returns how the engine divides its host memory, or None for a state that is there whole."""
+        if not self.state_on_drive:
+            return None
+        stored = self._stored()
+        homes = self._budget_homes(grads_on_drive)
+        room = self.host_memory
+        if room is None:
+            choice = chosen(self._lent(self._trained()), self._engine_settings(), ".", self.free)
+            beside = self._largest_frozen() if homes.params else 0 if homes.in_units else self._model_bytes()
+            room = room_beside_nvme(choice, beside + self._staged_bytes)
+        budget = host_budget.divided(stored, homes, room)
+        if budget.budget_bytes < budget.smallest_bytes:
+            raise InvalidArgument(
+                f"host_memory={self.host_memory} is too small: the smallest that works is "
+                f"{budget.smallest_bytes}"
+            )
+        return budget
+
+    def _stored(self) -> list[host_budget.Stored]:
+        return [
+            host_budget.Stored(
+                part.tiles,
+                self._tile_bytes(part) if part.trained else 0,
+                0 if part.by_rows else part.home_bytes // part.tiles,
+                part.members,
+                begins_with_param(self.state_format, part.itemsize),
+                part.added,
+            )
+            for trained in (True, False)
+            for part in self._parts(trained)
+            if trained or not part.by_rows
+        ]
+
+    def host_memory_for_all(self) -> int:
+        """Returns the host_memory with which all records stay, of a state on NVMe."""
+        return host_budget.enough_for_all(self._stored(), self._budget_homes(self._grads_on_drive()))
+
+    def least_host_memory(self) -> int:
+        """Returns the smallest host_memory with which a state on NVMe works."""
+        return host_budget.divided(self._stored(), self._budget_homes(self._grads_on_drive()), None).smallest_bytes
+
+    def _budget_homes(self, grads_on_drive: bool) -> host_budget.Homes:
+        on_gpu = self.gpu is not None
+        params = self.homes.params == "nvme"
+        return host_budget.Homes(params, grads_on_drive, self.lives_in_units, on_gpu, self._staged_bytes)
+
+    @property
+    def _staged_bytes(self) -> int:
+        """Returns the host memory in which units are put together of the ranks' slices for a GPU."""
+        return 0 if self.gpu is None or self.ranks == 1 else self.division.staged_bytes
+
+    @property
+    def lives_in_units(self) -> bool:
+        """Returns whether the parameters live in the memory for units."""
+        return self.ranks == 1 and self.homes.lives_in_units(self.division.fits(self.memory_bytes))
+
+    def _kept(self) -> list[torch.nn.Parameter]:
+        """Returns the parameters that the engine keeps."""
+        units = self.division.units
+        return [param for unit in units for _, param in unit.params if unit.keeps(param)]
+
+    def _largest_frozen(self) -> int:
+        return max((param.nbytes for param in self._kept() if not param.requires_grad), default=0)
+
+    def _model_bytes(self) -> int:
+        return sum(param.nbytes for param in self._kept())
+
+    def _has_grad_in_file(self, part: UnitPart) -> bool:
+        """Returns whether backward makes its gradient in a file, as _streaming/table_rows.py and
+        _streaming/tiled_linear.py do."""
+        is_large = part.elements * part.itemsize >= LARGE_BYTES
+        return part.by_rows and is_large and self.homes.params == "nvme"
+
+    def _where(
+        self, state_bytes: int, budget: host_budget.Budget | None, grads_on_drive: bool
+    ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+        """Returns the bytes in host memory, on the drive and on the GPU, by what they are."""
+        trained, frozen = self._parts(True), self._parts(False)
+        kept = [part for part in (*trained, *frozen) if not part.added]
+        homes = sum(part.home_bytes for part in kept)
+        wide = 4 if self.accumulation > 1 else 0  # bytes of an element of a sum
+        in_pytorch = [part for part in trained if not (grads_on_drive and part.elements >= TILE)]
+        tables = [part for part in trained if self._has_grad_in_file(part)]
+        homes_here = self.homes.params == "host"
+        units = sum(unit.size_bytes for unit in self.division.units)
+        if self.lives_in_units:  # what is used there is what is kept there
+            pieces = sum(sum(unit.pieces()) for unit in self.division.units)
+            units -= pieces
+            homes = pieces + sum(part.home_bytes for part in kept if part.by_rows)
+        here: dict[str, int] = {}
+        on_gpu: dict[str, int] = {}
+        there = here if self.gpu is None else on_gpu  # where the model computes
+        if units:
+            there[_IN_USE] = min(self.memory_bytes, units)
+        if self.ranks > 1:
+            here["gradients: sums of slices, and what is sent"] = self._exchanged(grads_on_drive)
+        else:
+            here["gradients"] = sum(
+                part.elements * max(part.itemsize, wide)
+                for part in in_pytorch
+                # A sum in the gradient's own type is made where the first summand lies.
+                if part not in tables or wide > part.itemsize
+            )
+        clipped = self._read_to_clip() if grads_on_drive else 0
+        if clipped:
+            here["largest gradient, while clipping reads it"] = clipped
+        if self.gpu is not None:
+            there["largest gradient, until it leaves"] = max((part.whole_bytes for part in trained), default=0)
+        drive: dict[str, int] = {}
+        if self.gpu is not None and self.lives_in_units:
+            there["parameters"] = pieces
+            homes -= pieces
+        if homes or self.gpu is None:
+            (here if homes_here else drive)["parameters"] = homes
+        if self.hpz is not None and self.ranks > 1:
+            copies = homes * (self.ranks - self.hpz) // self.hpz
+            here["copies of other ranks' parameters (hpz)"] = self._as_sent(copies)
+        if self.buffer_bytes:
+            there["buffers"] = self.buffer_bytes
+        if self.activation_bytes:
+            here[ACTIVATIONS] = self.activation_bytes
+        if self.added:
+            there["parameters that came after offload()"] = sum(param.nbytes for _, param in self.added)
+            if self.gpu is not None:
+                here["copies of parameters that came after offload()"] = sum(param.nbytes for _, param in self.added)
+        if self._staged_bytes:
+            here["units that are put together for the GPU"] = self._staged_bytes
+        if budget is None:
+            here["optimizer state"] = state_bytes
+        else:
+            in_budget = sum(part.home_bytes for part in kept if not part.by_rows)
+            for_state = budget.budget_bytes - self._staged_bytes
+            for_state -= in_budget if homes_here and not self.lives_in_units else 0
+            here["optimizer state that stays or is on its way"] = for_state
+            drive[_IN_SLOTS] = 2 * state_bytes
+        sums = sum(4 * TILE * part.tiles for part in trained) if grads_on_drive else 0
+        files = 2 if wide and not grads_on_drive else 1  # what is added, and to what
+        in_files = files * sum(part.elements * part.itemsize for part in tables)
+        if sums + in_files:
+            drive["gradients"] = sums + in_files
+        return here, drive, on_gpu
+
+    def _as_sent(self, size_bytes: int) -> int:
+        """Returns what parameters take as they travel that take `size_bytes`."""
+        sized = self._sized()
+        sent, own = (brought_from(sized, self.ranks, wire).given for wire in (self.wire, Wire()))
+        return size_bytes * sent // max(1, own)
+
+    def _read_to_clip(self) -> int:
+        """Returns what the norm of the largest gradient in a file takes, which is read whole. A 16-bit
+        one is widened beside itself, and a sum is in fp32 already."""
+        if not self.clips:
+            return 0
+        large = [part for part in self._parts(True) if part.members == 1 and part.elements >= TILE]
+        again = 0 if self.accumulation > 1 or self.ranks > 1 else 2
+        return max((part.elements * (4 + again * (part.itemsize < 4)) for part in large), default=0)
+
+    def _exchanged(self, grads_on_drive: bool) -> int:
+        """Returns what gradients take among several ranks: what is sent and summed, and what backward makes
+        of a bucket before it is sent."""
+        params = [param for _, param in self._trained()]
+        sent = [Sent(param.numel(), param.element_size(), param.element_size()) for param in params]
+        made = min(BUCKET_BYTES + max(param.nbytes for param in params), sum(param.nbytes for param in params))
+        ranks, in_codes = self.ranks * self.replicas, self.wire.gradient_bits is not None
+        sums = planned_bytes(sent, ranks, in_files=grads_on_drive, replicas=self.replicas, in_codes=in_codes)
+        return sums + made
+
+    def _require_room(self, in_memory: dict[str, int], on_drive: dict[str, int]) -> None:
+        needed = sum(in_memory.values())
+        if needed > self.free:
+            rows = ", ".join(f"{size_text(its)} for {what}" for what, its in in_memory.items())
+            raise ResourceExhausted(
+                f"host memory has no room for this run: it takes {size_text(needed)} without "
+                f"activations ({rows}), and {size_text(self.free)} are free: "
+                f"{self._advice(needed, in_memory)}"
+            )
+        if self.path is None:
+            return
+        folder = os.path.abspath(self.path)
+        while not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        # A run that goes on from a store writes into its files. Parameters and gradients have others, which
+        # are made at each start.
+        stored = sum(bytes_in_store(store) for store in (self.path, *added_stores(self.path)))
+        needed, free = sum(on_drive.values()), shutil.disk_usage(folder).free
+        there = min(stored, on_drive.get(_IN_SLOTS, 0))
+        if needed > free + there:
+            beside = f" beside {size_text(there)} of the store that is there" if there else ""
+            raise ResourceExhausted(
+                f"the drive of {self.path} has no room for this run: it takes {size_text(needed)} there, and "
+                f"{size_text(free)} are free{beside}: give a directory on another drive, or free some space"
+            )
+
+    def _advice(self, needed: int, in_memory: dict[str, int]) -> str:
+        smallest = self.division.smallest()[0]
+        fitting = in_memory.get(_IN_USE, 0) - (needed - self.free)
+        if self.homes.params == "host" and not self.lives_in_units:
+            units = max(smallest, sum(unit.size_bytes for unit in self.division.units))
+            larger = replace(self, memory_bytes=units).plan(has_room=True)
+            if sum(larger.in_host_memory.values()) <= self.free:
+                return f"give memory={units}, in which all parameters then live, once"
+        if fitting >= smallest:
+            return f"give memory={fitting}, or less; the smallest that works is {smallest}"
+        if not self.state_on_drive:
+            return 'give the optimizer placement="nvme:/path"'
+        if self.homes.params == "host":
+            return 'give offload() placement="nvme"'
+        if self.homes.grads != "nvme":
+            return 'give offload() placement="params=nvme,grads=nvme"'
+        return f"memory={smallest} is the smallest that works, and host_memory may be less"
+
+
+def buffer_bytes(model: torch.nn.Module) -> int:
+    return sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+
+
+@functools.cache
+def _tile_bytes(optimizer: str, state_format: str, shared: bool, itemsize: int) -> int:
+    dtype = "fp32" if itemsize == 4 else "bf16"
+    counts = (TILE // 2, 16) if shared else (TILE,)
+    params = [Param(str(i), (count,), dtype, None) for i, count in enumerate(counts)]
+    settings = {"optimizer": optimizer, "state_format": state_format}
+    return chosen(params, settings, ".", _PLENTY).state_bytes
+
+
+def asked_of(
+    streaming: Streaming, accumulation: int, clips: bool, recomputes: bool = False
+) -> Asked:
+    """Returns the run of an offloaded model, with what its optimizer was given. Errors: InvalidArgument
+    where no optimizer trains it yet."""
+    optimizer = None if streaming.optimizer is None else streaming.optimizer()
+    if optimizer is None:
+        raise InvalidArgument(
+            "plan(): the model is offloaded, and no optimizer has its parameters yet: make the "
+            "optimizer, or plan before offload()"
+        )
+    settings, path = optimizer.planned_with()
+    host_memory, homes = settings.get("host_memory"), streaming.homes
+    for opened in optimizer.engines():  # what was chosen counts, however much memory is free now
+        host_memory = opened.figures()["host_budget_bytes"]
+        homes = Homes(homes.params, "nvme" if opened.sums_in_files else "host")
+    is_open = streaming.opened is not None
+    if not is_open:  # another optimizer may train other parameters than the last one did
+        streaming.division.set_trained(None)
+    return Asked(
+        division=streaming.division,
+        is_open=is_open,
+        homes=homes,
+        memory_bytes=streaming.memory_bytes,
+        optimizer=settings["optimizer"],
+        state_format=settings["state_format"],
+        state_on_drive=path is not None,
+        path=path,
+        host_memory=None if host_memory is None else bytes_of("host_memory", host_memory),
+        accumulation=accumulation,
+        clips=clips,
+        recomputes=recomputes or streaming.recomputes,
+        free=free_bytes(),
+        added=optimizer.trained_beside(),
+        buffer_bytes=0 if (model := streaming.model()) is None else buffer_bytes(model),
+        activation_bytes=0 if streaming.activations is None else streaming.activations.memory_bytes,
+        ranks=1 if streaming.ranks is None else streaming.ranks.shards,
+        replicas=1 if streaming.ranks is None else streaming.ranks.replicas,
+        hpz=optimizer.hpz,
+        wire=Wire() if streaming.ranks is None else optimizer.wire(streaming.ranks),
+        gpu=None if streaming.accelerator is None else str(streaming.device),
+    )
