@@ -814,8 +814,10 @@ ZIGGURAT_API ziggurat_status ziggurat_update_loss_scale(const char* settings, in
 /// The text has "parameters", "memory" (what is resident at each instant of a step, in bytes, line
 /// by line) and "time" (seconds, by what takes them, and the bound). With "gpus" in place of
 /// "layout" the usual strategies are compared, and the text has "strategies", "recommended",
-/// "answer" and "decision", as `ziggurat plan --machine --json` writes them. `text` and
-/// `needed_bytes` are as in ziggurat_describe().
+/// "answer" and "decision", as `ziggurat plan --machine --json` writes them. A request that has
+/// "machine" alone is answered by that machine's room: "gpus" of a node, "device_bytes" of each,
+/// "host_bytes", "drive_bytes", and what a plan leaves free of them. `text` and `needed_bytes` are
+/// as in ziggurat_describe().
 ZIGGURAT_API ziggurat_status ziggurat_plan(const char* request, char* text, uint64_t capacity_bytes,
                                            uint64_t* needed_bytes);
 

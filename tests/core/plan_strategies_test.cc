@@ -230,6 +230,14 @@ TEST(PlanJson, AnswersOneAndMany) {
   EXPECT_EQ(all.at(1), answer);
 }
 
+TEST(PlanJson, AMachineAloneIsAnsweredByItsRoom) {
+  const auto room = nlohmann::json::parse(answer_json(R"({"machine": "h100x8"})"));
+  EXPECT_EQ(room.at("gpus"), 8);
+  EXPECT_EQ(room.at("device_bytes"), find_machine("h100x8").device_bytes);
+  EXPECT_EQ(room.at("margin"), kMemoryMargin);
+  EXPECT_NE(refusal_of(R"({"machine": "h100x9"})").find("h100x8"), std::string::npos);
+}
+
 TEST(PlanJson, ComparesStrategies) {
   const auto answer = nlohmann::json::parse(answer_json(
       R"({"model": "llama-3-8b", "machine": "h100x8", "gpus": 8, "micro_batches": 4})"));

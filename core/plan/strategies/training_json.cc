@@ -291,7 +291,25 @@ json compared(json request) {
   return json_of_comparison(job, compare(job));
 }
 
+/// Returns the room of a machine, for who counts what a model takes in another way.
+json room_of(const json& name) {
+  std::string text;
+  set(text, name, "machine");
+  const Machine machine = find_machine(text);
+  return {{"machine", machine.name},
+          {"gpus", machine.gpus},
+          {"device_bytes", machine.device_bytes},
+          {"host_bytes", machine.host_bytes},
+          {"drive_bytes", machine.drive_bytes},
+          {"one_memory", machine.one_memory},
+          {"margin", kMemoryMargin},
+          {"context_bytes", kContextBytes},
+          {"host_share", kHostShare}};
+}
+
 json answer(const json& request) {
+  if (request.is_object() && request.size() == 1 && request.contains("machine"))
+    return room_of(request.at("machine"));
   if (request.contains("gpus")) return compared(request);
   const Training training = training_of(request);
   const ParameterCount count = count_parameters(training.model);

@@ -265,6 +265,10 @@ class Asked:
         """Returns the host_memory with which all records stay, of a state on NVMe."""
         return self._divided(self._grads_on_drive()).all_bytes
 
+    def least_host_memory(self) -> int:
+        """Returns the smallest host_memory with which a state on NVMe works."""
+        return self._divided(self._grads_on_drive()).smallest_bytes
+
     @property
     def _staged_bytes(self) -> int:
         """Returns the host memory in which units are put together of the ranks' slices for a GPU."""

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """plan(): what a model takes and moves that offload() is going to be called for, before anything is
-allocated."""
+allocated; and what a step of any module holds."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -23,18 +26,39 @@ from ziggurat._units.tile_choice import Tiles
 from ziggurat._units.unit_choice import Choice
 from ziggurat._units.units import divide
 
+if TYPE_CHECKING:
+    from ziggurat._plan.live_page import LivePlan
+
 __all__ = ["plan"]
 
+
+@overload
 def plan(
     model: torch.nn.Module,
+    batch: Any,
+    optimizer: torch.optim.Optimizer | str = "adamw",
     *,
-    tokens: int,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    accumulation: int = 1,
+    ranks: int | None = None,
+    machine: str | None = None,
+    free_memory: int | str | None = None,
+) -> LivePlan: ...
+@overload
+def plan(model: torch.nn.Module, *, tokens: int, **how: Any) -> Plan: ...
+def plan(
+    model: torch.nn.Module,
+    batch: Any = None,
+    optimizer: torch.optim.Optimizer | str = "adamw",
+    *,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    machine: str | None = None,
+    tokens: int | None = None,
     accumulation: int = 1,
     memory: int | str | None = None,
     placement: str = "host",
     units: Choice = "auto",
     tiles: Tiles | None = None,
-    optimizer: str = "adamw",
     optimizer_placement: str = "host",
     state_format: str = "fp32",
     host_memory: int | str | None = None,
@@ -53,8 +77,29 @@ def plan(
     ranks_per_node: int | None = None,
     activation_memory: int | str | None = None,
     device: str | torch.device = "cpu",
-) -> Plan:
-    """Returns what a run of `model` takes and moves, and the least time of a step. Nothing is allocated,
+) -> Plan | LivePlan:
+    """With a `batch`, returns what a training step of any module holds, and under which strategy it fits: PyTorch's own
+    loop, DDP, ZeRO, FSDP over `ranks`, and offload(). Steps of a few rows of the batch are made and what PyTorch's
+    allocators give in them is followed, so that nothing of the model is guessed. Parameters, gradients, buffers, hooks and
+    random numbers stay as they are. The step is: ``loss = ...; loss.backward(); optimizer.step();
+    optimizer.zero_grad()``, which keeps nothing else from one to the next.
+
+    ``batch``
+        A tensor, a tuple or a dictionary, as the model is called with it: ``model(batch)``, ``model(*batch)`` or
+        ``model(**batch)``. The first dimension of a tensor is that of rows if it has as many as the first tensor.
+    ``optimizer``
+        The optimizer, or the name of PyTorch's. A step of it on the meta device tells what it takes.
+    ``loss``
+        A function of the output and the batch that returns the loss; without it, ``output.loss`` is it.
+    ``machine``
+        The name of a machine, as "h100x8", or a file, as `ziggurat plan --machine` takes it. None: this one.
+    ``accumulation``, ``ranks``, ``free_memory``
+        As below.
+
+    A model on the meta device, or one for whose gradients memory has no room, is judged by its shapes: what kernels take
+    for themselves is not counted, and a value that the forward asks for is 0.
+
+    Without a `batch`, returns what a run of `model` takes and moves, and the least time of a step. Nothing is allocated,
     and no parameter is read: it may be a model on the meta device, or one that was offloaded, whose own
     settings and optimizer's count then.
 
@@ -95,6 +140,26 @@ def plan(
     Errors: InvalidArgument for a `memory` or `host_memory` that is too small, which says how much works;
     ResourceExhausted for what the machine or the drive has no room for.
     """
+    if batch is not None:
+        _require_positive(accumulation=accumulation, ranks=ranks)
+        _refuse_offloads(model, locals())
+        from ziggurat._plan.live_plan import live_plan  # importing ziggurat.torch does not wait for it
+
+        return live_plan(
+            model,
+            batch,
+            optimizer,
+            loss=loss,
+            accumulation=accumulation,
+            ranks=ranks or rank_count(),
+            machine=machine,
+            free_memory=free_memory,
+        )
+    if tokens is None or loss is not None or machine is not None or not isinstance(optimizer, str):
+        raise InvalidArgument(
+            "plan(): give a batch, of any module; or of a model that is offloaded, or going to be, tokens=, and "
+            "neither loss= nor machine=, and the name of the optimizer"
+        )
     _require_positive(tokens=tokens, accumulation=accumulation, compute_s=compute_s, flops=flops, ranks=ranks)
     rate = _rate_of(drive)
     streaming = next(filter(None, map(_streaming_of, model.parameters())), None)
@@ -153,6 +218,19 @@ def plan(
         compute=None if compute_s is None else (compute_s * share, compute_s * (1 - share)),
         has_room=streaming is not None,
     )
+
+
+_WITH_BATCH = {"loss", "machine", "accumulation", "ranks", "free_memory"}
+
+
+def _refuse_offloads(model: torch.nn.Module, given: dict[str, Any]) -> None:
+    """Errors: InvalidArgument for arguments of offload() beside a batch, and for a model that is offloaded."""
+    usual: dict[str, Any] = plan.__kwdefaults__ or {}
+    others = [name for name, value in usual.items() if name not in _WITH_BATCH and given[name] != value]
+    if others:
+        raise InvalidArgument(f"plan(batch, {others[0]}=): with a batch leave out what is of offload() alone")
+    if any(_streaming_of(param) is not None for param in model.parameters()):
+        raise InvalidArgument("plan(): the model is offloaded, of which tokens= tells what a run takes: leave out the batch")
 
 
 def _streaming_of(param: torch.Tensor) -> Streaming | None:

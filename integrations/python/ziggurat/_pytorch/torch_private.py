@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ziggurat._library.native import Unimplemented
+from ziggurat._library.native import InvalidArgument, Unimplemented
 
 _KNOWN = "2.12 and 2.13"  #: with which the tests of offload() have run
 _NEEDED = (
@@ -197,6 +197,44 @@ def saved_tensors_hooks() -> Any:
 def in_functional_transform() -> bool:
     """Returns whether torch.func computes: values are not known then, and hooks for saved tensors are refused."""
     return _C._functorch.peek_interpreter_stack() is not None
+
+
+# -- what PyTorch's allocators give and take back, in order
+
+
+@contextlib.contextmanager
+def recorded_allocations(found: list[tuple[str, int]]) -> Iterator[None]:
+    """Adds to `found`, when the block has ended, in order what the allocators gave (bytes) and took back (less than 0) in it,
+    each with "", and the marks of mark(), each with 0. The profiler that is public has the same, but writes lines on
+    standard error, and its events would have to be sorted by their time. Errors: InvalidArgument in another profiler's block."""
+    if _C._autograd._profiler_enabled():
+        raise InvalidArgument("plan() cannot record what a step takes while another profiler records: call it outside of that block")
+    profiler = _C._profiler
+    with_memory = (False, True, False, False, False)  # without shapes, stacks, operations and modules
+    config = profiler.ProfilerConfig(profiler.ProfilerState.CPU, *with_memory, profiler._ExperimentalConfig())
+    _C._autograd._enable_profiler_legacy(config)
+    try:
+        yield
+    finally:
+        threads = [thread for thread in _C._autograd._disable_profiler_legacy() if thread]
+        events = [event for thread in threads for event in thread]
+        if len(threads) > 1:
+            first = threads[0][0]
+            events.sort(key=first.cpu_elapsed_us)
+        for event in events:
+            if event.kind() == "memory_alloc":
+                found.append(("", event.cpu_memory_usage() + event.cuda_memory_usage()))
+            elif event.kind() == "push" and event.name().startswith(_MARK):
+                found.append((event.name()[len(_MARK) :], 0))
+
+
+_MARK = "ziggurat: "
+
+
+def mark(name: str) -> None:
+    """Lets recorded_allocations() find this place. Unlike record_function() it allocates nothing."""
+    with _C._profiler._RecordFunctionFast(_MARK + name):
+        pass
 
 
 # -- classes of tensors, and the compiler

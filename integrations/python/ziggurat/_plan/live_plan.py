@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plan() of a module that is not offloaded: what a step of it holds, from steps of a few rows, and where that fits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
+
+from ziggurat._library.abi import call
+from ziggurat._library.native import InvalidArgument
+from ziggurat._memory.memory import bytes_of, free_bytes
+from ziggurat._plan.live_page import Held, LivePlan, Room
+from ziggurat._plan.live_strategies import strategies
+from ziggurat._plan.recorded_step import Moment, Runs, Step, bytes_of_storages, on_meta, plain, recorded, tensors
+from ziggurat._plan.recorded_update import optimizer_of, recorded_update
+from ziggurat._units.refusals import check_sharing
+from ziggurat._units.units import ROOT, divide
+
+_ROWS = (2, 3, 4)  # of the steps that are made: batch norm refuses one, and what grows with a square shows in three
+_CHECKED = 7  # rows of a step that must be as those say
+_NOISE = 64  # bytes by which it may differ
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+def live_plan(
+    model: torch.nn.Module,
+    batch: Any,
+    optimizer: Any,
+    *,
+    loss: Loss | None = None,
+    accumulation: int = 1,
+    ranks: int = 1,
+    machine: str | None = None,
+    free_memory: int | str | None = None,
+) -> LivePlan:
+    """Returns what a step of `model` holds. plan() says what the arguments are."""
+    model = _plain_module(model)
+    optimizer = optimizer_of(model, optimizer)
+    update = recorded_update(optimizer)
+    free = _free(model, optimizer) if free_memory is None else bytes_of("free_memory", free_memory)
+    room = Room("this machine", free / ranks, 0.0) if machine is None else _room_of(machine)
+    step, by, fixed = _recorded(model, _runs(model, loss), batch, free)
+    sizes = list(_by_storage(model.parameters()))
+    by_dtype: dict[str, int] = {}
+    for dtype, size_bytes, _ in sizes:
+        by_dtype[dtype] = by_dtype.get(dtype, 0) + size_bytes
+    unit, unit_bytes = _largest_unit(model)
+    held = Held(
+        params=sum(size_bytes for _, size_bytes, _ in sizes),
+        trained=sum(size_bytes for _, size_bytes, trained in sizes if trained),
+        buffers=sum(bytes_of_storages(model.buffers()).values()),
+        batch=sum(bytes_of_storages(tensors(batch)).values()),
+        state=update.state,
+        beside_update=update.beside,
+        moments=step.moments,
+        saved=int(step.saved),
+        saved_fixed=int(fixed),
+        output=int(step.output),
+        unit=unit_bytes,
+        accumulation=accumulation,
+    )
+    return LivePlan(
+        params=sum(param.numel() for param in model.parameters()),
+        trained=sum(param.numel() for param in model.parameters() if param.requires_grad),
+        shared=_shared(model),
+        by_dtype=by_dtype,
+        optimizer=update.name,
+        rows=step.rows,
+        by=by,
+        largest_unit=unit,
+        held=held,
+        peak_bytes=held.peak_bytes,
+        machine=room.name,
+        ranks=ranks,
+        strategies=tuple(strategies(model, type(optimizer).__name__, held, room, ranks)),
+    )
+
+
+def _plain_module(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns the module that a wrapper has. Errors: Unimplemented for one that others have divided already."""
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    model = getattr(model, "_orig_mod", model)
+    check_sharing(model)
+    if any(isinstance(param, torch.nn.parameter.UninitializedTensorMixin) for param in model.parameters()):
+        raise InvalidArgument("plan(): the model has lazy parameters without a shape: call it once before")
+    return model
+
+
+def _runs(model: torch.nn.Module, loss: Loss | None) -> Runs:
+    """Returns a function that computes the loss of a batch, and the output."""
+
+    def run(batch: Any) -> tuple[torch.Tensor, Any]:
+        if isinstance(batch, torch.Tensor):
+            output = model(batch)
+        elif hasattr(batch, "items"):
+            output = model(**batch)
+        else:
+            output = model(*batch)
+        its = getattr(output, "loss", None) if loss is None else loss(output, batch)
+        if its is None and isinstance(output, torch.Tensor) and output.numel() == 1:
+            its = output
+        if not isinstance(its, torch.Tensor) or its.numel() != 1:
+            raise InvalidArgument(
+                "plan(): the model returns no loss: give loss=, a function of the output and the batch that returns it"
+            )
+        return its, output
+
+    return run
+
+
+# -- a step of the whole batch, from steps of a few rows
+
+
+def _recorded(model: torch.nn.Module, run: Runs, batch: Any, free: int) -> tuple[Step, str, float]:
+    """Returns a step of the whole batch, how it was found, and what a forward saves of no rows."""
+    rows = _rows_of(batch)
+    grads = sum(size_bytes for _, size_bytes, trained in _by_storage(model.parameters()) if trained)
+    on = {param.device for param in model.parameters()}
+    if any(one.type == "meta" for one in on):
+        return _of_shapes(model, run, batch, rows, "by shapes on the meta device, without what kernels take for themselves")
+    if grads > free:
+        return _of_shapes(model, run, batch, rows, "by shapes, since memory has no room for gradients")
+    if rows <= _CHECKED:
+        return _of_all(model, run, batch, rows)
+    try:
+        recorded(model, run, _cut(batch, rows, _ROWS[0]), _ROWS[0])  # what modules keep from their first forward on
+        *steps, check = [recorded(model, run, _cut(batch, rows, few), few) for few in (*_ROWS, _CHECKED)]
+    except InvalidArgument:
+        raise
+    except Exception:  # the model takes no part of this batch
+        return _of_all(model, run, batch, rows)
+    text = f"by steps of {', '.join(map(str, _ROWS))} and {_CHECKED} rows"
+    if _is_as(steps, check):
+        return _at(steps, rows), text, _through([one.saved for one in steps], 0)
+    # Kernels choose other blocks as the batch grows, or the model looks at its values.
+    bound = _bound(check, rows)
+    if max(one.held for one in bound.moments) <= free:
+        return _of_all(model, run, batch, rows)
+    return bound, f"{text}, of which no line follows: it is at most", 0.0
+
+
+def _of_all(model: torch.nn.Module, run: Runs, batch: Any, rows: int) -> tuple[Step, str, float]:
+    recorded(model, run, batch, rows)
+    return recorded(model, run, batch, rows), f"by a step of {'its row' if rows == 1 else f'all {rows} rows'}", 0.0
+
+
+def _of_shapes(model: torch.nn.Module, run: Runs, batch: Any, rows: int, by: str) -> tuple[Step, str, float]:
+    moved = tree_map(lambda one: one.to("meta") if isinstance(one, torch.Tensor) else one, _for_tree(batch))
+    return on_meta(model, run, moved, rows), by, 0.0
+
+
+def _for_tree(batch: Any) -> Any:
+    return dict(batch) if hasattr(batch, "items") else batch
+
+
+def _rows_of(batch: Any) -> int:
+    return next((len(one) for one in tensors(batch) if one.dim()), 1)
+
+
+def _cut(batch: Any, rows: int, few: int) -> Any:
+    """Returns the first rows of each tensor that has as many as the batch."""
+
+    def first(one: Any) -> Any:
+        return one[:few] if isinstance(one, torch.Tensor) and one.dim() and len(one) == rows else one
+
+    return tree_map(first, _for_tree(batch))
+
+
+def _is_as(steps: list[Step], check: Step) -> bool:
+    """Returns whether the same happens in all, moment by moment, and `check` is what follows from `steps`."""
+    kinds = [[(moment.phase, moment.grads) for moment in step.moments] for step in (*steps, check)]
+    if any(one != kinds[0] for one in kinds):
+        return False
+    said = _at(steps, check.rows)
+    pairs = zip(said.moments, check.moments, strict=True)
+    return all(abs(a.held - b.held) <= _NOISE for a, b in pairs)
+
+
+def _at(steps: list[Step], rows: int) -> Step:
+    moments = [
+        Moment(_through([one.held for one in those], rows), those[0].grads, those[0].phase)
+        for those in zip(*(step.moments for step in steps), strict=True)
+    ]
+    saved, output = ([getattr(step, name) for step in steps] for name in ("saved", "output"))
+    return Step(rows, moments, _through(saved, rows), _through(output, rows))
+
+
+def _through(values: list[float], rows: int) -> float:
+    """Returns the value at so many rows of the parabola through what was found, which is a line for most."""
+    first, middle, last = values
+    beyond = rows - _ROWS[0]
+    return first + beyond * (middle - first) + beyond * (beyond - 1) * (last - 2 * middle + first) / 2
+
+
+def _bound(step: Step, rows: int) -> Step:
+    """Returns no less than a step of so many rows takes, if nothing grows faster than the rows."""
+    times = rows / step.rows
+    moments = [Moment((one.held - one.grads) * times + one.grads, one.grads, one.phase) for one in step.moments]
+    return Step(rows, moments, step.saved * times, step.output * times)
+
+
+# -- the model's own bytes, and the machine's
+
+
+def _by_storage(params: Iterable[torch.Tensor]) -> Iterator[tuple[str, int, bool]]:
+    """Yields the type and the bytes of each storage, and whether it is trained."""
+    found: dict[int, tuple[str, int, bool]] = {}
+    for param in params:
+        for address, size_bytes in bytes_of_storages([param]).items():
+            before = found.get(address)
+            trains = param.requires_grad or (before is not None and before[2])
+            found[address] = (str(param.dtype).removeprefix("torch."), size_bytes, trains)
+    yield from found.values()
+
+
+def _shared(model: torch.nn.Module) -> tuple[str, ...]:
+    """Returns the names of parameters that another module has already."""
+    seen: set[int] = set()
+    found = []
+    for name, param in model.named_parameters(remove_duplicate=False):
+        if id(param) in seen:
+            found.append(name)
+        seen.add(id(param))
+    return tuple(found)
+
+
+def _largest_unit(model: torch.nn.Module) -> tuple[str, int]:
+    units = divide(model, "auto", also_meta=True).units
+    sizes = [(sum(param.nbytes for _, param in unit.params), unit.name) for unit in units]
+    size_bytes, name = max(sizes, default=(0, ROOT))
+    return name, size_bytes
+
+
+def _free(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Returns what a run may take on this machine: what is free, and what it has already."""
+    kept = [value for its in optimizer.state.values() for value in its.values() if isinstance(value, torch.Tensor)]
+    grads = [param.grad for param in model.parameters() if param.grad is not None]
+    here = [one for one in (*model.parameters(), *model.buffers(), *kept, *grads) if not one.is_meta]
+    gpus = {one.device for one in here if one.device.type == "cuda"}
+    own = sum(bytes_of_storages(here).values())
+    if gpus:
+        return own + int(sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus))
+    return own + free_bytes()
+
+
+def _room_of(machine: str) -> Room:
+    """Errors: InvalidArgument for a machine that is not known, with the names of those that are."""
+    found = json.loads(call("ziggurat_plan", json.dumps({"machine": machine}).encode()))
+    host = found["host_bytes"] * found["host_share"]
+    if found["one_memory"]:
+        return Room(found["machine"], host, 0.0)
+    return Room(
+        found["machine"], found["device_bytes"] - found["context_bytes"], host / found["gpus"], found["margin"], gpu=True
+    )

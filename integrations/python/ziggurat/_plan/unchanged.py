@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets a step of a model be tried that leaves the model, its gradients and all random numbers as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+Stand = Callable[[torch.Tensor], torch.Tensor]  # makes what computes in a parameter's or buffer's place
+
+
+@contextlib.contextmanager
+def unchanged(model: torch.nn.Module, param: Stand, buffer: Stand) -> Iterator[dict[torch.nn.Parameter, torch.Tensor]]:
+    """Computes in the block with stand-ins of parameters and buffers, which `param` and `buffer` make, one for each however many
+    modules share it. Yields those of parameters. All attributes of modules have their values again afterwards; what a
+    forward changes inside of a list or dictionary of its own, it has changed."""
+    modules = list(dict.fromkeys(model.modules()))
+    attributes = [dict(vars(module)) for module in modules]
+    tables = [{name: dict(vars(module)[name]) for name in _TABLES} for module in modules]
+    own_grads = [(one, one.grad) for one in model.parameters()]
+    with _same_draws(model):
+        try:
+            stands = _swap(modules, param, buffer)
+            for one, _ in own_grads:
+                one.grad = None  # a forward that has hidden a parameter would add to it
+            yield stands
+        finally:
+            for module, its, tabled in zip(modules, attributes, tables, strict=True):
+                vars(module).clear()
+                vars(module).update(its)
+                for name, entries in tabled.items():
+                    table = vars(module)[name]
+                    table.clear()
+                    table.update(entries)
+            for one, grad in own_grads:
+                one.grad = grad
+
+
+def _swap(modules: list[torch.nn.Module], param: Stand, buffer: Stand) -> dict[torch.nn.Parameter, torch.Tensor]:
+    params: dict[torch.nn.Parameter, torch.Tensor] = {}
+    buffers: dict[torch.Tensor, torch.Tensor] = {}
+    for module in modules:
+        for table, stands, make in ((module._parameters, params, param), (module._buffers, buffers, buffer)):
+            for name, one in table.items():
+                if one is not None:
+                    if one not in stands:  # type: ignore[operator]
+                        stands[one] = make(one)  # type: ignore[index]
+                    table[name] = stands[one]  # type: ignore[index, assignment]
+        if isinstance(module, torch.nn.RNNBase):  # has its parameters in a list too
+            names = module._flat_weights_names
+            module._flat_weights = [getattr(module, name, None) for name in names]
+    return params
+
+
+@contextlib.contextmanager
+def _same_draws(model: torch.nn.Module) -> Iterator[None]:
+    """Gives all generators of random numbers their states again."""
+    gpus = sorted({one.device.index for one in model.parameters() if one.device.type == "cuda"})
+    numpy: Any = sys.modules.get("numpy")
+    of_python, of_numpy = random.getstate(), None if numpy is None else numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        random.setstate(of_python)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ziggurat.torch.plan() of a module and a batch: the peak of a step is what PyTorch's allocator counts, and nothing of the
+model has changed.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+try:
+    import numpy
+    import pytest
+    import torch
+    from small_models import one_thread  # noqa: F401, a fixture
+    from streamed_models import gpt
+    from torch.profiler import ProfilerActivity, profile
+    from torch.utils.checkpoint import checkpoint
+except ImportError as missing:
+    import missing_peer
+
+    missing_peer.skip(missing)
+
+import ziggurat.torch
+from ziggurat import InvalidArgument
+
+MOST = 1.05  #: of what is measured, that a plan may say
+
+
+def square(output, batch):
+    return output.float().square().mean()
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = torch.nn.LSTM(16, 48, num_layers=2, batch_first=True, dropout=0.1), torch.nn.Linear(48, 5)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0])
+
+
+class Noisy(torch.nn.Module):
+    """Draws from three generators, and keeps what it has seen in a buffer, an attribute and a new buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)
+        self.register_buffer("seen", torch.zeros(64))
+        self.calls, self.last = 0, None
+
+    def forward(self, x):
+        self.calls += 1
+        self.last = x
+        self.seen = self.seen + x.detach().mean(0)
+        x = torch.nn.functional.dropout(self.norm(self.linear(x)), 0.1)
+        return x * (1 + 0 * random.random()) * (1 + 0 * numpy.random.rand())
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(96, 384), torch.nn.GELU(), torch.nn.Linear(384, 96)) for _ in range(6)
+        )
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+class Contrasts(torch.nn.Module):
+    """Compares each row of a batch with each other, so that its logits grow with the square of the rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = torch.nn.Linear(32, 16), torch.nn.Linear(32, 16)
+
+    def forward(self, x):
+        return (self.image(x) @ self.text(x).T).softmax(-1)
+
+
+def mlp(dtype=torch.float32, width=256):
+    layers = [torch.nn.Linear(64, width), torch.nn.GELU(), torch.nn.Linear(width, width), torch.nn.Dropout(0.1)]
+    return torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Linear(width, 10)).to(dtype)
+
+
+def half_frozen():
+    made = mlp()
+    made[0].requires_grad_(False)
+    return made
+
+
+def tied():
+    made = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+    made[2].weight = made[0].weight
+    return made
+
+
+def conv():
+    layers = [torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Flatten()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(16 * 12 * 12, 7))
+
+
+def rows(*shape):
+    return lambda count: torch.randn(count, *shape)
+
+
+CASES = {
+    "MLP": (mlp, rows(64), 64, {}),
+    "MLP, 3 rows": (mlp, rows(64), 3, {}),
+    "MLP in bf16": (lambda: mlp(torch.bfloat16), lambda count: torch.randn(count, 64).bfloat16(), 32, {}),
+    "MLP, sgd": (mlp, rows(64), 500, {"optimizer": torch.optim.SGD}),
+    "MLP, sgd with momentum": (mlp, rows(64), 1, {"optimizer": lambda p: torch.optim.SGD(p, momentum=0.9, lr=0.1)}),
+    "MLP, foreach": (mlp, rows(64), 8, {"optimizer": lambda p: torch.optim.AdamW(p, foreach=True)}),
+    "MLP, fused": (mlp, rows(64), 8, {"optimizer": lambda p: torch.optim.AdamW(p, fused=True)}),
+    "MLP, rmsprop": (mlp, rows(64), 8, {"optimizer": torch.optim.RMSprop}),
+    "MLP, adafactor": (mlp, rows(64), 8, {"optimizer": torch.optim.Adafactor}),
+    "MLP, 3 backwards": (mlp, rows(64), 64, {"accumulation": 3}),
+    "half frozen": (half_frozen, rows(64), 64, {}),
+    "tied": (tied, rows(64), 64, {}),
+    "convolution": (conv, rows(3, 12, 12), 32, {}),
+    "LSTM": (Recurrent, rows(11, 16), 20, {}),
+    "checkpointed": (Checkpointed, rows(10, 96), 24, {}),
+    "contrasts": (Contrasts, rows(32), 300, {}),
+}
+
+
+def peak_of(model, batch, optimizer, accumulation, loss=square):
+    """Returns what PyTorch's allocator has given at most in a step, the third, by its public profiler."""
+
+    def step():
+        for _ in range(accumulation):
+            its = loss(called(model, batch), batch)
+            its.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(), step()
+    state = [value for its in optimizer.state.values() for value in its.values() if torch.is_tensor(value)]
+    given = {id(one): one for one in (batch.values() if isinstance(batch, dict) else [batch])}  # tokens may be labels too
+    there = [*model.parameters(), *model.buffers(), *state, *given.values()]
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step()
+    changes = [(one.start_ns(), one.nbytes()) for one in recorded.profiler.kineto_results.events() if one.name() == "[memory]"]
+    held = most = 0
+    for _, size_bytes in sorted(changes, key=lambda one: one[0]):
+        held += size_bytes
+        most = max(most, held)
+    return sum(one.nbytes for one in there) + most
+
+
+def called(model, batch):
+    return model(**batch) if isinstance(batch, dict) else model(batch)
+
+
+def check(model, batch, optimizer=torch.optim.AdamW, accumulation=1, loss=square):
+    optimizer = optimizer([one for one in model.parameters() if one.requires_grad])
+    plan = ziggurat.torch.plan(model, batch, optimizer, loss=loss, accumulation=accumulation)
+    measured = peak_of(model, batch, optimizer, accumulation, loss)
+    assert measured <= plan.peak_bytes <= MOST * measured, f"{plan.peak_bytes / measured:.4f} of what is measured\n{plan}"
+    assert sum(plan.held.lines().values()) == plan.peak_bytes
+    return plan
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_says_what_a_step_holds_at_most(name):
+    torch.manual_seed(1)
+    make, batch, count, how = CASES[name]
+    check(make(), batch(count), **how)
+
+
+def state_of(model):
+    """Returns all that a plan may not change."""
+    modules = [(vars(module) | {"_parameters": None, "_buffers": None}).keys() for module in model.modules()]
+    return {
+        "values": [one.detach().clone() for one in (*model.parameters(), *model.buffers())],
+        "objects": [id(one) for one in (*model.parameters(), *model.buffers())],
+        "versions": [one._version for one in (*model.parameters(), *model.buffers())],
+        "gradients": [None if one.grad is None else (id(one.grad), one.grad.clone()) for one in model.parameters()],
+        "modes": [module.training for module in model.modules()],
+        "hooks": [len(module._forward_hooks) for module in model.modules()],
+        "hooks of parameters": [list(one._backward_hooks or ()) for one in model.parameters()],
+        "attributes": [sorted(map(str, its)) for its in modules],
+        "draws": [torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1]],
+    }
+
+
+def same(one, other):
+    if torch.is_tensor(one):
+        return torch.equal(one, other)
+    if isinstance(one, numpy.ndarray):
+        return bool((one == other).all())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("grads", [False, True])
+@pytest.mark.parametrize("make", [Noisy, conv, Recurrent, tied])
+def test_a_plan_leaves_all_as_it_was(make, grads):
+    torch.manual_seed(1)
+    model = make()
+    shape = {conv: (3, 12, 12), Recurrent: (11, 16)}.get(make, (64,))
+    batch = torch.randn(16, *shape)
+    if grads:
+        square(model(batch), batch).backward()
+    called_back = []
+    param = next(model.parameters())
+    param.register_hook(lambda grad: called_back.append("hook"))
+    param.register_post_accumulate_grad_hook(lambda one: called_back.append("after"))
+    list(model.modules())[-1].train(False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    before, attributes = state_of(model), [dict(vars(module)) for module in model.modules()]
+    for _ in range(2):
+        ziggurat.torch.plan(model, batch, optimizer, loss=square)
+    after = state_of(model)
+    for what, its in before.items():
+        assert same(its, after[what]), what
+    if make is Noisy:
+        assert (model.calls, model.last) == (attributes[0]["calls"], attributes[0]["last"])
+    assert not called_back
+    assert not optimizer.state
+    square(model(batch), batch).backward()
+    assert called_back == ["hook", "after"]
+
+
+def test_a_plan_leaves_all_as_it_was_where_the_model_fails():
+    class Fails(Noisy):
+        def forward(self, x):
+            super().forward(x)
+            raise ValueError("no")
+
+    model, batch = Fails(), torch.randn(8, 64)
+    before = state_of(model)
+    with pytest.raises(ValueError, match="no"):
+        ziggurat.torch.plan(model, batch, loss=square)
+    after = state_of(model)
+    assert all(same(its, after[what]) for what, its in before.items())
+    assert model.calls == 0
+
+
+def test_a_plan_by_shapes_is_near():
+    torch.manual_seed(1)
+    for make, batch, count, _ in CASES.values():
+        if make is Recurrent:  # on the CPU a library computes it, which keeps more
+            continue
+        model = make()
+        seen = ziggurat.torch.plan(model, batch(count), "sgd", loss=square)
+        told = ziggurat.torch.plan(model.to("meta"), batch(count), "sgd", loss=square)
+        assert "shapes" in told.by
+        assert 0.7 * seen.peak_bytes < told.peak_bytes < 1.3 * seen.peak_bytes, f"{make}: {told}\n{seen}"
+
+
+def test_gradients_that_have_no_room_are_planned_by_shapes():
+    plan = ziggurat.torch.plan(mlp(), torch.randn(8, 64), loss=square, free_memory="64KiB")
+    assert "no room for gradients" in plan.by
+    assert not plan.strategies[0].fits
+
+
+def test_a_gpt_of_ranks_and_of_a_machine():
+    torch.manual_seed(1)
+    model = gpt()
+    tokens = torch.randint(0, 32, (12, 16))
+    plan = ziggurat.torch.plan(model, tokens, loss=square, ranks=4)
+    held = {one.strategy: one.bytes for one in plan.strategies}
+    order = ["FSDP (ZeRO-3)", "ZeRO-2", "ZeRO-1", "DDP"]
+    assert [held[name] for name in order] == sorted(held[name] for name in order)
+    assert held["plain"] == plan.peak_bytes
+    named = ziggurat.torch.plan(model, tokens, loss=square, machine="h100x8")
+    assert named.machine == "h100x8" and named.strategies[0].room > 70e9
+    assert "fits" in str(named)
+    with pytest.raises(InvalidArgument, match="h100x8"):
+        ziggurat.torch.plan(model, tokens, loss=square, machine="no such machine")
+
+
+def test_what_cannot_be_planned_is_refused():
+    model, batch = mlp(), torch.randn(8, 64)
+    with pytest.raises(InvalidArgument, match="loss="):
+        ziggurat.torch.plan(model, batch)
+    with pytest.raises(InvalidArgument, match="memory"):
+        ziggurat.torch.plan(model, batch, memory=1)
+    with pytest.raises(InvalidArgument, match="tokens="):
+        ziggurat.torch.plan(model)
+    with pytest.raises(InvalidArgument, match="no such optimizer"):
+        ziggurat.torch.plan(model, batch, "adamx", loss=square)
+    with pytest.raises(InvalidArgument, match="closure"):
+        ziggurat.torch.plan(model, batch, "lbfgs", loss=square)
+    with pytest.raises(InvalidArgument, match="profiler"), profile(activities=[ProfilerActivity.CPU]):
+        ziggurat.torch.plan(model, batch, loss=square)
+
+
+def test_importing_does_not_load_what_a_plan_records_with():
+    program = "import sys, ziggurat.torch; print([m for m in sys.modules if 'ziggurat' in m and ('live_' in m or 'recorded_' in m)])"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt2 with checkpoints", "llama in bf16"])
+def test_models_of_hugging_face(name):
+    models = pytest.importorskip("language_models")
+    model = (models.gpt2 if "gpt2" in name else models.llama)()
+    if "checkpoints" in name:
+        model.gradient_checkpointing_enable()
+    if "bf16" in name:
+        model.bfloat16()
+    tokens = models.batches(1, size=10)[0]
+    check(model, {"input_ids": tokens, "labels": tokens}, loss=lambda output, batch: output.loss)
+
+
+RESIDENT = """
+import json, sys, torch
+sys.path.insert(0, {folder!r})
+from live_plan_test import mlp, square
+import ziggurat.torch
+from ziggurat._memory.memory import return_freed
+
+def of(name):
+    with open("/proc/self/status") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith(name))
+
+def train(width, rows, steps):
+    torch.manual_seed(1)
+    model, batch = mlp(width=width), torch.randn(rows, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    plan = ziggurat.torch.plan(model, batch, optimizer, loss=square)
+    for _ in range(steps):
+        square(model(batch), batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return plan.peak_bytes
+
+train(32, 64, 2)  # what libraries load and keep
+return_freed()
+begin = of("VmRSS")
+print(json.dumps([train(1536, 4096, 3), of("VmHWM") - begin]))
+"""
+#: of a process beside PyTorch's tensors: oneDNN's and MKL's own, and what the C library keeps of freed memory if it is told
+#: to give back what is larger than a page or so; by itself it keeps pieces of up to 32 MiB as they happen to lie
+LIBRARY_BYTES = 24 << 20
+SMALL = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+
+
+def test_a_process_takes_so_much():
+    program = RESIDENT.format(folder=str(Path(__file__).parent))
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | SMALL)
+    planned, taken = json.loads(found.stdout)
+    assert taken - LIBRARY_BYTES <= planned <= MOST * taken, (planned, taken)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__]))
