@@ -58,10 +58,9 @@ const char* device_column(const Machine& machine) {
   return machine.one_memory ? "CPU GB" : "GPU GB";
 }
 
-void print_row(const Verdict& one, bool best, std::string_view last) {
-  fmt::print("{} {:<27}{:>8}{:>9}{:>9}  {:<19}{:>8}  {}\n", best ? "*" : " ", one.name,
-             gb(one.device_bytes), gb(one.host_bytes), gb(one.drive_bytes),
-             one.fits() ? effort_word(one.training) : "",
+void print_row(const Verdict& one, char mark, std::string_view last) {
+  fmt::print("{} {:<27}{:>8}{:>9}{:>9}  {:<19}{:>8}  {}\n", mark, one.name, gb(one.device_bytes),
+             gb(one.host_bytes), gb(one.drive_bytes), one.fits() ? effort_word(one.training) : "",
              one.fits() ? fmt::format("{:.3g}", one.time.seconds) : "", last);
 }
 
@@ -72,15 +71,18 @@ void print_fitting(const Machine& machine, const Comparison& comparison) {
              "what fills first");
   for (std::size_t i = 0; i < comparison.verdicts.size(); ++i) {
     const Verdict& one = comparison.verdicts[i];
-    if (one.fits()) print_row(one, comparison.best == i, one.breaks_first());
+    const char mark = comparison.best == i ? '*' : comparison.second == i ? '2' : ' ';
+    if (one.fits()) print_row(one, mark, one.breaks_first());
   }
   fmt::print(
-      "* is where to begin. A later one is taken only if its step is shorter by more than {:.0f} "
-      "%, and one that offloads only if nothing else fits.\n"
+      "* is where to begin: the first that fits, unless a later one is faster by more than {:.0f} "
+      "% "
+      "(the first takes {} times as long); offload only if nothing else fits. 2 is the second "
+      "choice, by the same rule without *.\n"
       "Recomputes: the least that fits. Selective: backward makes norms and activation functions "
       "again; full: each layer; chunks: the loss is made in chunks of tokens; host: inputs of "
       "layers go to host memory.\n",
-      (kNearlyAsFast - 1) * 100);
+      (kNearlyAsFast - 1) * 100, kNearlyAsFast);
 }
 
 void print_breaking(const Machine& machine, const Comparison& comparison) {
@@ -90,7 +92,7 @@ void print_breaking(const Machine& machine, const Comparison& comparison) {
              device_column(machine), "host GB", "NVMe GB", "", "",
              "what is too much, whatever is computed again");
   for (const Verdict& one : comparison.verdicts)
-    if (breaks(one)) print_row(one, false, one.breaks_first());
+    if (breaks(one)) print_row(one, ' ', one.breaks_first());
 }
 
 void print_refused(const Comparison& comparison) {

@@ -111,14 +111,66 @@ TEST(PlanAnswer, OffloadIsRecommendedOnlyWhereNothingElseFits) {
   EXPECT_TRUE(std::ranges::any_of(comparison.verdicts, [&](const Verdict& one) {
     return one.fits() && one.offloads() && one.time.seconds * kNearlyAsFast < best.time.seconds;
   }));
-  EXPECT_THAT(decision(job, comparison), HasSubstr("so try it second"));
+  EXPECT_THAT(decision(job, comparison), HasSubstr("measure a step of both"));
+}
+
+// The second choice is what the rule of the first would choose without it.
+TEST(PlanAnswer, NamesTheSecondChoiceByTheSameRule) {
+  const auto second = [](const Job& job) {
+    const Comparison comparison = compare(job);
+    if (!comparison.second) return std::string("none");
+    const std::string name = comparison.verdicts[*comparison.second].name;
+    EXPECT_THAT(decision(job, comparison), HasSubstr("The second choice is " + name + "."));
+    return name;
+  };
+  EXPECT_EQ(second(job_of("llama-3-8b", "h100x8", 8)), "ZeRO-1");
+  EXPECT_EQ(second(job_of("llama-3.1-70b", "h100x8", 8)), "ZeRO-3, all in host memory");
+  EXPECT_EQ(second(job_of("llama-3.1-70b", "h100x8", 64)), "ZeRO++");  // though offload is faster
+  const Job only = job_of("llama-3-8b", "4090", 1);
+  EXPECT_EQ(second(only), "none");
+  EXPECT_THAT(decision(only, compare(only)), HasSubstr("There is no second choice"));
+}
+
+TEST(PlanAnswer, TheReasonSinglesOutTheChoice) {
+  const auto said = [](const Job& job) { return decision(job, compare(job)); };
+  EXPECT_THAT(said(job_of("llama-3-8b", "4090", 1)), HasSubstr("; nothing else fits with it."));
+  EXPECT_THAT(said(job_of("llama-3.1-70b", "h100x8", 8)),
+              HasSubstr("faster by more than 15 % than ZeRO-3, all in host memory, the simplest"));
+  EXPECT_THAT(said(job_of("gpt2-xl", "4090", 1, 1024)),
+              HasSubstr("of what fits with it, this is the simplest and nothing is faster"));
+  EXPECT_THAT(said(job_of("deepseek-v3", "h200x8", 256)),
+              AllOf(HasSubstr("Begin with FSDP2, experts in the node: plain FSDP2, where each GPU"),
+                    HasSubstr("here 8 GPUs of a node share them"),
+                    HasSubstr("plain FSDP2 works from 1,024 on")));
+}
+
+// Each remedy that is named makes it fit, and one that is called too little does not.
+TEST(PlanAnswer, WhereNothingFitsItNamesWhatWouldHelp) {
+  Job job = job_of("qwen2.5-7b", "laptop-8gb", 1);
+  const std::string said = decision(job, compare(job));
+  EXPECT_THAT(said, AllOf(HasSubstr("It would fit with LoRA (of rank 16), or with 1.9 GB more host "
+                                    "memory in a node (for Ziggurat, state on NVMe)."),
+                          HasSubstr("Not enough by themselves: moments of 8 bits each, shorter "
+                                    "sequences."),
+                          Not(HasSubstr("more GPUs"))));
+  Job adapted = job;
+  adapted.lora.rank = 16;
+  EXPECT_TRUE(compare(adapted).best);
+  job.machine.host_bytes += 1.8e9;
+  EXPECT_FALSE(compare(job).best);
+  job.machine.host_bytes += 0.2e9;
+  EXPECT_TRUE(compare(job).best);
+  job.machine.host_bytes /= 8;
+  job.sequence = 512;
+  EXPECT_THAT(decision(job, compare(job)), Not(HasSubstr("would fit with sequences")));
 }
 
 TEST(PlanAnswer, SaysTheThresholdsThatItCompares) {
   const Job fits = job_of("llama-3-8b", "h100x8", 8);
-  EXPECT_THAT(decision(fits, compare(fits)),
-              AllOf(HasSubstr("less than 68 GB, 80 % of a GPU: so layers need not be divided"),
-                    HasSubstr("States alone would fit on 2 GPUs")));
+  EXPECT_THAT(
+      decision(fits, compare(fits)),
+      AllOf(HasSubstr("less than 68 GB, 80 % of a GPU: so one GPU can work on a whole layer"),
+            HasSubstr("States alone would fit on 2 GPUs")));
   const Job large = job_of("llama-3.1-405b", "laptop-8gb", 1);
   EXPECT_THAT(decision(large, compare(large)),
               HasSubstr("more than 6.9 GB, 80 % of a GPU: divide layers"));

@@ -242,6 +242,7 @@ TEST(PlanJson, ComparesStrategies) {
   const auto answer = nlohmann::json::parse(answer_json(
       R"({"model": "llama-3-8b", "machine": "h100x8", "gpus": 8, "micro_batches": 4})"));
   EXPECT_EQ(answer.at("recommended"), "FSDP2 (ZeRO-3)");
+  EXPECT_EQ(answer.at("second"), "ZeRO-1");
   EXPECT_FALSE(answer.at("strategies").at(0).at("fits"));
   EXPECT_NE(refusal_of(R"({"model": "gpt2", "gpus": 8, "layout": {}})").find("layout may not be"),
             std::string::npos);

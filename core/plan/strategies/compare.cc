@@ -156,6 +156,25 @@ std::int64_t fewest_that_work(const Job& job) {
   return 0;
 }
 
+/// Returns the one to begin with, if `without` were not there.
+std::optional<std::size_t> chosen(const std::vector<Verdict>& verdicts,
+                                  std::optional<std::size_t> without) {
+  std::optional<std::size_t> best;
+  for (std::size_t i = 0; i < verdicts.size(); ++i) {
+    const Verdict& verdict = verdicts[i];
+    if (i == without || !verdict.fits()) continue;
+    if (!best) {
+      best = i;
+      continue;
+    }
+    // Offload is for what does not fit without: it is more to set up, and its times were not
+    // compared with runs.
+    if (verdict.offloads() && !verdicts[*best].offloads()) continue;
+    if (verdict.time.seconds * kNearlyAsFast < verdicts[*best].time.seconds) best = i;
+  }
+  return best;
+}
+
 }  // namespace
 
 std::string_view name_of(Tier tier) noexcept {
@@ -248,19 +267,8 @@ Comparison compare(const Job& job, const std::optional<ParallelLayout>& asked) {
   }
   for (const Candidate& candidate : candidates(job))
     comparison.verdicts.push_back(judge(job, candidate.name, candidate.system, candidate.layout));
-  for (std::size_t i = 0; i < comparison.verdicts.size(); ++i) {
-    const Verdict& verdict = comparison.verdicts[i];
-    if (!verdict.fits()) continue;
-    if (!comparison.best) {
-      comparison.best = i;
-      continue;
-    }
-    const Verdict& best = comparison.verdicts[*comparison.best];
-    // Offload is for what does not fit without: it is more to set up, and its times were not
-    // compared with runs.
-    if (verdict.offloads() && !best.offloads()) continue;
-    if (verdict.time.seconds * kNearlyAsFast < best.time.seconds) comparison.best = i;
-  }
+  comparison.best = chosen(comparison.verdicts, std::nullopt);
+  comparison.second = chosen(comparison.verdicts, comparison.best);
   Training alone = training_of(job, System::kPyTorch, {});
   const RankParameters params = rank_parameters(alone);
   const double count = params.total();

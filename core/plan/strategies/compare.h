@@ -32,8 +32,8 @@ inline constexpr double kCommunicatorBytes = 16 * 2 * 4.0 * 1024 * 1024;
 /// The share of host memory that a training may take: the rest is the system's and the loader's.
 inline constexpr double kHostShare = 0.9;
 
-/// The simpler of two strategies whose times differ by less is recommended, and none that offloads
-/// where one that does not fits.
+/// The rule of the choice: the first of the list that fits, unless it takes more than so many times
+/// as long as a later one; and none that offloads where one that does not fits.
 inline constexpr double kNearlyAsFast = 1.15;
 
 /// What is asked.
@@ -97,8 +97,10 @@ Verdict judge(const Job& job, std::string name, System system, const ParallelLay
 
 struct Comparison {
   std::vector<Verdict> verdicts;
-  std::optional<std::size_t> best;    ///< none if nothing fits
-  std::optional<std::size_t> asked;   ///< what the caller wants judged beside the usual ones
+  std::optional<std::size_t> best;  ///< none if nothing fits
+  std::optional<std::size_t>
+      second;                        ///< by the same rule among the rest; none if nothing else fits
+  std::optional<std::size_t> asked;  ///< what the caller wants judged beside the usual ones
   std::int64_t fewest_by_states = 0;  ///< GPUs whose memory holds the state and nothing else
   std::int64_t fewest = 0;  ///< GPUs on which fully divided state works; 0 if more than 4,096, or
                             ///< than a machine without a network has

@@ -2,13 +2,13 @@
 // core/plan/strategies/decision.cc: how the recommendation follows, in words, and what compute
 // hides.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string_view>
 
 #include "core/plan/strategies/activations.h"
 #include "core/plan/strategies/compare.h"
+#include "core/plan/strategies/reasons.h"
 #include "core/plan/strategies/words.h"
 
 namespace ziggurat {
@@ -63,7 +63,9 @@ std::string of_layer(const Job& job, const Training& training, bool works_whole)
       "{} than {}, {:.0f} % of a {}",
       whole_gb(need), need <= room ? "less" : "more", whole_gb(room), 100 * kRoomShare,
       device_word(job.machine));
-  if (need <= room) return beside + ": so layers need not be divided.";
+  if (need <= room)
+    return beside + fmt::format(": so one {} can work on a whole layer, without TP.",
+                                device_word(job.machine));
   return beside + (works_whole ? ": it fits, but leaves little."
                                : ": divide layers (TP), or shorten the micro-batch.");
 }
@@ -82,93 +84,19 @@ std::string of_recompute(const Training& training) {
   return said + ".";
 }
 
-/// Says by what a step of `slower` is longer most.
-std::string most_of_difference(const Verdict& slower, const Verdict& faster) {
-  double most = 0;
-  std::string what;
-  for (const TimeLine& line : slower.time.lines) {
-    double more = line.seconds;
-    for (const TimeLine& other : faster.time.lines)
-      more -= other.what == line.what ? other.seconds : 0;
-    if (more <= most) continue;
-    most = more;
-    what = line.what;
-  }
-  return what.empty() ? "" : fmt::format(", mostly by the line \"{}\"", what);
-}
-
-/// Says of each other strategy that offloads why it is not the one.
-std::string of_rivals(const Comparison& comparison, const Verdict& best) {
-  std::vector<std::string> said;
-  for (const Verdict& one : comparison.verdicts) {
-    if (&one == &best || !one.refusal.empty() || !one.offloads()) continue;
-    if (!one.fits()) {
-      said.push_back(fmt::format("{} does not fit {}", one.name, name_of(one.needs.front().tier)));
-    } else if (one.time.seconds > best.time.seconds) {
-      said.push_back(fmt::format("{} takes {:.2g} times as long{}", one.name,
-                                 one.time.seconds / best.time.seconds,
-                                 most_of_difference(one, best)));
-    } else {
-      said.push_back(fmt::format("{} is not faster by more than {:.0f} %, and stands later",
-                                 one.name, (kNearlyAsFast - 1) * 100));
-    }
-  }
-  return said.empty() ? "" : fmt::format(" Of the others that offload, {}.", fmt::join(said, "; "));
-}
-
-/// Names the fastest strategy that offloads, if it would be faster than one that need not.
-std::string of_faster_offload(const Comparison& comparison, const Verdict& best) {
-  const Verdict* fastest = nullptr;
-  for (const Verdict& one : comparison.verdicts) {
-    if (!one.fits() || !one.offloads()) continue;
-    if (fastest == nullptr || one.time.seconds < fastest->time.seconds) fastest = &one;
-  }
-  if (best.offloads() || fastest == nullptr ||
-      fastest->time.seconds * kNearlyAsFast >= best.time.seconds)
-    return "";
-  return fmt::format(
-      " By this estimate {} would take {:.2g} of its time; times of offload were not compared with "
-      "runs, so try it second.",
-      fastest->name, fastest->time.seconds / best.time.seconds);
-}
-
-std::string of_choice(const Job& job, const Comparison& comparison, const Verdict& best) {
-  if (comparison.asked == comparison.best)
-    return fmt::format(
-        "Keep what you ask for: nothing as simple that fits is faster by more than {:.0f} %.",
-        (kNearlyAsFast - 1) * 100);
-  const ParallelLayout& layout = best.training.layout;
-  std::string said = fmt::format("Begin with {}", best.name);
-  if (!best.offloads() && layout.stage == 0 && layout.tp == 1 && layout.pp == 1)
-    return said + ": nothing needs to be divided, and you do not need offload.";
-  if (!best.offloads() && layout.stage == 3 && best.system == System::kPyTorch)
-    return said +
-           ": FSDP2 is the default where the state must be divided, and you do not need "
-           "offload.";
-  if (!best.offloads())
-    return said + fmt::format(
-                      ": nothing that fits without offload is faster by more than {:.0f} %, and "
-                      "you do not need offload.",
-                      (kNearlyAsFast - 1) * 100);
-  said +=
-      fmt::format(": nothing without offload fits {}.",
-                  job.gpus == 1 ? fmt::format("this {}", device_word(job.machine)) : "these GPUs");
-  return said + of_rivals(comparison, best);
-}
-
 /// Says how many GPUs it takes, beside what states alone would suggest.
 std::string of_counts(const Job& job, const Comparison& comparison) {
-  std::string said =
-      fmt::format("States alone would fit on {} GPU{}; ", comparison.fewest_by_states,
-                  comparison.fewest_by_states == 1 ? "" : "s");
+  const bool alone = job.machine.network_bandwidth <= 0;
+  const std::string said =
+      fmt::format("States alone would fit on {} GPU{}; with all else, plain FSDP2 ",
+                  comparison.fewest_by_states, comparison.fewest_by_states == 1 ? "" : "s");
+  if (alone && comparison.fewest == 1) return said + "works on one.";
   if (comparison.fewest > 0)
-    return said +
-           fmt::format(
-               "with all else, FSDP2 works from {} on (of 1, 2, 4, ..{}).", comparison.fewest,
-               job.machine.network_bandwidth > 0 ? "" : fmt::format(" {}", job.machine.gpus));
-  if (job.machine.network_bandwidth <= 0)
-    return said + "with all else, FSDP2 does not fit this machine, which has no network to others.";
-  return said + "with all else, FSDP2 does not fit any number up to 4,096.";
+    return said + fmt::format("works from {} on (tried: 1, 2, 4 and so on{}).",
+                              grouped(comparison.fewest),
+                              alone ? fmt::format(", at most {}", job.machine.gpus) : "");
+  if (alone) return said + "does not fit this machine, which has no network to others.";
+  return said + "does not fit any number up to 4,096.";
 }
 
 }  // namespace
@@ -205,11 +133,9 @@ std::string decision(const Job& job, const Comparison& comparison) {
   const auto refused = [](const Verdict& one) { return !one.refusal.empty(); };
   if (std::ranges::all_of(comparison.verdicts, refused))
     return said + " Every strategy is refused, so none was judged.";
-  if (!comparison.best)
-    return said + " Nothing that is known here fits: use more GPUs, a shorter sequence or LoRA.";
+  if (!comparison.best) return said + " " + remedy(job, comparison);
   const Verdict& best = comparison.verdicts[*comparison.best];
-  return said + " " + of_recompute(best.training) + " " + of_choice(job, comparison, best) +
-         of_faster_offload(comparison, best);
+  return said + " " + of_recompute(best.training) + " " + reason(job, comparison);
 }
 
 namespace {

@@ -77,12 +77,14 @@ nlohmann::json json_of_comparison(const Job& job, const Comparison& comparison) 
                       {"gpus", job.gpus},
                       {"strategies", std::move(strategies)},
                       {"recommended", nullptr},
+                      {"second", nullptr},
                       {"answer", answer(job, comparison)},
                       {"decision", decision(job, comparison)},
                       {"hidden_at", std::move(flows)},
                       {"fewest_gpus_by_states", comparison.fewest_by_states},
                       {"fewest_gpus", comparison.fewest}};
   if (comparison.best) said["recommended"] = comparison.verdicts[*comparison.best].name;
+  if (comparison.second) said["second"] = comparison.verdicts[*comparison.second].name;
   return said;
 }
 
