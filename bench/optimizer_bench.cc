@@ -12,7 +12,9 @@
 
 int main(int argc, char** argv) {
   using namespace ziggurat;
-  measure::OptimizerBenchOptions options{.params = 25'000'000, .formats = {StateFormat::kFp32}};
+  measure::OptimizerBenchOptions options;
+  options.params = 25'000'000;
+  options.formats = {StateFormat::kFp32};
   if (argc > 1) options.params = std::strtoull(argv[1], nullptr, 10);
   if (argc > 2) options.rounds = static_cast<std::uint32_t>(std::strtoul(argv[2], nullptr, 10));
   const measure::Progress progress{[](const std::string&) {}, [](const std::string&) {}};

@@ -135,10 +135,6 @@ class RecordedRanks final : public Communicator {
     note("all_to_all", input.size());
     return inside_->all_to_all(input, output);
   }
-  Task<> broadcast(std::span<std::byte> bytes, int root) override {
-    note("broadcast", bytes.size());
-    return inside_->broadcast(bytes, root);
-  }
   Task<> barrier() override {
     note("barrier", 0);
     return inside_->barrier();
