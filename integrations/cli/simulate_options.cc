@@ -201,7 +201,7 @@ SimulateCommand read_simulate(const Settings& settings) {
     const bool again = run.shape.checkpointing == gpt::ActivationCheckpointing::kBlock;
     command.training.recompute = again ? Recompute::kFull : Recompute::kNothing;
     Software& software = command.training.software;
-    software.staged = software.vertical = true;
+    software.vertical = true;
     software.direct = run.collectives != Collectives::kNccl;
     make_request(settings, run, command);
   } catch (const MemoryExhausted&) {

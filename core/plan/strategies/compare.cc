@@ -227,6 +227,7 @@ Training training_of(const Job& job, System system, const ParallelLayout& layout
       4;  // a unit's gradient is fp32 on the device, and leaves whole
   training.software.unreduced_head_bytes = 4;
   training.software.two_slots = true;
+  training.software.staged = true;
   training.software.swap_parameters = 2e6;  // 12 records of 6 MiB in all (core/plan/host_plan.h)
   return training;
 }
