@@ -105,7 +105,7 @@ def test_a_background_save_has_the_bytes_of_one_that_is_waited_for(
     with torch.no_grad():
         model.last.weight.mul_(0.5)  # becomes its master with the next step
     waited = save_checkpoint(tmp_path / "waited", optimizer, model)
-    save = save_checkpoint(tmp_path / "beside", optimizer, model, background=True, bandwidth=SLOW)
+    save = save_checkpoint(tmp_path / "beside", optimizer, model, background=True, bandwidth=SLOW / 3)
     assert not save.done
     train(model, optimizer, 4)
     assert not save.done, "the save was over before the steps, so they prove nothing"
