@@ -166,27 +166,45 @@ void print_tier(const Job& job, const Verdict& best, const TierNeed& need) {
   }
 }
 
-void print_time(const Job& job, const Verdict& best) {
+/// Says how far the step is above the bound.
+std::string above_bound(const StepTime& time) {
+  const double above = time.seconds / time.bound - 1;
+  return fmt::format(
+      "  the busiest: no schedule makes a step shorter than that, and this one {}",
+      above < 0.005 ? "is as short" : fmt::format("is {:.0f} % longer", 100 * above));
+}
+
+/// Says what moves in a step, beneath which compute, and what that adds to the step.
+void print_flows(const Verdict& best) {
+  if (best.time.flows.empty()) return;
+  fmt::print(
+      "\nWhat moves in that step, beneath which compute, and how many tokens (of a data rank) hide "
+      "it:\n");
+  const std::int64_t of_pass = best.training.tokens();
+  const std::int64_t of_step = of_pass * best.training.micro_batches;
+  for (const Flow& flow : best.time.flows) {
+    const std::int64_t had = flow.of_pass ? of_pass : of_step;
+    const double enough = flow.hidden_from(static_cast<double>(had));
+    fmt::print("  {:<38}{:>9.3f} s  {:<35}adds {}{}\n", flow.what, flow.seconds,
+               flow.meanwhile.empty()
+                   ? "beneath nothing"
+                   : fmt::format("beneath {:.3f} s of {}", flow.compute, flow.meanwhile),
+               flow.exposed() > 0 ? fmt::format("{:.3f} s", flow.exposed()) : "nothing",
+               enough > 0 ? fmt::format(": it takes {} tokens a {}, there are {}", about(enough),
+                                        flow.of_pass ? "pass" : "step", grouped(had))
+                          : "");
+  }
+}
+
+void print_time(const Verdict& best) {
   fmt::print("\nA step of {}: {:.3g} s\n", best.name, best.time.seconds);
   for (const TimeLine& line : best.time.lines)
     fmt::print("  {:<38}{:>9.3f} s\n", line.what, line.seconds);
   fmt::print("Meanwhile these work, much of it at the same time:\n");
   for (const TimeLine& line : best.time.busy)
-    fmt::print(
-        "  {:<38}{:>9.3f} s{}\n", line.what, line.seconds,
-        line.what == best.time.binds ? "  the busiest: no schedule makes a step shorter" : "");
-  const double tokens = static_cast<double>(job.sequence) * static_cast<double>(job.micro_batch) *
-                        static_cast<double>(job.micro_batches);
-  fmt::print(
-      "\nA {} computes {} tokens in a pass of a micro-batch and {} in a step. Compute hides a flow "
-      "from so many on:\n",
-      device_word(job.machine), grouped(job.sequence * job.micro_batch),
-      grouped(static_cast<std::int64_t>(tokens)));
-  for (const Hidden& flow : hidden_at(job)) {
-    const double had = flow.of_pass ? tokens / static_cast<double>(job.micro_batches) : tokens;
-    fmt::print("  {:<62}{:>9}  {}\n", flow.flow, about(flow.tokens),
-               had >= flow.tokens ? "hidden" : "not hidden");
-  }
+    fmt::print("  {:<38}{:>9.3f} s{}\n", line.what, line.seconds,
+               line.what == best.time.binds ? above_bound(best.time) : "");
+  print_flows(best);
 }
 
 void print_exactness(const Machine& machine) {
@@ -218,7 +236,7 @@ void print_strategies(const StrategiesCommand& command, const Comparison& compar
   if (comparison.best) {
     const Verdict& best = comparison.verdicts[*comparison.best];
     for (const TierNeed& need : best.needs) print_tier(job, best, need);
-    print_time(job, best);
+    print_time(best);
   }
   print_exactness(job.machine);
 }
