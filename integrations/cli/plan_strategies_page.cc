@@ -85,14 +85,26 @@ void print_fitting(const Machine& machine, const Comparison& comparison) {
       (kNearlyAsFast - 1) * 100, kNearlyAsFast);
 }
 
+/// Returns each tier that has too little room, the one that lacks most first.
+std::string too_much(const Verdict& one) {
+  std::string said = one.breaks_first();
+  for (std::size_t i = 1; i < one.needs.size(); ++i) {
+    const TierNeed& need = one.needs[i];
+    if (!need.fits())
+      said += fmt::format("; also {}: {:.1f} GB of {:.1f} GB", name_of(need.tier), need.bytes / 1e9,
+                          need.room / 1e9);
+  }
+  return said;
+}
+
 void print_breaking(const Machine& machine, const Comparison& comparison) {
   const auto breaks = [](const Verdict& one) { return one.refusal.empty() && !one.fits(); };
   if (std::ranges::none_of(comparison.verdicts, breaks)) return;
   fmt::print("\n  {:<27}{:>8}{:>9}{:>9}  {:<19}{:>8}  {}\n", "what does not fit",
-             device_column(machine), "host GB", "NVMe GB", "", "",
-             "what is too much, whatever is computed again");
+             device_column(machine), "host GB", "NVMe GB", "recomputes", "",
+             "what is too much even if it recomputes so much");
   for (const Verdict& one : comparison.verdicts)
-    if (breaks(one)) print_row(one, ' ', one.breaks_first());
+    if (breaks(one)) print_row(one, ' ', too_much(one));
 }
 
 void print_refused(const Comparison& comparison) {

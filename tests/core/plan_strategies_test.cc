@@ -392,7 +392,11 @@ TEST(PlanDecision, EveryVerdictSaysWhatBreaksFirst) {
     const Job job = job_of("llama-3-8b", machine, find_machine(machine).gpus);
     for (const Verdict& one : compare(job).verdicts) {
       if (!one.refusal.empty()) continue;
-      EXPECT_NE(one.breaks_first().find("most of it"), std::string::npos) << one.name;
+      for (const TierNeed& need : one.needs) {
+        EXPECT_LE(need.most_bytes, need.bytes) << one.name;
+        EXPECT_EQ(need.most_of_it().starts_with("most of it "), 2 * need.most_bytes > need.bytes);
+      }
+      EXPECT_NE(one.breaks_first().find(one.needs.front().most_of_it()), std::string::npos);
       EXPECT_EQ(one.fits(), one.breaks_first().find("% full") != std::string::npos) << one.name;
       EXPECT_EQ(one.fits(), one.device_bytes <= job.machine.device_bytes &&
                                 one.host_bytes <= kHostShare * job.machine.host_bytes &&
