@@ -85,14 +85,26 @@ void print_fitting(const Machine& machine, const Comparison& comparison) {
       (kNearlyAsFast - 1) * 100, kNearlyAsFast);
 }
 
+/// Returns each tier that has too little room, the one that lacks most first.
+std::string too_much(const Verdict& one) {
+  std::string said = one.breaks_first();
+  for (std::size_t i = 1; i < one.needs.size(); ++i) {
+    const TierNeed& need = one.needs[i];
+    if (!need.fits())
+      said += fmt::format("; also {}: {:.1f} GB of {:.1f} GB", name_of(need.tier), need.bytes / 1e9,
+                          need.room / 1e9);
+  }
+  return said;
+}
+
 void print_breaking(const Machine& machine, const Comparison& comparison) {
   const auto breaks = [](const Verdict& one) { return one.refusal.empty() && !one.fits(); };
   if (std::ranges::none_of(comparison.verdicts, breaks)) return;
   fmt::print("\n  {:<27}{:>8}{:>9}{:>9}  {:<19}{:>8}  {}\n", "what does not fit",
-             device_column(machine), "host GB", "NVMe GB", "", "",
-             "what is too much, whatever is computed again");
+             device_column(machine), "host GB", "NVMe GB", "recomputes", "",
+             "what is too much even if it recomputes so much");
   for (const Verdict& one : comparison.verdicts)
-    if (breaks(one)) print_row(one, ' ', one.breaks_first());
+    if (breaks(one)) print_row(one, ' ', too_much(one));
 }
 
 void print_refused(const Comparison& comparison) {
@@ -166,27 +178,45 @@ void print_tier(const Job& job, const Verdict& best, const TierNeed& need) {
   }
 }
 
-void print_time(const Job& job, const Verdict& best) {
+/// Says how far the step is above the bound.
+std::string above_bound(const StepTime& time) {
+  const double above = time.seconds / time.bound - 1;
+  return fmt::format(
+      "  the busiest: no schedule makes a step shorter than that, and this one {}",
+      above < 0.005 ? "is as short" : fmt::format("is {:.0f} % longer", 100 * above));
+}
+
+/// Says what moves in a step, beneath which compute, and what that adds to the step.
+void print_flows(const Verdict& best) {
+  if (best.time.flows.empty()) return;
+  fmt::print(
+      "\nWhat moves in that step, beneath which compute, and how many tokens (of a data rank) hide "
+      "it:\n");
+  const std::int64_t of_pass = best.training.tokens();
+  const std::int64_t of_step = of_pass * best.training.micro_batches;
+  for (const Flow& flow : best.time.flows) {
+    const std::int64_t had = flow.of_pass ? of_pass : of_step;
+    const double enough = flow.hidden_from(static_cast<double>(had));
+    fmt::print("  {:<38}{:>9.3f} s  {:<35}adds {}{}\n", flow.what, flow.seconds,
+               flow.meanwhile.empty()
+                   ? "beneath nothing"
+                   : fmt::format("beneath {:.3f} s of {}", flow.compute, flow.meanwhile),
+               flow.exposed() > 0 ? fmt::format("{:.3f} s", flow.exposed()) : "nothing",
+               enough > 0 ? fmt::format(": it takes {} tokens a {}, there are {}", about(enough),
+                                        flow.of_pass ? "pass" : "step", grouped(had))
+                          : "");
+  }
+}
+
+void print_time(const Verdict& best) {
   fmt::print("\nA step of {}: {:.3g} s\n", best.name, best.time.seconds);
   for (const TimeLine& line : best.time.lines)
     fmt::print("  {:<38}{:>9.3f} s\n", line.what, line.seconds);
   fmt::print("Meanwhile these work, much of it at the same time:\n");
   for (const TimeLine& line : best.time.busy)
-    fmt::print(
-        "  {:<38}{:>9.3f} s{}\n", line.what, line.seconds,
-        line.what == best.time.binds ? "  the busiest: no schedule makes a step shorter" : "");
-  const double tokens = static_cast<double>(job.sequence) * static_cast<double>(job.micro_batch) *
-                        static_cast<double>(job.micro_batches);
-  fmt::print(
-      "\nA {} computes {} tokens in a pass of a micro-batch and {} in a step. Compute hides a flow "
-      "from so many on:\n",
-      device_word(job.machine), grouped(job.sequence * job.micro_batch),
-      grouped(static_cast<std::int64_t>(tokens)));
-  for (const Hidden& flow : hidden_at(job)) {
-    const double had = flow.of_pass ? tokens / static_cast<double>(job.micro_batches) : tokens;
-    fmt::print("  {:<62}{:>9}  {}\n", flow.flow, about(flow.tokens),
-               had >= flow.tokens ? "hidden" : "not hidden");
-  }
+    fmt::print("  {:<38}{:>9.3f} s{}\n", line.what, line.seconds,
+               line.what == best.time.binds ? above_bound(best.time) : "");
+  print_flows(best);
 }
 
 void print_exactness(const Machine& machine) {
@@ -218,7 +248,7 @@ void print_strategies(const StrategiesCommand& command, const Comparison& compar
   if (comparison.best) {
     const Verdict& best = comparison.verdicts[*comparison.best];
     for (const TierNeed& need : best.needs) print_tier(job, best, need);
-    print_time(job, best);
+    print_time(best);
   }
   print_exactness(job.machine);
 }

@@ -3,7 +3,9 @@
 // in decimal GB.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "base/error.h"
 #include "core/plan/machines/machine.h"
@@ -197,9 +199,45 @@ TEST(PlanTime, LinesAddUpAndNoStepBeatsTheBound) {
         for (const TimeLine& line : time.lines) sum += line.seconds;
         EXPECT_NEAR(sum, time.seconds, 1e-9);
         EXPECT_GE(time.seconds, 0.999 * time.bound);
+        // What flows add is in the lines, and more tokens than it takes hide each.
+        double exposed = 0;
+        for (const Flow& flow : time.flows) {
+          exposed += flow.exposed();
+          const double enough = flow.hidden_from(1000);
+          EXPECT_EQ(flow.exposed() > 0, enough <= 0 || enough > 1000) << flow.what;
+        }
+        for (const TimeLine& line : time.lines)
+          if (line.what.starts_with("exchanges") || line.what.starts_with("copies") ||
+              line.what == "update on the host" || line.what.starts_with("update, "))
+            exposed -= line.seconds;
+        EXPECT_NEAR(exposed, 0, 1e-9);
       }
     }
   }
+}
+
+// As many tokens as a flow takes, and a little more, do hide it.
+TEST(PlanTime, AFlowIsHiddenFromTheTokensThatItNames) {
+  const Machine machine = find_machine("4090");
+  Training training;
+  training.model = named_model("llama-3-8b").value();
+  training.layout.params = training.layout.optimizer = Tier::kHost;
+  training.software.update_hides = true;
+  training.sequence = 2048;
+  const auto flow = [&](std::string_view what) {
+    const StepTime time = step_time(training, machine);
+    return *std::ranges::find(time.flows, what, &Flow::what);
+  };
+  const Flow update = flow("update on the host");
+  ASSERT_GT(update.exposed(), 0);
+  const double enough = update.hidden_from(2048) / 2048;
+  training.micro_batches = static_cast<std::int64_t>(enough);
+  EXPECT_GT(flow("update on the host").exposed(), 0);
+  training.micro_batches = static_cast<std::int64_t>(enough) + 1;
+  EXPECT_EQ(flow("update on the host").exposed(), 0);
+  training.software.update_hides = false;
+  EXPECT_EQ(flow("update on the host").exposed(), update.seconds);
+  EXPECT_EQ(flow("update on the host").hidden_from(2048), 0);
 }
 
 TEST(PlanTime, AUnalignedVocabularyCostsMore) {
@@ -348,7 +386,11 @@ TEST(PlanDecision, EveryVerdictSaysWhatBreaksFirst) {
     const Job job = job_of("llama-3-8b", machine, find_machine(machine).gpus);
     for (const Verdict& one : compare(job).verdicts) {
       if (!one.refusal.empty()) continue;
-      EXPECT_NE(one.breaks_first().find("most of it"), std::string::npos) << one.name;
+      for (const TierNeed& need : one.needs) {
+        EXPECT_LE(need.most_bytes, need.bytes) << one.name;
+        EXPECT_EQ(need.most_of_it().starts_with("most of it "), 2 * need.most_bytes > need.bytes);
+      }
+      EXPECT_NE(one.breaks_first().find(one.needs.front().most_of_it()), std::string::npos);
       EXPECT_EQ(one.fits(), one.breaks_first().find("% full") != std::string::npos) << one.name;
       EXPECT_EQ(one.fits(), one.device_bytes <= job.machine.device_bytes &&
                                 one.host_bytes <= kHostShare * job.machine.host_bytes &&

@@ -16,6 +16,14 @@ std::string where_of(const Job& job) {
                      job.machine.name);
 }
 
+/// Returns where it trains and with what.
+std::string on_what(const Job& job, const Verdict& best) {
+  if (best.training.layout.ranks() > 1 || best.offloads())
+    return fmt::format("{} with {}", where_of(job), best.name);
+  if (job.machine.one_memory) return where_of(job) + " undivided";
+  return fmt::format("one GPU of {}, without offload", job.machine.name);
+}
+
 /// Returns what beside the layout it takes, as a clause.
 std::string how(const Training& training) {
   std::string said;
@@ -68,13 +76,12 @@ std::string answer(const Job& job, const Comparison& comparison) {
   const double tokens = static_cast<double>(job.sequence) * static_cast<double>(job.micro_batch) *
                         static_cast<double>(job.micro_batches) * job.gpus;
   return said + fmt::format(
-                    "{}: {} trains on {} {}{}. A step of {} tokens takes {:.3g} s by this "
+                    "{}: {} trains on {}{}. A step of {} tokens takes {:.3g} s by this "
                     "estimate, which is {} tokens a second.",
-                    comparison.asked ? "Recommended" : "It fits", job.model.name, where_of(job),
-                    best.training.layout.ranks() == 1 && !best.offloads() ? "undivided"
-                                                                          : "with " + best.name,
-                    how(best.training), grouped(static_cast<std::int64_t>(tokens)),
-                    best.time.seconds, about(tokens / best.time.seconds));
+                    comparison.asked ? "Recommended" : "It fits", job.model.name,
+                    on_what(job, best), how(best.training),
+                    grouped(static_cast<std::int64_t>(tokens)), best.time.seconds,
+                    about(tokens / best.time.seconds));
 }
 
 }  // namespace ziggurat

@@ -53,7 +53,9 @@ void weigh(Verdict& verdict, const Machine& machine) {
   const std::vector<MemoryLine>& below = verdict.memory.below;
   verdict.needs.clear();
   const auto need = [&](Tier tier, double bytes, double room, const MemoryLine* most) {
-    if (most != nullptr) verdict.needs.push_back({tier, bytes, room, most->what});
+    if (most == nullptr) return;
+    const double of_most = most->bytes * (tier == Tier::kDevice ? 1 : per_node);
+    verdict.needs.push_back({tier, bytes, room, most->what, of_most});
   };
   const MemoryLine* const on_device = largest(verdict.memory.worst().lines);
   const MemoryLine* const on_host = largest(below, Tier::kHost);
@@ -190,18 +192,22 @@ std::string_view device_word(const Machine& machine) noexcept {
   return machine.one_memory ? "machine" : "GPU";
 }
 
+std::string TierNeed::most_of_it() const {
+  return (2 * most_bytes > bytes ? "most of it " : "the largest part ") + most;
+}
+
 std::string Verdict::breaks_first() const {
   if (needs.empty()) return "";
   const TierNeed& first = needs.front();
   if (!first.fits() && first.room <= 0)
-    return fmt::format("{}: {} of none, most of it {}", name_of(first.tier), gigabytes(first.bytes),
-                       first.most);
+    return fmt::format("{}: {} of none, {}", name_of(first.tier), gigabytes(first.bytes),
+                       first.most_of_it());
   if (!first.fits()) {
-    return fmt::format("{}: {} of {}, most of it {}", name_of(first.tier), gigabytes(first.bytes),
-                       gigabytes(first.room), first.most);
+    return fmt::format("{}: {} of {}, {}", name_of(first.tier), gigabytes(first.bytes),
+                       gigabytes(first.room), first.most_of_it());
   }
-  return fmt::format("{}, {:.0f} % full, most of it {}", name_of(first.tier), 100 * first.share(),
-                     first.most);
+  return fmt::format("{}, {:.0f} % full, {}", name_of(first.tier), 100 * first.share(),
+                     first.most_of_it());
 }
 
 Training training_of(const Job& job, System system, const ParallelLayout& layout) {

@@ -54,7 +54,9 @@ struct TierNeed {
   double bytes = 0;
   double room = 0;
   std::string most;  ///< the largest of what lies there
+  double most_bytes = 0;
   bool fits() const noexcept { return bytes <= room; }
+  std::string most_of_it() const;  ///< "most of it moments", where it is more than half
   double share() const noexcept { return room > 0 ? bytes / room : bytes > 0 ? 1e9 : 0; }
 };
 /// Returns "GPU memory", "host memory" or "the drives".

@@ -3,6 +3,7 @@
 #include "core/plan/strategies/step_time.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "core/plan/strategies/activations.h"
@@ -89,9 +90,19 @@ double direct_time(const Machine& machine, double bytes, int ranks, int per_node
 
 /// What ranks send of parameters and gradients, and how much of it compute hides.
 struct ExchangeTime {
-  double seconds = 0;
-  double exposed = 0;
-  double in_forward = 0;  ///< of `exposed`
+  std::vector<Flow> flows;
+  double in_forward = 0;  ///< of what they add to the step
+  void add(const char* what, double seconds, double compute, const char* meanwhile) {
+    if (seconds > 0) flows.push_back({what, seconds, compute, 0, meanwhile, true});
+  }
+  double seconds() const noexcept {
+    return std::accumulate(flows.begin(), flows.end(), 0.0,
+                           [](double sum, const Flow& flow) { return sum + flow.seconds; });
+  }
+  double exposed() const noexcept {
+    return std::accumulate(flows.begin(), flows.end(), 0.0,
+                           [](double sum, const Flow& flow) { return sum + flow.exposed(); });
+  }
 };
 
 ExchangeTime exchange_of(const Training& training, const Machine& machine, const Stage& stage,
@@ -112,11 +123,12 @@ ExchangeTime exchange_of(const Training& training, const Machine& machine, const
     return seconds;
   };
   ExchangeTime exchange;
+  const bool overlaps = training.software.overlaps;
   if (layout.stage < 3) {
-    exchange.seconds = whole(trained, layout.dp);
-    exchange.exposed = training.software.overlaps
-                           ? std::max(0.0, exchange.seconds - stage.backward - stage.again)
-                           : exchange.seconds;
+    exchange.add(
+        layout.stage == 0 ? "gradients among ranks" : "gradients and parameters among ranks",
+        whole(trained, layout.dp), overlaps ? stage.backward + stage.again : 0,
+        overlaps ? "last backward" : "");
     return exchange;
   }
   // A gather is half an all-reduce, and so is a scatter of gradients. ZeRO++ gathers a byte and
@@ -124,7 +136,6 @@ ExchangeTime exchange_of(const Training& training, const Machine& machine, const
   // 2023).
   const auto micro = static_cast<double>(training.micro_batches);
   const double passes = training.software.vertical ? 1 : micro;
-  const double computed = micro / passes;  // micro-batches that hide an exchange
   const double all = params.total() + params.adapters;
   const double gather = whole(all, layout.shards()) / 2 * (layout.quantized ? 0.5 : 1);
   const double reduce = whole(trained, layout.shards()) / 2 * (layout.quantized ? 0.25 : 1);
@@ -133,14 +144,14 @@ ExchangeTime exchange_of(const Training& training, const Machine& machine, const
                               : 0;
   double again = layout.keeps_gathered ? 0 : gather;
   if (layout.hpz > 0) again = whole(all, layout.hpz) / 2;
-  exchange.seconds = passes * (gather + again + reduce) + replicas;
-  exchange.exposed = exchange.seconds;
-  if (training.software.overlaps) {
-    const double backward = computed * (stage.backward + stage.again);
-    exchange.in_forward = passes * std::max(0.0, gather - computed * stage.forward);
-    exchange.exposed =
-        exchange.in_forward + passes * std::max(0.0, again + reduce - backward) + replicas;
-  }
+  exchange.add("parameters gathered among ranks", passes * gather,
+               overlaps ? micro * stage.forward : 0, overlaps ? "forward" : "");
+  if (overlaps && !exchange.flows.empty()) exchange.in_forward = exchange.exposed();
+  exchange.add(
+      again > 0 ? "gathered again, and gradients reduced" : "gradients reduced among ranks",
+      passes * (again + reduce), overlaps ? micro * (stage.backward + stage.again) : 0,
+      overlaps ? "backward" : "");
+  exchange.add("gradients among copies of the model", replicas, 0, "");
   return exchange;
 }
 
@@ -177,6 +188,35 @@ Update update_of(const Training& training, const Machine& machine, const RankPar
   return update;
 }
 
+/// Returns the flows of an update elsewhere. Clipping waits for the last gradient, so an update on
+/// the host runs after backward, beneath the next forward at best.
+std::vector<Flow> flows_of(const Update& update, const Training& training, const Stage& stage,
+                           double waits) {
+  const auto micro = static_cast<double>(training.micro_batches);
+  std::vector<Flow> flows;
+  const double below = std::max(update.host, update.drive);
+  Flow updated{update.drive > update.host ? "update, at the drives' speed" : "update on the host",
+               below,
+               0,
+               0,
+               "",
+               false};
+  if (training.software.update_hides) {
+    updated.compute = micro * stage.forward;
+    updated.waits = waits;
+    updated.meanwhile = "next forward";
+  }
+  if (below > 0) flows.push_back(std::move(updated));
+  Flow copied{"copies between host and device", update.link - update.gathered, 0, 0, "",
+              !training.software.vertical};
+  if (training.layout.params != Tier::kDevice) {
+    copied.compute = micro * (stage.forward + stage.again + stage.backward);
+    copied.meanwhile = "both passes";
+  }
+  if (copied.seconds > 0) flows.push_back(std::move(copied));
+  return flows;
+}
+
 void add(StepTime& time, std::string what, double seconds) {
   if (seconds <= 0) return;
   time.lines.push_back({std::move(what), seconds});
@@ -191,6 +231,14 @@ void bind(StepTime& time, const char* what, double seconds) {
 }
 
 }  // namespace
+
+double Flow::exposed() const noexcept { return std::max(0.0, seconds - compute - waits); }
+
+double Flow::hidden_from(double tokens) const noexcept {
+  if (compute <= 0) return 0;
+  // With more tokens compute waits less, so that what is not hidden yet needs compute alone.
+  return tokens * seconds / (exposed() > 0 ? compute : compute + waits);
+}
 
 double all_reduce_time(const Training& training, const Machine& machine, double bytes, int ranks,
                        int per_node, int rings) {
@@ -218,23 +266,15 @@ StepTime step_time(const Training& training, const Machine& machine) {
   add(time, "sums of tensor-parallel ranks", micro * stage.sums);
   add(time, "activations between stages", micro * stage.passing);
   add(time, "pipeline bubble", (layout.pp - 1) * stage.middle());
-  add(time, "exchanges that compute does not hide", exchange.exposed);
-  // Clipping waits for the last gradient, so an update on the host runs after backward, beneath the
-  // next forward at best.
-  const double below = std::max(update.host, update.drive);
+  add(time, "exchanges that compute does not hide", exchange.exposed());
   add(time, "update on the device", update.device);
-  add(time, update.drive > update.host ? "update, at the drives' speed" : "update on the host",
-      training.software.update_hides
-          ? std::max(0.0, below - micro * stage.forward - exchange.in_forward)
-          : below);
-  add(time, "copies between host and device",
-      layout.params == Tier::kDevice
-          ? update.link - update.gathered
-          : std::max(0.0, update.link - update.gathered -
-                              micro * (stage.forward + stage.again + stage.backward)));
+  const std::vector<Flow> below = flows_of(update, training, stage, exchange.in_forward);
+  for (const Flow& flow : below) add(time, flow.what, flow.exposed());
+  time.flows = exchange.flows;
+  time.flows.insert(time.flows.end(), below.begin(), below.end());
 
   bind(time, "compute", micro * (slowest - stage.sums - stage.passing) + update.device);
-  bind(time, "exchanges of gradients and parameters", exchange.seconds);
+  bind(time, "exchanges of gradients and parameters", exchange.seconds());
   bind(time, "sums of tensor-parallel ranks", micro * stage.sums);
   bind(time, "host memory, in the update", update.host);
   bind(time, "the drives", update.drive);

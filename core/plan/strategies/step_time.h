@@ -24,8 +24,23 @@ struct TimeLine {
   double seconds = 0;
 };
 
+/// What moves in a step, and what it may hide beneath.
+struct Flow {
+  std::string what;
+  double seconds = 0;
+  double compute = 0;     ///< seconds of compute meanwhile; 0 if all waits for it
+  double waits = 0;       ///< seconds meanwhile in which compute itself waits for another flow
+  std::string meanwhile;  ///< "forward"; empty if all waits for it
+  bool of_pass = false;   ///< hidden by tokens of a micro-batch; if not, of a step
+  /// Returns what it adds to the step.
+  double exposed() const noexcept;
+  /// Returns from how many tokens on it adds nothing, if it meets `tokens`; 0 if no number helps.
+  double hidden_from(double tokens) const noexcept;
+};
+
 struct StepTime {
   std::vector<TimeLine> lines;  ///< add up to `seconds`
+  std::vector<Flow> flows;      ///< what of `lines` is no compute, with what is hidden of it
   double seconds = 0;
   std::vector<TimeLine> busy;  ///< how long each resource works in a step, hidden or not
   double bound = 0;            ///< no schedule is faster: the busiest of them
