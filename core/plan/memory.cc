@@ -174,6 +174,7 @@ std::string_view to_string(StateClass kind) noexcept {
     case StateClass::kKeptRecords: return "records kept from step to step";
     case StateClass::kWorkItems: return "data on its way from and to NVMe";
     case StateClass::kSaveBuffers: return "data on its way to a checkpoint";
+    case StateClass::kGaps: return "gaps between tensors";
   }
   return "?";
 }

@@ -70,6 +70,7 @@ enum class StateClass : std::uint8_t {
   kKeptRecords,      ///< records that host memory keeps from sweep to sweep
   kWorkItems,        ///< leases for the optimizer's sweep and for loads from NVMe
   kSaveBuffers,      ///< buffers for checkpoints that are written while training goes on
+  kGaps,             ///< between tensors, which begin at odd distances
 };
 std::string_view to_string(StateClass kind) noexcept;
 /// Whether the class is held between steps too, not only while a step runs.

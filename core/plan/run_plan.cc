@@ -71,9 +71,21 @@ RunPlan plan_run(const RunRequest& request) {
   return plan;
 }
 
+namespace {
+
+/// Adds what a tier holds at its peak beyond the sum of its lines: every tensor has an odd number
+/// of pages (tiers/pool/arena.h), which its line does not count.
+void add_gaps(RankMemory& memory, Tier tier, std::uint64_t peak_bytes) {
+  const std::uint64_t listed_bytes = memory.bytes(tier);
+  if (peak_bytes > listed_bytes) memory.add(StateClass::kGaps, tier, peak_bytes - listed_bytes);
+}
+
+}  // namespace
+
 void add_in_use(RankMemory& memory, const RunPlan& plan) {
   const DevicePlan& device = plan.device;
   const HostPlan& host = plan.host;
+  const std::uint64_t work_bytes = host.work_bytes(plan.chunk_count - host.kept_item_bytes.size());
   memory.add(StateClass::kStoreTables, Tier::kNvme, plan.table_bytes);
   memory.add(StateClass::kActivations, Tier::kDevice, device.trainer_bytes);
   memory.add(StateClass::kLiveParams, Tier::kDevice, device.live_bytes);
@@ -84,9 +96,12 @@ void add_in_use(RankMemory& memory, const RunPlan& plan) {
   memory.add(StateClass::kQuantizedParams, Tier::kHost, host.quantized_bytes);
   memory.add(StateClass::kLiveParams, Tier::kHost, host.staged_bytes);
   memory.add(StateClass::kKeptRecords, Tier::kHost, host.kept_bytes);
-  memory.add(StateClass::kWorkItems, Tier::kHost,
-             host.work_bytes(plan.chunk_count - host.kept_item_bytes.size()));
+  memory.add(StateClass::kWorkItems, Tier::kHost, work_bytes);
   memory.add(StateClass::kSaveBuffers, Tier::kHost, host.save_bytes);
+  add_gaps(memory, Tier::kDevice, device.peak_bytes());
+  add_gaps(
+      memory, Tier::kHost,
+      host.permanent_bytes + host.gradient_bytes + host.kept_bytes + work_bytes + host.save_bytes);
 }
 
 }  // namespace ziggurat

@@ -31,7 +31,7 @@ constexpr std::array kClasses{
     StateClass::kCheckpoint, StateClass::kStoreTables,     StateClass::kActivations,
     StateClass::kLiveParams, StateClass::kAccumulator,     StateClass::kNormSums,
     StateClass::kBucket,     StateClass::kQuantizedParams, StateClass::kKeptRecords,
-    StateClass::kWorkItems,  StateClass::kSaveBuffers};
+    StateClass::kWorkItems,  StateClass::kSaveBuffers,     StateClass::kGaps};
 
 /// Prints a table of bytes in one decimal unit, chosen for the largest value.
 class ByteTable {

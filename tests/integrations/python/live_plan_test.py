@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ziggurat.torch.plan() of a module and a batch: the peak of a step is what PyTorch's allocator counts, and nothing of the
-model has changed.
+"""ziggurat.torch.plan() of a module and a batch: the peak of a step is what PyTorch's allocator counts, and nothing of
+the model has changed.
 
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
@@ -38,7 +38,8 @@ def square(output, batch):
 class Recurrent(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.lstm, self.head = torch.nn.LSTM(16, 48, num_layers=2, batch_first=True, dropout=0.1), torch.nn.Linear(48, 5)
+        self.lstm = torch.nn.LSTM(16, 48, num_layers=2, batch_first=True, dropout=0.1)
+        self.head = torch.nn.Linear(48, 5)
 
     def forward(self, x):
         return self.head(self.lstm(x)[0])
@@ -143,11 +144,13 @@ def peak_of(model, batch, optimizer, accumulation, loss=square):
 
     step(), step()
     state = [value for its in optimizer.state.values() for value in its.values() if torch.is_tensor(value)]
-    given = {id(one): one for one in (batch.values() if isinstance(batch, dict) else [batch])}  # tokens may be labels too
+    # Tokens may be labels too.
+    given = {id(one): one for one in (batch.values() if isinstance(batch, dict) else [batch])}
     there = [*model.parameters(), *model.buffers(), *state, *given.values()]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         step()
-    changes = [(one.start_ns(), one.nbytes()) for one in recorded.profiler.kineto_results.events() if one.name() == "[memory]"]
+    events = [one for one in recorded.profiler.kineto_results.events() if one.name() == "[memory]"]
+    changes = [(one.start_ns(), one.nbytes()) for one in events]
     held = most = 0
     for _, size_bytes in sorted(changes, key=lambda one: one[0]):
         held += size_bytes
@@ -163,7 +166,7 @@ def check(model, batch, optimizer=torch.optim.AdamW, accumulation=1, loss=square
     optimizer = optimizer([one for one in model.parameters() if one.requires_grad])
     plan = ziggurat.torch.plan(model, batch, optimizer, loss=loss, accumulation=accumulation)
     measured = peak_of(model, batch, optimizer, accumulation, loss)
-    assert measured <= plan.peak_bytes <= MOST * measured, f"{plan.peak_bytes / measured:.4f} of what is measured\n{plan}"
+    assert measured <= plan.peak_bytes <= MOST * measured, f"{plan.peak_bytes / measured:.4f}\n{plan}"
     assert sum(plan.held.lines().values()) == plan.peak_bytes
     return plan
 
@@ -296,7 +299,8 @@ def test_what_cannot_be_planned_is_refused():
 
 
 def test_importing_does_not_load_what_a_plan_records_with():
-    program = "import sys, ziggurat.torch; print([m for m in sys.modules if 'ziggurat' in m and ('live_' in m or 'recorded_' in m)])"
+    ours = "[m for m in sys.modules if 'ziggurat' in m and ('live_' in m or 'recorded_' in m)]"
+    program = f"import sys, ziggurat.torch; print({ours})"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
@@ -340,8 +344,8 @@ return_freed()
 begin = of("VmRSS")
 print(json.dumps([train(1536, 4096, 3), of("VmHWM") - begin]))
 """
-#: of a process beside PyTorch's tensors: oneDNN's and MKL's own, and what the C library keeps of freed memory if it is told
-#: to give back what is larger than a page or so; by itself it keeps pieces of up to 32 MiB as they happen to lie
+#: of a process beside PyTorch's tensors: oneDNN's and MKL's own, and what the C library keeps of freed memory if it is
+#: told to give back what is larger than a page or so; by itself it keeps pieces of up to 32 MiB as they happen to lie
 LIBRARY_BYTES = 24 << 20
 SMALL = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 

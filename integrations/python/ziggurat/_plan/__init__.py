@@ -4,7 +4,7 @@
 asked.py has the run as it is asked for, with what the engine says of its memory; traffic.py and from_ranks.py count its
 bytes, step_bound.py the least time. plan.py makes plan()'s answer of it, and why_slow.py says what limits a run that goes.
 
-Of a module that nobody offloads, recorded_step.py and recorded_update.py find what a step takes, while unchanged.py keeps the module
-as it is; live_plan.py puts that together, live_strategies.py around it what DDP, ZeRO, FSDP and offload() hold, and
+Of a module that nobody offloads, recorded_step.py and recorded_update.py find what a step takes, while unchanged.py keeps
+the module as it is; live_plan.py puts that together, live_strategies.py around it what DDP, ZeRO, FSDP and offload() hold, and
 live_page.py is what a person reads.
 """

@@ -52,7 +52,7 @@ class Held:
         return int(self.moments[-1].grads)
 
     def worst(self, grads_kept: float = 1.0) -> Worst:
-        """Returns the worst moment beyond parameters, buffers, batch and state, if a rank keeps so much of each gradient."""
+        """Returns the worst moment beyond parameters, buffers, batch and state, if a rank keeps such a part of gradients."""
         if self.accumulation > 1:  # the sums of backwards before are there from the forward on
             seen = [(one.held - one.grads + grads_kept * self.grads, one) for one in self.moments]
         else:

@@ -125,7 +125,7 @@ def _recorded(model: torch.nn.Module, run: Runs, batch: Any, free: int) -> tuple
     grads = sum(size_bytes for _, size_bytes, trained in _by_storage(model.parameters()) if trained)
     on = {param.device for param in model.parameters()}
     if any(one.type == "meta" for one in on):
-        return _of_shapes(model, run, batch, rows, "by shapes on the meta device, without what kernels take for themselves")
+        return _of_shapes(model, run, batch, rows, "by shapes, without what kernels take for themselves")
     if grads > free:
         return _of_shapes(model, run, batch, rows, "by shapes, since memory has no room for gradients")
     if rows <= _CHECKED:
@@ -257,6 +257,5 @@ def _room_of(machine: str) -> Room:
     host = found["host_bytes"] * found["host_share"]
     if found["one_memory"]:
         return Room(found["machine"], host, 0.0)
-    return Room(
-        found["machine"], found["device_bytes"] - found["context_bytes"], host / found["gpus"], found["margin"], gpu=True
-    )
+    device = found["device_bytes"] - found["context_bytes"]
+    return Room(found["machine"], device, host / found["gpus"], found["margin"], gpu=True)

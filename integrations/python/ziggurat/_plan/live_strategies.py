@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each strategy would hold of a module that plan() has measured: plain, DDP, ZeRO, FSDP, and this package's own."""
+"""What each strategy would hold of a module that plan() has measured: plain, DDP, ZeRO, FSDP and offload()."""
 
 from __future__ import annotations
 

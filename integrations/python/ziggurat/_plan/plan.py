@@ -230,7 +230,7 @@ def _refuse_offloads(model: torch.nn.Module, given: dict[str, Any]) -> None:
     if others:
         raise InvalidArgument(f"plan(batch, {others[0]}=): with a batch leave out what is of offload() alone")
     if any(_streaming_of(param) is not None for param in model.parameters()):
-        raise InvalidArgument("plan(): the model is offloaded, of which tokens= tells what a run takes: leave out the batch")
+        raise InvalidArgument("plan(): the model is offloaded: leave out the batch, and give tokens=")
 
 
 def _streaming_of(param: torch.Tensor) -> Streaming | None:

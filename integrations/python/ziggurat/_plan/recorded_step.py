@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records what a forward and a backward take from PyTorch's allocators, moment by moment: of a small batch as it is computed, or of
-a model's shapes on the meta device."""
+"""Records what a forward and a backward take from PyTorch's allocators, moment by moment: of a small batch as it is
+computed, or of a model's shapes on the meta device."""
 
 from __future__ import annotations
 

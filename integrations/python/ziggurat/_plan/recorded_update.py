@@ -61,8 +61,8 @@ def recorded_update(optimizer: torch.optim.Optimizer) -> Update:
         beside = max(moment.held for moment in counted.moments)
     except Exception as error:
         raise InvalidArgument(
-            f"plan(): a step of {name} on the meta device, which would tell what it takes, failed ({error}): give the name of "
-            'an optimizer of PyTorch that keeps as much, as "adamw"'
+            f"plan(): a step of {name} on the meta device, which would tell what it takes, failed ({error}): give the "
+            'name of an optimizer of PyTorch that keeps as much, as "adamw"'
         ) from error
     # A fused step computes in place. The meta device has none, so that another one has told the state.
     fused = any(group.get("fused") for group in optimizer.param_groups)

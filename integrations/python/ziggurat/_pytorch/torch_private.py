@@ -204,11 +204,12 @@ def in_functional_transform() -> bool:
 
 @contextlib.contextmanager
 def recorded_allocations(found: list[tuple[str, int]]) -> Iterator[None]:
-    """Adds to `found`, when the block has ended, in order what the allocators gave (bytes) and took back (less than 0) in it,
-    each with "", and the marks of mark(), each with 0. The profiler that is public has the same, but writes lines on
-    standard error, and its events would have to be sorted by their time. Errors: InvalidArgument in another profiler's block."""
+    """Adds to `found`, when the block has ended, in order what the allocators gave (bytes) and took back (less than 0)
+    in it, each with "", and the marks of mark(), each with 0. The profiler that is public has the same, but writes lines
+    on standard error, and its events would have to be sorted by their time. Errors: InvalidArgument in another
+    profiler's block."""
     if _C._autograd._profiler_enabled():
-        raise InvalidArgument("plan() cannot record what a step takes while another profiler records: call it outside of that block")
+        raise InvalidArgument("plan() cannot record a step while another profiler records: call it outside of that block")
     profiler = _C._profiler
     with_memory = (False, True, False, False, False)  # without shapes, stacks, operations and modules
     config = profiler.ProfilerConfig(profiler.ProfilerState.CPU, *with_memory, profiler._ExperimentalConfig())
