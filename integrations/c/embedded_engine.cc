@@ -4,6 +4,7 @@
 #include "integrations/c/embedded_engine.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -16,6 +17,23 @@
 
 namespace ziggurat {
 namespace {
+
+/// Beyond any memory, and far below where products of dimensions would overflow.
+constexpr std::uint64_t kMostElements = std::uint64_t{1} << 40;
+
+void require_shape(const EmbeddedParam& param) {
+  std::uint64_t count = 1;
+  for (const std::int64_t size : param.shape) {
+    if (size <= 0)
+      throw wrong(
+          fmt::format("parameter '{}' has a dimension of {}: give 1 or more", param.name, size));
+    if (static_cast<std::uint64_t>(size) > kMostElements / count)
+      throw wrong(
+          fmt::format("parameter '{}' of shape [{}] has more than {} elements: check its shape",
+                      param.name, fmt::join(param.shape, ", "), kMostElements));
+    count *= static_cast<std::uint64_t>(size);
+  }
+}
 
 ModelSpec model_of(const std::vector<EmbeddedParam>& params,
                    const std::vector<WholePlace>& pieces) {
@@ -35,11 +53,7 @@ ModelSpec model_of(const std::vector<EmbeddedParam>& params,
     if (!names.insert(param.name).second)
       throw wrong(fmt::format("two parameters have the name '{}': give each parameter its own name",
                               param.name));
-    for (const std::int64_t size : param.shape) {
-      if (size <= 0)
-        throw wrong(
-            fmt::format("parameter '{}' has a dimension of {}: give 1 or more", param.name, size));
-    }
+    require_shape(param);
     // Every parameter is a group of its own: its settings differ from others', if only by its count
     // of steps.
     ParamSpec spec{.name = param.name,

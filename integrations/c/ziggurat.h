@@ -828,9 +828,8 @@ ZIGGURAT_API ziggurat_status ziggurat_plan(const char* request, char* text, uint
 /// address is followed. The text is a JSON object of whole numbers:
 ///
 ///   "budget_bytes"    `host_bytes`, or what the engine takes by itself
-///   "smallest_bytes"  the least that works; if "budget_bytes" is more, the least for records of
-///   the
-///                     size that it has, which are the smaller the less memory there is
+///   "smallest_bytes"  the least that works; if "budget_bytes" is more, the least for its records,
+///                     which are the smaller the less memory there is
 ///   "all_bytes"       with so much all records stay, so that a step reads none
 ///   "records"         how many records the store has
 ///   "item_bytes"      the most that one of them takes while it is updated

@@ -179,8 +179,10 @@ Update update_of(const Training& training, const Machine& machine, const RankPar
   const double passes = layout.keeps_gathered ? 1 : 2;  // backward brings parameters again
   const int shards = layout.stage == 3 ? layout.shards() : 1;
   if (training.software.staged && shards > 1) {
-    // Gradients leave whole too.
-    update.gathered = steps * (passes + 1) * 2 * params.total() / machine.link_bandwidth;
+    // Gradients leave whole too, of adapters alone where there are some.
+    const double leave = training.lora.rank > 0 ? params.adapters : params.total();
+    const double come = passes * (params.total() + params.adapters);
+    update.gathered = steps * 2 * (come + leave) / machine.link_bandwidth;
     update.link += update.gathered;
   } else if (layout.params != Tier::kDevice) {
     update.link += steps * passes * 2 * params.total() / shards / machine.link_bandwidth;

@@ -281,6 +281,12 @@ TEST_F(CPlacement, DividesHostMemoryBeforeAnythingIsOpened) {
   EXPECT_REFUSED(divide("{}", 0, 2),
                  "kind is 2: give ZIGGURAT_HOST_MEMORY or ZIGGURAT_CUDA_MEMORY");
   EXPECT_REFUSED(divide(nullptr, 0), "settings is null");
+  // The product of which is 0 in 64 bits.
+  constexpr std::array<std::int64_t, 2> kHuge = {std::int64_t{1} << 32, std::int64_t{1} << 32};
+  params_[1].shape = kHuge.data();
+  params_[1].dimensions = kHuge.size();
+  EXPECT_REFUSED(divide(on_nvme, 0),
+                 "of shape [4294967296, 4294967296] has more than 1099511627776 elements");
 }
 
 TEST_F(CPlacement, OfWhatFitsNowhereIsAnErrorThatSaysWhatHelps) {
