@@ -61,6 +61,19 @@ std::optional<ParallelLayout> asked_layout(const Settings& settings, const Train
   return layout;
 }
 
+/// Returns the flags that would ask for what is taken where nothing was asked.
+std::string usual_flags(const Settings& settings, const Job& job) {
+  std::string said;
+  const auto taken = [&](std::string_view name, std::int64_t value) {
+    if (!settings.given(name)) said += fmt::format(" --{} {}", name, value);
+  };
+  taken("ranks", job.gpus);
+  taken("batch", job.micro_batch);
+  taken("context", job.sequence);
+  taken("accumulate", job.micro_batches);
+  return said;
+}
+
 void write_config(const StrategiesCommand& command, const Comparison& comparison) {
   if (!comparison.best)
     throw Error(ErrorCode::kInvalidArgument, "nothing fits, so no config can be written");
@@ -115,6 +128,7 @@ StrategiesCommand read_strategies_plan(const Settings& settings) {
   command.asks_fp32 = settings.given("dtype") && run.model.dtype == DType::kFloat32;
   job.lora.rank = settings.integer("lora_rank", {.min = 0, .max = 65'536});
   command.asked = asked_layout(settings, run, job.gpus);
+  command.usual = usual_flags(settings, job);
   command.json_path = settings.text("json");
   command.config_path = settings.text("write_config");
   command.nvme_path = settings.text("nvme_path");

@@ -18,6 +18,7 @@ struct StrategiesCommand {
   Job job;
   /// What a config file or flags ask for; it is judged first, beside the usual strategies.
   std::optional<ParallelLayout> asked;
+  std::string usual;  ///< " --batch 1": the flags of a job that were not given, as if they were
   bool asks_fp32 = false;   ///< which is said, and not planned
   std::string json_path;    ///< empty to print
   std::string config_path;  ///< a file for DeepSpeed's config of the recommendation; empty for none

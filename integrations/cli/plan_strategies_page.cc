@@ -45,8 +45,10 @@ void print_facts(const StrategiesCommand& command) {
         job.gpus, job.gpus == 1 ? "" : "s", job.machine.name, gb(job.machine.device_bytes),
         job.machine.device_bytes / static_cast<double>(kGiB), gb(job.machine.host_bytes),
         gb(job.machine.drive_bytes));
-  fmt::print("Micro-batches of {} sequence{} of {} tokens; a step is {} of them for each GPU\n",
-             job.micro_batch, job.micro_batch == 1 ? "" : "s", job.sequence, job.micro_batches);
+  fmt::print(
+      "Micro-batches of {} sequence{} of {} tokens; a step is {} of them for each GPU{}\n",
+      job.micro_batch, job.micro_batch == 1 ? "" : "s", job.sequence, job.micro_batches,
+      command.usual.empty() ? "" : fmt::format(" (not asked, so the usual:{})", command.usual));
   fmt::print(
       "Training in 16 bits with AdamW, a parameter's state: {:g} bytes + {:g} of its gradient + "
       "{:g} of its fp32 master and moments{}\n",
@@ -60,7 +62,7 @@ const char* device_column(const Machine& machine) {
 
 void print_row(const Verdict& one, char mark, std::string_view last) {
   fmt::print("{} {:<27}{:>8}{:>9}{:>9}  {:<19}{:>8}  {}\n", mark, one.name, gb(one.device_bytes),
-             gb(one.host_bytes), gb(one.drive_bytes), one.fits() ? effort_word(one.training) : "",
+             gb(one.host_bytes), gb(one.drive_bytes), effort_word(one.training),
              one.fits() ? fmt::format("{:.3g}", one.time.seconds) : "", last);
 }
 
@@ -76,9 +78,8 @@ void print_fitting(const Machine& machine, const Comparison& comparison) {
   }
   fmt::print(
       "* is where to begin: the first that fits, unless a later one is faster by more than {:.0f} "
-      "% "
-      "(the first takes {} times as long); offload only if nothing else fits. 2 is the second "
-      "choice, by the same rule without *.\n"
+      "% (the first takes more than {} times as long); offload only if nothing else fits. 2 is the "
+      "second choice, by the same rule without *.\n"
       "Recomputes: the least that fits. Selective: backward makes norms and activation functions "
       "again; full: each layer; chunks: the loss is made in chunks of tokens; host: inputs of "
       "layers go to host memory.\n",
@@ -102,7 +103,7 @@ void print_breaking(const Machine& machine, const Comparison& comparison) {
   if (std::ranges::none_of(comparison.verdicts, breaks)) return;
   fmt::print("\n  {:<27}{:>8}{:>9}{:>9}  {:<19}{:>8}  {}\n", "what does not fit",
              device_column(machine), "host GB", "NVMe GB", "recomputes", "",
-             "what is too much even if it recomputes so much");
+             "what is too much, with the recomputing that comes nearest");
   for (const Verdict& one : comparison.verdicts)
     if (breaks(one)) print_row(one, ' ', too_much(one));
 }
@@ -221,17 +222,18 @@ void print_time(const Verdict& best) {
 
 void print_exactness(const Machine& machine) {
   fmt::print(
-      "\nHow exact this is: memory is within 2 % (median) and 10 % (worst) of 21 measured settings "
-      "of FSDP2 with up to 235 billion parameters, before the margin of {:.0f} %. Time is within "
+      "\nHow exact this is: memory is within 2 % (median) and {:.0f} % (worst) of 21 measured "
+      "settings of FSDP2 with up to 235 billion parameters, before the margin of {:.0f} %, with "
+      "which none takes more. Time is within "
       "6 % on average of 720 steps on one node of A100, and 7 % of 55 on up to 512 of them; its "
       "constants were chosen with these steps in view. Other machines are assumed to reach the "
       "same shares of their figures: 28 runs on A6000, H100 and H200 took 1.02 to 2.9 times the "
-      "predicted time (median 1.45), so that step s compares strategies better than machines. "
-      "Offload is computed from bytes and links, and was not compared with runs "
+      "predicted time (median 1.45). Offload is computed from bytes and links, and was not "
+      "compared with runs "
       "(bench/results/oracles_202611.md).\n"
       "Figures of {}: {}.\n"
       "When to choose what, and the pitfalls of each: docs/choosing.md.\n",
-      kMemoryMargin * 100, machine.name, machine.figures);
+      kMemoryWorstError * 100, kMemoryMargin * 100, machine.name, machine.figures);
 }
 
 }  // namespace

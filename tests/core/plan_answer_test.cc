@@ -147,6 +147,21 @@ TEST(PlanAnswer, TheReasonSinglesOutTheChoice) {
                     HasSubstr("plain FSDP2 works from 1,024 on")));
 }
 
+// A GPU that is fuller than the worst error known leaves room for is not said to fit without more.
+TEST(PlanAnswer, WarnsWhereTheErrorIsLargerThanTheRoom) {
+  Job job = job_of("llama-3-8b", "4090", 1);
+  const auto said = [&] { return answer(job, compare(job)); };
+  EXPECT_THAT(said(), AllOf(StartsWith("It fits, but barely: llama-3-8b trains"),
+                            HasSubstr("It may run out: GPU memory is 96 % full")));
+  const Comparison comparison = compare(job);
+  const Verdict& best = comparison.verdicts.at(comparison.best.value());
+  const double worst = best.device_bytes + best.memory.device_bytes() * kMemoryWorstError;
+  job.machine.device_bytes = worst + 1e6;
+  EXPECT_THAT(said(), AllOf(StartsWith("It fits: "), Not(HasSubstr("run out"))));
+  job.machine.device_bytes = worst - 1e6;
+  EXPECT_THAT(said(), StartsWith("It fits, but barely: "));
+}
+
 // Each remedy that is named makes it fit, and one that is called too little does not.
 TEST(PlanAnswer, WhereNothingFitsItNamesWhatWouldHelp) {
   Job job = job_of("qwen2.5-7b", "laptop-8gb", 1);

@@ -268,6 +268,11 @@ TEST_F(CliPlan, ComparesStrategiesOnAMachine) {
                          HasSubstr("* is where to begin"), HasSubstr("you do not need offload"),
                          HasSubstr("States alone would fit on 2 GPUs"),
                          HasSubstr("How exact this is"), HasSubstr("docs/choosing.md")));
+  EXPECT_THAT(out, HasSubstr("for each GPU (not asked, so the usual: --ranks 8 --batch 1 --context "
+                             "4096 --accumulate 4)\n"));
+  EXPECT_THAT(shown({"--model", "llama-3-8b", "--machine", "h100x8", "--ranks", "8", "--batch", "1",
+                     "--context", "4096", "--accumulate", "4"}),
+              HasSubstr("a step is 4 of them for each GPU\n"));
   // What fits says what fills first; what does not, what is too much with which effort.
   EXPECT_THAT(out, ::testing::ContainsRegex(
                        "what fills first\n\\* FSDP2.*% full, the largest part activations\n"));

@@ -75,13 +75,23 @@ std::string answer(const Job& job, const Comparison& comparison) {
   if (comparison.asked == comparison.best) return said + "Nothing better is known here.";
   const double tokens = static_cast<double>(job.sequence) * static_cast<double>(job.micro_batch) *
                         static_cast<double>(job.micro_batches) * job.gpus;
+  const TierNeed* const tight = best.barely_fits();
+  const char* const verdict = comparison.asked ? "Recommended" : "It fits";
+  said += fmt::format(
+      "{}{}: {} trains on {}{}. A step of {} tokens takes {:.3g} s by this estimate, "
+      "which is {} tokens a second; times compare strategies better than machines.",
+      verdict,
+      tight == nullptr   ? ""
+      : comparison.asked ? ", though it barely fits"
+                         : ", but barely",
+      job.model.name, on_what(job, best), how(best.training),
+      grouped(static_cast<std::int64_t>(tokens)), best.time.seconds,
+      about(tokens / best.time.seconds));
+  if (tight == nullptr) return said;
   return said + fmt::format(
-                    "{}: {} trains on {}{}. A step of {} tokens takes {:.3g} s by this "
-                    "estimate, which is {} tokens a second.",
-                    comparison.asked ? "Recommended" : "It fits", job.model.name,
-                    on_what(job, best), how(best.training),
-                    grouped(static_cast<std::int64_t>(tokens)), best.time.seconds,
-                    about(tokens / best.time.seconds));
+                    " It may run out: {} is {:.0f} % full, and estimates of it were off by up "
+                    "to {:.0f} %.",
+                    name_of(tight->tier), 100 * tight->share(), 100 * kMemoryWorstError);
 }
 
 }  // namespace ziggurat

@@ -210,6 +210,16 @@ std::string Verdict::breaks_first() const {
                      first.most_of_it());
 }
 
+const TierNeed* Verdict::barely_fits() const noexcept {
+  const auto device = std::ranges::find(needs, Tier::kDevice, &TierNeed::tier);
+  // Where the cores are the device, its memory is the host's.
+  const auto found =
+      device != needs.end() ? device : std::ranges::find(needs, Tier::kHost, &TierNeed::tier);
+  // The margin is the allocator's.
+  const double worse = memory.device_bytes() * kMemoryWorstError;
+  return fits() && found != needs.end() && found->bytes + worse > found->room ? &*found : nullptr;
+}
+
 Training training_of(const Job& job, System system, const ParallelLayout& layout) {
   Training training;
   training.model = job.model;

@@ -25,6 +25,8 @@ namespace ziggurat {
 /// What a prediction of device memory is raised by, for the allocator's blocks: with it no measured
 /// run that is known here takes more (bench/oracles.py).
 inline constexpr double kMemoryMargin = 0.06;
+/// How far a prediction of device memory, before it is raised, was off at worst (bench/oracles.py).
+inline constexpr double kMemoryWorstError = 0.10;
 /// What lies on a GPU beside the allocator: a CUDA context with its libraries, and for each
 /// communicator the buffers of 16 channels in two directions, 4 MiB each (NCCL_BUFFSIZE's default).
 inline constexpr double kContextBytes = 0.6e9;
@@ -85,6 +87,9 @@ struct Verdict {
   /// much if the training grew, and how full that is.
   std::string breaks_first() const;
   bool fits() const noexcept { return refusal.empty() && needs.front().fits(); }
+  /// Returns the memory of the device if the worst error known of a prediction would be too much
+  /// for it; else null.
+  const TierNeed* barely_fits() const noexcept;
   bool offloads() const noexcept {
     return training.layout.params != Tier::kDevice || training.layout.optimizer != Tier::kDevice;
   }
