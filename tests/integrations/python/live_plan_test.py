@@ -298,6 +298,45 @@ def test_what_cannot_be_planned_is_refused():
         ziggurat.torch.plan(model, batch, loss=square)
 
 
+class InOneMemory(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        both = torch.randn(2, 64, 64)
+        self.one, self.other = torch.nn.Parameter(both[0]), torch.nn.Parameter(both[1])
+
+    def forward(self, x):
+        return x @ self.one @ self.other
+
+
+class Quantized(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+        self.scale = torch.nn.Parameter(torch.ones(64, dtype=torch.int8), requires_grad=False)
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+#: What offload() refuses, and a word of its reason.
+NOT_OFFLOADED = {
+    "float64": (lambda: mlp(torch.float64), lambda count: torch.randn(count, 64).double(), "float64"),
+    "int8": (Quantized, rows(64), "int8"),
+    "channels last": (lambda: conv().to(memory_format=torch.channels_last), rows(3, 12, 12), "order of its indices"),
+    "one memory": (InOneMemory, rows(64), "memory"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OFFLOADED)
+def test_what_offload_refuses_is_planned_without_its_rows(name):
+    torch.manual_seed(1)
+    make, batch, why = NOT_OFFLOADED[name]
+    plan = check(make(), batch(32))
+    assert [one.strategy for one in plan.strategies] == ["plain"]
+    assert why in plan.no_offload
+    assert f"offload() is left out: {plan.no_offload}" in str(plan)
+
+
 def test_importing_does_not_load_what_a_plan_records_with():
     ours = "[m for m in sys.modules if 'ziggurat' in m and ('live_' in m or 'recorded_' in m)]"
     program = f"import sys, ziggurat.torch; print({ours})"

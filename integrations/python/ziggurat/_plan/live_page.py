@@ -129,6 +129,7 @@ class LivePlan:
     machine: str
     ranks: int
     strategies: tuple[Fit, ...]
+    no_offload: str | None  #: why offload() is not among them
 
     def __str__(self) -> str:
         return "\n\n".join("\n".join(lines) for lines in (self._head(), self._lines(), self._fits()))
@@ -162,4 +163,6 @@ class LivePlan:
             columns = "".join(f"{size_text(its) if its else '-':>12}" for its in sizes)
             over = max(one.bytes - one.room, one.host_bytes - one.host_room)
             lines.append(f"{one.strategy:<46}{columns}  {'fits' if one.fits else f'{size_text(over)} too much'}")
+        if self.no_offload is not None:
+            lines.append(f"offload() is left out: {self.no_offload}")
         return lines

@@ -66,6 +66,7 @@ def live_plan(
         unit=unit_bytes,
         accumulation=accumulation,
     )
+    fits, no_offload = strategies(model, type(optimizer).__name__, held, room, ranks)
     return LivePlan(
         params=sum(param.numel() for param in model.parameters()),
         trained=sum(param.numel() for param in model.parameters() if param.requires_grad),
@@ -79,7 +80,8 @@ def live_plan(
         peak_bytes=held.peak_bytes,
         machine=room.name,
         ranks=ranks,
-        strategies=tuple(strategies(model, type(optimizer).__name__, held, room, ranks)),
+        strategies=fits,
+        no_offload=no_offload,
     )
 
 
@@ -233,7 +235,7 @@ def _shared(model: torch.nn.Module) -> tuple[str, ...]:
 
 
 def _largest_unit(model: torch.nn.Module) -> tuple[str, int]:
-    units = divide(model, "auto", also_meta=True).units
+    units = divide(model, "auto", checks=False).units
     sizes = [(sum(param.nbytes for _, param in unit.params), unit.name) for unit in units]
     size_bytes, name = max(sizes, default=(0, ROOT))
     return name, size_bytes
