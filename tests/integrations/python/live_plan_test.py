@@ -260,10 +260,57 @@ def test_a_plan_by_shapes_is_near():
         assert 0.7 * seen.peak_bytes < told.peak_bytes < 1.3 * seen.peak_bytes, f"{make}: {told}\n{seen}"
 
 
-def test_gradients_that_have_no_room_are_planned_by_shapes():
-    plan = ziggurat.torch.plan(mlp(), torch.randn(8, 64), loss=square, free_memory="64KiB")
+def test_gradients_that_have_no_room_are_planned_by_shapes(monkeypatch):
+    monkeypatch.setattr("ziggurat._plan.live_plan.free_bytes", lambda: 64 << 10)
+    plan = ziggurat.torch.plan(mlp(), torch.randn(8, 64), loss=square, free_memory="80GiB")
     assert "no room for gradients" in plan.by
-    assert not plan.strategies[0].fits
+    assert plan.strategies[0].fits
+    assert not ziggurat.torch.plan(mlp(), torch.randn(8, 64), loss=square, free_memory="64KiB").strategies[0].fits
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_steps_that_have_no_room_are_planned_by_shapes(error):
+    seen = []
+
+    class Large(torch.nn.Linear):
+        def forward(self, x):
+            if not x.is_meta:
+                seen.append(len(x))
+                if len(x) > 3:
+                    raise error("no")
+            return super().forward(x)
+
+    plan = ziggurat.torch.plan(Large(64, 64), torch.randn(32, 64), loss=square)
+    assert "no room for a step" in plan.by
+    assert max(seen) < 32
+
+
+class Centers(torch.nn.Module):
+    """Writes its parameters in each forward, in three ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(50, 64, max_norm=1.0)
+        self.mean, self.slow = torch.nn.Parameter(torch.zeros(64)), torch.nn.Linear(64, 64).requires_grad_(False)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        self.mean.data.copy_(x.mean((0, 1)))
+        with torch.no_grad():
+            self.slow.weight.mul_(0.9).add_(1)
+        return self.slow(x - self.mean)
+
+
+def test_parameters_that_a_forward_writes_are_as_they_were():
+    torch.manual_seed(1)
+    model = Centers()
+    model.table.weight.data[0, 0] = float("nan")
+    before = [one.detach().clone() for one in model.parameters()]
+    versions = [one._version for one in model.parameters()]
+    ziggurat.torch.plan(model, torch.randint(1, 50, (16, 4)), loss=square)
+    for was, param in zip(before, model.parameters(), strict=True):
+        assert torch.equal(was.nan_to_num(7), param.nan_to_num(7))
+    assert [one._version for one in model.parameters()] == versions
 
 
 def test_a_gpt_of_ranks_and_of_a_machine():

@@ -19,6 +19,7 @@ from ziggurat._plan.live_page import Held, LivePlan, Room
 from ziggurat._plan.live_strategies import strategies
 from ziggurat._plan.recorded_step import Moment, Runs, Step, bytes_of_storages, on_meta, plain, recorded, tensors
 from ziggurat._plan.recorded_update import optimizer_of, recorded_update
+from ziggurat._plan.unchanged import kept
 from ziggurat._units.refusals import check_sharing
 from ziggurat._units.units import ROOT, divide
 
@@ -46,7 +47,7 @@ def live_plan(
     update = recorded_update(optimizer)
     free = _free(model, optimizer) if free_memory is None else bytes_of("free_memory", free_memory)
     room = Room("this machine", free / ranks, 0.0) if machine is None else _room_of(machine)
-    step, by, fixed = _recorded(model, _runs(model, loss), batch, free)
+    step, by, fixed = _recorded(model, _runs(model, loss), batch)
     sizes = list(_by_storage(model.parameters()))
     by_dtype: dict[str, int] = {}
     for dtype, size_bytes, _ in sizes:
@@ -121,15 +122,30 @@ def _runs(model: torch.nn.Module, loss: Loss | None) -> Runs:
 # -- a step of the whole batch, from steps of a few rows
 
 
-def _recorded(model: torch.nn.Module, run: Runs, batch: Any, free: int) -> tuple[Step, str, float]:
+def _recorded(model: torch.nn.Module, run: Runs, batch: Any) -> tuple[Step, str, float]:
     """Returns a step of the whole batch, how it was found, and what a forward saves of no rows."""
     rows = _rows_of(batch)
-    grads = sum(size_bytes for _, size_bytes, trained in _by_storage(model.parameters()) if trained)
-    on = {param.device for param in model.parameters()}
-    if any(one.type == "meta" for one in on):
+    if any(param.is_meta for param in model.parameters()):
         return _of_shapes(model, run, batch, rows, "by shapes, without what kernels take for themselves")
-    if grads > free:
-        return _of_shapes(model, run, batch, rows, "by shapes, since memory has no room for gradients")
+    if _has_no_room(model, _free_here(model)):
+        why = "since memory has no room for gradients and a copy of parameters"
+        return _of_shapes(model, run, batch, rows, f"by shapes, {why}")
+    try:
+        with kept(model.parameters()):
+            return _of_rows(model, run, batch, rows, _free_here(model))
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+    return _of_shapes(model, run, batch, rows, "by shapes, since memory has no room for a step")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """PyTorch's allocator of host memory has no class of error of its own."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
+def _of_rows(model: torch.nn.Module, run: Runs, batch: Any, rows: int, free: int) -> tuple[Step, str, float]:
+    """Does what _recorded() does, by steps that are made. `free`: what one may take."""
     if rows <= _CHECKED:
         return _of_all(model, run, batch, rows)
     try:
@@ -137,7 +153,10 @@ def _recorded(model: torch.nn.Module, run: Runs, batch: Any, free: int) -> tuple
         *steps, check = [recorded(model, run, _cut(batch, rows, few), few) for few in (*_ROWS, _CHECKED)]
     except InvalidArgument:
         raise
-    except Exception:  # the model takes no part of this batch
+    except Exception as error:
+        if _is_out_of_memory(error):
+            raise
+        # The model takes no part of this batch.
         return _of_all(model, run, batch, rows)
     text = f"by steps of {', '.join(map(str, _ROWS))} and {_CHECKED} rows"
     if _is_as(steps, check):
@@ -251,6 +270,27 @@ def _free(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
     if gpus:
         return own + int(sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus))
     return own + free_bytes()
+
+
+def _has_no_room(model: torch.nn.Module, free: int) -> bool:
+    """Returns whether this machine lacks room for what each step of plan() itself takes beside activations."""
+    grads: dict[str, int] = {}
+    copies = 0
+    for param in model.parameters():
+        copies += param.nbytes
+        grads[param.device.type] = grads.get(param.device.type, 0) + param.nbytes * param.requires_grad
+    if set(grads) <= {"cpu"}:
+        return copies + grads.get("cpu", 0) > free
+    return copies + grads.get("cpu", 0) > free_bytes() or grads.get("cuda", 0) > free
+
+
+def _free_here(model: torch.nn.Module) -> int:
+    """Returns what a step of plan() itself may take of this machine, where the model computes."""
+    gpus = {param.device for param in model.parameters() if param.device.type == "cuda"}
+    if not gpus:
+        return free_bytes()
+    cached = sum(torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu) for gpu in gpus)
+    return cached + int(sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus))
 
 
 def _room_of(machine: str) -> Room:

@@ -96,7 +96,7 @@ def plan(
     ``accumulation``, ``ranks``, ``free_memory``
         As below.
 
-    A model on the meta device, or one for whose gradients memory has no room, is judged by its shapes: what kernels take
+    A model on the meta device, or one for whose gradients and a copy of its parameters this machine's memory has no room, is judged by its shapes: what kernels take
     for themselves is not counted, and a value that the forward asks for is 0.
 
     Without a `batch`, returns what a run of `model` takes and moves, and the least time of a step. Nothing is allocated,

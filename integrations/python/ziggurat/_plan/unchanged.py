@@ -6,11 +6,14 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
+from ziggurat._pytorch.torch_private import address_of, has_storage
+
+_PIECE_BYTES = 64 << 20  # that are compared at once, which a GPU has room for
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 Stand = Callable[[torch.Tensor], torch.Tensor]  # makes what computes in a parameter's or buffer's place
@@ -41,6 +44,27 @@ def unchanged(model: torch.nn.Module, param: Stand, buffer: Stand) -> Iterator[d
                     table.update(entries)
             for one, grad in own_grads:
                 one.grad = grad
+
+
+@contextlib.contextmanager
+def kept(params: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Gives parameters their values again that the block has written over. Their copies are in host memory."""
+    storages = {address_of(one.untyped_storage()): one.untyped_storage() for one in params if has_storage(one)}
+    found = [_as_bytes(storage) for storage in storages.values() if storage.device.type != "meta"]
+    copies = [one.to("cpu", copy=True) for one in found]
+    try:
+        yield
+    finally:
+        for one, copy in zip(found, copies, strict=True):
+            # What is as it was is not written, since it may be a file's.
+            for piece, own in zip(one.split(_PIECE_BYTES), copy.split(_PIECE_BYTES), strict=True):
+                there = own.to(one.device)
+                if not torch.equal(piece, there):
+                    piece.copy_(there)
+
+
+def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload, no-any-return]
 
 
 def _swap(modules: list[torch.nn.Module], param: Stand, buffer: Stand) -> dict[torch.nn.Parameter, torch.Tensor]:
