@@ -285,6 +285,40 @@ def test_steps_that_have_no_room_are_planned_by_shapes(error):
     assert max(seen) < 32
 
 
+class SetUp(torch.nn.Module):
+    """Sets itself up in its first forward, by a hook that removes itself and a buffer that is not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+        self.handle = self.register_forward_pre_hook(self.begin)
+
+    @staticmethod
+    def begin(module, _):
+        module.handle.remove()
+        module.register_buffer("scale", torch.ones(64), persistent=False)
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+def test_hooks_that_remove_themselves_are_there_again():
+    model = SetUp()
+    ziggurat.torch.plan(model, torch.randn(16, 64), loss=square)
+    assert len(model._forward_pre_hooks) == 1
+    assert not model._non_persistent_buffers_set and not hasattr(model, "scale")
+    model(torch.randn(4, 64))
+    assert not model._forward_pre_hooks and torch.equal(model.scale, torch.ones(64))
+
+
+def test_rows_of_a_data_set_are_counted_alone():
+    every = torch.randn(100_000, 64)
+    plan = check(mlp(), every[:32])
+    assert plan.held.batch == every[:32].nbytes
+    wide = ziggurat.torch.plan(mlp(), torch.zeros(1, 64).expand(32, 64), loss=square)
+    assert wide.held.batch == 64 * 4
+
+
 class Centers(torch.nn.Module):
     """Writes its parameters in each forward, in three ways."""
 

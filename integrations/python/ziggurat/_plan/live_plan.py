@@ -57,7 +57,7 @@ def live_plan(
         params=sum(size_bytes for _, size_bytes, _ in sizes),
         trained=sum(size_bytes for _, size_bytes, trained in sizes if trained),
         buffers=sum(bytes_of_storages(model.buffers()).values()),
-        batch=sum(bytes_of_storages(tensors(batch)).values()),
+        batch=_bytes_of_views(tensors(batch)),
         state=update.state,
         beside_update=update.beside,
         moments=step.moments,
@@ -240,6 +240,16 @@ def _by_storage(params: Iterable[torch.Tensor]) -> Iterator[tuple[str, int, bool
             trains = param.requires_grad or (before is not None and before[2])
             found[address] = (str(param.dtype).removeprefix("torch."), size_bytes, trains)
     yield from found.values()
+
+
+def _bytes_of_views(found: Iterable[torch.Tensor]) -> int:
+    """Returns what a batch takes, of which the storages may be a whole data set's."""
+    views: dict[int, int] = {}
+    its = list({id(one): one for one in found}.values())
+    for one in its:
+        for address in bytes_of_storages([one]):
+            views[address] = views.get(address, 0) + one.nbytes
+    return sum(min(size_bytes, views[address]) for address, size_bytes in bytes_of_storages(its).items())
 
 
 def _shared(model: torch.nn.Module) -> tuple[str, ...]:

@@ -96,8 +96,8 @@ def plan(
     ``accumulation``, ``ranks``, ``free_memory``
         As below.
 
-    A model on the meta device, or one for whose gradients and a copy of its parameters this machine's memory has no room, is judged by its shapes: what kernels take
-    for themselves is not counted, and a value that the forward asks for is 0.
+    A model on the meta device, or one for whose gradients and a copy of whose parameters this machine has no room, is
+    judged by its shapes: what kernels take for themselves is not counted, and a value that the forward asks for is 0.
 
     Without a `batch`, returns what a run of `model` takes and moves, and the least time of a step. Nothing is allocated,
     and no parameter is read: it may be a model on the meta device, or one that was offloaded, whose own
