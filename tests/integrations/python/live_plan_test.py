@@ -418,6 +418,65 @@ def test_what_offload_refuses_is_planned_without_its_rows(name):
     assert f"offload() is left out: {plan.no_offload}" in str(plan)
 
 
+def test_words_for_what_has_no_step():
+    model, batch = torch.nn.Linear(64, 4), torch.randn(8, 64)
+
+    def refused(words, module, *how, kind=InvalidArgument):
+        with pytest.raises(kind, match=words):
+            ziggurat.torch.plan(module, batch, *how, loss=square)
+
+    refused("is trained", torch.nn.Linear(64, 4).requires_grad_(False))
+    refused("is trained", torch.nn.ReLU())
+    refused("is None", model, None)
+    refused("the class SGD", model, torch.optim.SGD)
+    refused("is a list", model, list(model.parameters()))
+    scripted = torch.jit.trace(model, batch)
+    refused("module '0' is a Top", torch.nn.Sequential(scripted), kind=ziggurat.Unimplemented)
+
+
+def test_a_dictionary_with_a_loss_and_a_cpu_that_is_named():
+    class Losses(torch.nn.Linear):
+        def forward(self, x):
+            return {"loss": super().forward(x).mean()}
+
+    plan = ziggurat.torch.plan(Losses(64, 4), torch.randn(8, 64), device=torch.device("cpu"))
+    assert plan.held.grads == 4 * (64 + 1) * 4
+
+
+def test_the_page_says_the_mode():
+    model, batch = mlp(), torch.randn(16, 64)
+    assert "\nin train mode\n" in str(ziggurat.torch.plan(model, batch, loss=square))
+    plan = ziggurat.torch.plan(model.eval(), batch, loss=square)
+    assert not plan.trains
+    assert "in eval mode, without dropout" in str(plan)
+
+
+class Counts(torch.optim.SGD):
+    """An optimizer with attributes of its own."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.1, momentum=0.9)
+        self.rate, self.norms, self.calls = 0.5, [], 0
+
+    def step(self, closure=None):
+        self.calls += 1
+        self.norms.append(self.rate)
+        return super().step(closure)
+
+
+def test_an_optimizer_with_attributes_of_its_own():
+    model = mlp()
+    optimizer = Counts(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    called_back = []
+    optimizer.register_step_pre_hook(lambda *how: called_back.append("before"))
+    plan = ziggurat.torch.plan(model, torch.randn(16, 64), optimizer, loss=square)
+    assert plan.held.state == sum(param.nbytes for param in model.parameters())
+    assert (optimizer.norms, optimizer.calls, called_back, len(optimizer.state)) == ([], 0, [], 0)
+    assert "step" in vars(optimizer) and scheduler.optimizer is optimizer
+    assert not getattr(optimizer, "_opt_called", False)
+
+
 def test_importing_does_not_load_what_a_plan_records_with():
     ours = "[m for m in sys.modules if 'ziggurat' in m and ('live_' in m or 'recorded_' in m)]"
     program = f"import sys, ziggurat.torch; print({ours})"

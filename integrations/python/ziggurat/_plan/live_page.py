@@ -121,6 +121,7 @@ class LivePlan:
     shared: tuple[str, ...]  #: names of parameters that have another name already, each counted once
     by_dtype: dict[str, int]  #: bytes of parameters
     optimizer: str
+    trains: bool  #: whether the module was in train mode, and not in eval mode
     rows: int  #: of the batch
     by: str  #: how the step was found
     largest_unit: str
@@ -141,6 +142,9 @@ class LivePlan:
         return [
             f"{self.params:,} parameters{frozen}: {types}; {self.optimizer}",
             *(f"{name} is shared, and is counted once" for name in self.shared),
+            "in train mode"
+            if self.trains
+            else "in eval mode, without dropout and gradient checkpointing: for those call model.train() before",
             f"a batch of {self.rows} rows, found {self.by}",
             f"a forward saves {size_text(held.saved)} for backward"
             + (f", of which {size_text(held.saved_fixed)} do not grow with the batch" if held.saved_fixed > 0 else ""),

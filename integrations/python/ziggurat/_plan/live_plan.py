@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from ziggurat._library.abi import call
-from ziggurat._library.native import InvalidArgument
+from ziggurat._library.native import InvalidArgument, Unimplemented
 from ziggurat._memory.memory import bytes_of, free_bytes
 from ziggurat._plan.live_page import Held, LivePlan, Room
 from ziggurat._plan.live_strategies import strategies
@@ -74,6 +74,7 @@ def live_plan(
         shared=_shared(model),
         by_dtype=by_dtype,
         optimizer=update.name,
+        trains=model.training,
         rows=step.rows,
         by=by,
         largest_unit=unit,
@@ -92,6 +93,17 @@ def _plain_module(model: torch.nn.Module) -> torch.nn.Module:
         model = model.module
     model = getattr(model, "_orig_mod", model)
     check_sharing(model)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Unimplemented(
+                f"plan(): module '{name or 'the model'}' is a {type(module).__name__}, which computes with "
+                "no parameters but its own: give plan() the module that it was made from"
+            )
+    if not any(param.requires_grad for param in model.parameters()):
+        raise InvalidArgument(
+            "plan(): no parameter of the model is trained, so that there is no step: call requires_grad_() of those to "
+            "train before"
+        )
     if any(isinstance(param, torch.nn.parameter.UninitializedTensorMixin) for param in model.parameters()):
         raise InvalidArgument("plan(): the model has lazy parameters without a shape: call it once before")
     return model
@@ -107,7 +119,7 @@ def _runs(model: torch.nn.Module, loss: Loss | None) -> Runs:
             output = model(**batch)
         else:
             output = model(*batch)
-        its = getattr(output, "loss", None) if loss is None else loss(output, batch)
+        its = _loss_in(output) if loss is None else loss(output, batch)
         if its is None and isinstance(output, torch.Tensor) and output.numel() == 1:
             its = output
         if not isinstance(its, torch.Tensor) or its.numel() != 1:
@@ -117,6 +129,10 @@ def _runs(model: torch.nn.Module, loss: Loss | None) -> Runs:
         return its, output
 
     return run
+
+
+def _loss_in(output: Any) -> Any:
+    return output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
 
 
 # -- a step of the whole batch, from steps of a few rows

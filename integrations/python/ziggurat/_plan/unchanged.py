@@ -70,7 +70,8 @@ def _tables_of(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload, no-any-return]
+    made = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return made.set_(storage)  # type: ignore[call-overload, no-any-return]
 
 
 def _swap(modules: list[torch.nn.Module], param: Stand, buffer: Stand) -> dict[torch.nn.Parameter, torch.Tensor]:
