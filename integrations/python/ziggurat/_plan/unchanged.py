@@ -23,8 +23,8 @@ Stand = Callable[[torch.Tensor], torch.Tensor]  # makes what computes in a param
 @contextlib.contextmanager
 def unchanged(model: torch.nn.Module, param: Stand, buffer: Stand) -> Iterator[dict[torch.nn.Parameter, torch.Tensor]]:
     """Computes in the block with stand-ins of parameters and buffers, which `param` and `buffer` make, one for each
-    however many modules share it. Yields those of parameters. All attributes of modules have their values again afterwards; what a
-    forward changes inside of a list or dictionary that is not PyTorch's own, it has changed."""
+    however many modules share it. Yields those of parameters. All attributes of modules have their values again
+    afterwards; what a forward changes inside of a list or dictionary that is not PyTorch's own, it has changed."""
     modules = list(dict.fromkeys(model.modules()))
     attributes = [dict(vars(module)) for module in modules]
     tables = [_tables_of(module) for module in modules]
