@@ -121,6 +121,7 @@ class LivePlan:
     shared: tuple[str, ...]  #: names of parameters that have another name already, each counted once
     by_dtype: dict[str, int]  #: bytes of parameters
     optimizer: str
+    trains: bool  #: whether the module was in train mode, and not in eval mode
     rows: int  #: of the batch
     by: str  #: how the step was found
     largest_unit: str
@@ -129,6 +130,7 @@ class LivePlan:
     machine: str
     ranks: int
     strategies: tuple[Fit, ...]
+    no_offload: str | None  #: why offload() is not among them
 
     def __str__(self) -> str:
         return "\n\n".join("\n".join(lines) for lines in (self._head(), self._lines(), self._fits()))
@@ -140,6 +142,9 @@ class LivePlan:
         return [
             f"{self.params:,} parameters{frozen}: {types}; {self.optimizer}",
             *(f"{name} is shared, and is counted once" for name in self.shared),
+            "in train mode"
+            if self.trains
+            else "in eval mode, without dropout and gradient checkpointing: for those call model.train() before",
             f"a batch of {self.rows} rows, found {self.by}",
             f"a forward saves {size_text(held.saved)} for backward"
             + (f", of which {size_text(held.saved_fixed)} do not grow with the batch" if held.saved_fixed > 0 else ""),
@@ -162,4 +167,6 @@ class LivePlan:
             columns = "".join(f"{size_text(its) if its else '-':>12}" for its in sizes)
             over = max(one.bytes - one.room, one.host_bytes - one.host_room)
             lines.append(f"{one.strategy:<46}{columns}  {'fits' if one.fits else f'{size_text(over)} too much'}")
+        if self.no_offload is not None:
+            lines.append(f"offload() is left out: {self.no_offload}")
         return lines

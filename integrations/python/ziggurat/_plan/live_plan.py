@@ -13,12 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from ziggurat._library.abi import call
-from ziggurat._library.native import InvalidArgument
+from ziggurat._library.native import InvalidArgument, Unimplemented
 from ziggurat._memory.memory import bytes_of, free_bytes
 from ziggurat._plan.live_page import Held, LivePlan, Room
 from ziggurat._plan.live_strategies import strategies
 from ziggurat._plan.recorded_step import Moment, Runs, Step, bytes_of_storages, on_meta, plain, recorded, tensors
 from ziggurat._plan.recorded_update import optimizer_of, recorded_update
+from ziggurat._plan.unchanged import kept
 from ziggurat._units.refusals import check_sharing
 from ziggurat._units.units import ROOT, divide
 
@@ -46,7 +47,7 @@ def live_plan(
     update = recorded_update(optimizer)
     free = _free(model, optimizer) if free_memory is None else bytes_of("free_memory", free_memory)
     room = Room("this machine", free / ranks, 0.0) if machine is None else _room_of(machine)
-    step, by, fixed = _recorded(model, _runs(model, loss), batch, free)
+    step, by, fixed = _recorded(model, _runs(model, loss), batch)
     sizes = list(_by_storage(model.parameters()))
     by_dtype: dict[str, int] = {}
     for dtype, size_bytes, _ in sizes:
@@ -56,7 +57,7 @@ def live_plan(
         params=sum(size_bytes for _, size_bytes, _ in sizes),
         trained=sum(size_bytes for _, size_bytes, trained in sizes if trained),
         buffers=sum(bytes_of_storages(model.buffers()).values()),
-        batch=sum(bytes_of_storages(tensors(batch)).values()),
+        batch=_bytes_of_views(tensors(batch)),
         state=update.state,
         beside_update=update.beside,
         moments=step.moments,
@@ -66,12 +67,14 @@ def live_plan(
         unit=unit_bytes,
         accumulation=accumulation,
     )
+    fits, no_offload = strategies(model, type(optimizer).__name__, held, room, ranks)
     return LivePlan(
         params=sum(param.numel() for param in model.parameters()),
         trained=sum(param.numel() for param in model.parameters() if param.requires_grad),
         shared=_shared(model),
         by_dtype=by_dtype,
         optimizer=update.name,
+        trains=model.training,
         rows=step.rows,
         by=by,
         largest_unit=unit,
@@ -79,7 +82,8 @@ def live_plan(
         peak_bytes=held.peak_bytes,
         machine=room.name,
         ranks=ranks,
-        strategies=tuple(strategies(model, type(optimizer).__name__, held, room, ranks)),
+        strategies=fits,
+        no_offload=no_offload,
     )
 
 
@@ -89,6 +93,17 @@ def _plain_module(model: torch.nn.Module) -> torch.nn.Module:
         model = model.module
     model = getattr(model, "_orig_mod", model)
     check_sharing(model)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Unimplemented(
+                f"plan(): module '{name or 'the model'}' is a {type(module).__name__}, which computes with "
+                "no parameters but its own: give plan() the module that it was made from"
+            )
+    if not any(param.requires_grad for param in model.parameters()):
+        raise InvalidArgument(
+            "plan(): no parameter of the model is trained, so that there is no step: call requires_grad_() of those to "
+            "train before"
+        )
     if any(isinstance(param, torch.nn.parameter.UninitializedTensorMixin) for param in model.parameters()):
         raise InvalidArgument("plan(): the model has lazy parameters without a shape: call it once before")
     return model
@@ -104,7 +119,7 @@ def _runs(model: torch.nn.Module, loss: Loss | None) -> Runs:
             output = model(**batch)
         else:
             output = model(*batch)
-        its = getattr(output, "loss", None) if loss is None else loss(output, batch)
+        its = _loss_in(output) if loss is None else loss(output, batch)
         if its is None and isinstance(output, torch.Tensor) and output.numel() == 1:
             its = output
         if not isinstance(its, torch.Tensor) or its.numel() != 1:
@@ -116,18 +131,37 @@ def _runs(model: torch.nn.Module, loss: Loss | None) -> Runs:
     return run
 
 
+def _loss_in(output: Any) -> Any:
+    return output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+
+
 # -- a step of the whole batch, from steps of a few rows
 
 
-def _recorded(model: torch.nn.Module, run: Runs, batch: Any, free: int) -> tuple[Step, str, float]:
+def _recorded(model: torch.nn.Module, run: Runs, batch: Any) -> tuple[Step, str, float]:
     """Returns a step of the whole batch, how it was found, and what a forward saves of no rows."""
     rows = _rows_of(batch)
-    grads = sum(size_bytes for _, size_bytes, trained in _by_storage(model.parameters()) if trained)
-    on = {param.device for param in model.parameters()}
-    if any(one.type == "meta" for one in on):
+    if any(param.is_meta for param in model.parameters()):
         return _of_shapes(model, run, batch, rows, "by shapes, without what kernels take for themselves")
-    if grads > free:
-        return _of_shapes(model, run, batch, rows, "by shapes, since memory has no room for gradients")
+    if _has_no_room(model, _free_here(model)):
+        why = "since memory has no room for gradients and a copy of parameters"
+        return _of_shapes(model, run, batch, rows, f"by shapes, {why}")
+    try:
+        with kept(model.parameters()):
+            return _of_rows(model, run, batch, rows, _free_here(model))
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+    return _of_shapes(model, run, batch, rows, "by shapes, since memory has no room for a step")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """PyTorch's allocator of host memory has no class of error of its own."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
+def _of_rows(model: torch.nn.Module, run: Runs, batch: Any, rows: int, free: int) -> tuple[Step, str, float]:
+    """Does what _recorded() does, by steps that are made. `free`: what one may take."""
     if rows <= _CHECKED:
         return _of_all(model, run, batch, rows)
     try:
@@ -135,7 +169,10 @@ def _recorded(model: torch.nn.Module, run: Runs, batch: Any, free: int) -> tuple
         *steps, check = [recorded(model, run, _cut(batch, rows, few), few) for few in (*_ROWS, _CHECKED)]
     except InvalidArgument:
         raise
-    except Exception:  # the model takes no part of this batch
+    except Exception as error:
+        if _is_out_of_memory(error):
+            raise
+        # The model takes no part of this batch.
         return _of_all(model, run, batch, rows)
     text = f"by steps of {', '.join(map(str, _ROWS))} and {_CHECKED} rows"
     if _is_as(steps, check):
@@ -221,6 +258,16 @@ def _by_storage(params: Iterable[torch.Tensor]) -> Iterator[tuple[str, int, bool
     yield from found.values()
 
 
+def _bytes_of_views(found: Iterable[torch.Tensor]) -> int:
+    """Returns what a batch takes, of which the storages may be a whole data set's."""
+    views: dict[int, int] = {}
+    its = list({id(one): one for one in found}.values())
+    for one in its:
+        for address in bytes_of_storages([one]):
+            views[address] = views.get(address, 0) + one.nbytes
+    return sum(min(size_bytes, views[address]) for address, size_bytes in bytes_of_storages(its).items())
+
+
 def _shared(model: torch.nn.Module) -> tuple[str, ...]:
     """Returns the names of parameters that another module has already."""
     seen: set[int] = set()
@@ -233,7 +280,7 @@ def _shared(model: torch.nn.Module) -> tuple[str, ...]:
 
 
 def _largest_unit(model: torch.nn.Module) -> tuple[str, int]:
-    units = divide(model, "auto", also_meta=True).units
+    units = divide(model, "auto", checks=False).units
     sizes = [(sum(param.nbytes for _, param in unit.params), unit.name) for unit in units]
     size_bytes, name = max(sizes, default=(0, ROOT))
     return name, size_bytes
@@ -249,6 +296,27 @@ def _free(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
     if gpus:
         return own + int(sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus))
     return own + free_bytes()
+
+
+def _has_no_room(model: torch.nn.Module, free: int) -> bool:
+    """Returns whether this machine lacks room for what each step of plan() itself takes beside activations."""
+    grads: dict[str, int] = {}
+    copies = 0
+    for param in model.parameters():
+        copies += param.nbytes
+        grads[param.device.type] = grads.get(param.device.type, 0) + param.nbytes * param.requires_grad
+    if set(grads) <= {"cpu"}:
+        return copies + grads.get("cpu", 0) > free
+    return copies + grads.get("cpu", 0) > free_bytes() or grads.get("cuda", 0) > free
+
+
+def _free_here(model: torch.nn.Module) -> int:
+    """Returns what a step of plan() itself may take of this machine, where the model computes."""
+    gpus = {param.device for param in model.parameters() if param.device.type == "cuda"}
+    if not gpus:
+        return free_bytes()
+    cached = sum(torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu) for gpu in gpus)
+    return cached + int(sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus))
 
 
 def _room_of(machine: str) -> Room:

@@ -22,8 +22,25 @@ _UNITS = 3  # that offload() is given room for: one computes, one comes, one goe
 _UNBOUNDED = 1 << 60
 
 
-def strategies(model: torch.nn.Module, optimizer: str, held: Held, room: Room, ranks: int) -> Iterator[Fit]:
-    """Yields them, the simplest first."""
+def strategies(
+    model: torch.nn.Module, optimizer: str, held: Held, room: Room, ranks: int
+) -> tuple[tuple[Fit, ...], str | None]:
+    """Returns them, the simplest first, and why offload() is not among them, if it is not."""
+    found = list(_usual(held, room, ranks))
+    if optimizer.lower() not in optimizers():
+        return tuple(found), f"it has no {optimizer}: its optimizers are {', '.join(optimizers())}"
+    if room.gpu:
+        return tuple(found), "it is counted here for CPUs only: plan(model, tokens=, device=) tells of a GPU"
+    try:
+        for one in _offloaded(model, optimizer.lower(), held, room, ranks):
+            found.append(one)
+    except ZigguratError as error:
+        return tuple(found), str(error)
+    return tuple(found), None
+
+
+def _usual(held: Held, room: Room, ranks: int) -> Iterator[Fit]:
+    """Yields those that need nothing of Ziggurat."""
 
     def fit(name: str, size_bytes: float) -> Fit:
         return Fit(name, math.ceil(size_bytes * (1 + room.margin)), room.bytes)
@@ -38,42 +55,37 @@ def strategies(model: torch.nn.Module, optimizer: str, held: Held, room: Room, r
         yield fit("ZeRO-2", whole + part + grads)
         gathered = held.params / ranks + _GATHERED * held.unit
         yield fit("FSDP (ZeRO-3)", whole - held.params + gathered + part + grads)
-    yield from _offloaded(model, optimizer.lower(), held, room, ranks)
 
 
 def _offloaded(model: torch.nn.Module, optimizer: str, held: Held, room: Room, ranks: int) -> Iterator[Fit]:
-    """Yields the least that offload() has in memory and on the drive, beside a forward's and a backward's own."""
-    if optimizer not in optimizers() or room.gpu:
-        return
+    """Yields the least that offload() has in memory and on the drive, beside a forward's and a backward's own.
+    Errors: those of a model that it does not take."""
     for name, home, on_drive in (
         ("offload()", "host", False),
         ("offload(), state on NVMe", "host", True),
         ("offload(), all on NVMe", "params=nvme,grads=nvme", True),
     ):
-        try:
-            division = divide(model, "auto", also_meta=True)
-            division.set_ranks(ranks)
-            every = sum(unit.size_bytes for unit in division.units)
-            memory = max(division.smallest()[0], min(every, _UNITS * max(unit.size_bytes for unit in division.units)))
-            asked = Asked(
-                division=division,
-                homes=Homes.of(home),
-                memory_bytes=every if home == "host" else memory,
-                optimizer=optimizer,
-                state_format="fp32",
-                state_on_drive=on_drive,
-                path=None,
-                host_memory=None,
-                accumulation=held.accumulation,
-                clips=False,
-                free=_UNBOUNDED,
-                buffer_bytes=held.buffers,
-                ranks=ranks,
-            )
-            if on_drive:
-                asked = replace(asked, host_memory=asked.least_host_memory())
-            found = asked.plan(has_room=True)
-        except ZigguratError:  # it takes no such model
-            return
+        division = divide(model, "auto", also_meta=True)
+        division.set_ranks(ranks)
+        every = sum(unit.size_bytes for unit in division.units)
+        memory = max(division.smallest()[0], min(every, _UNITS * max(unit.size_bytes for unit in division.units)))
+        asked = Asked(
+            division=division,
+            homes=Homes.of(home),
+            memory_bytes=every if home == "host" else memory,
+            optimizer=optimizer,
+            state_format="fp32",
+            state_on_drive=on_drive,
+            path=None,
+            host_memory=None,
+            accumulation=held.accumulation,
+            clips=False,
+            free=_UNBOUNDED,
+            buffer_bytes=held.buffers,
+            ranks=ranks,
+        )
+        if on_drive:
+            asked = replace(asked, host_memory=asked.least_host_memory())
+        found = asked.plan(has_room=True)
         here = sum(found.in_host_memory.values()) + held.batch + held.work_bytes
         yield Fit(name, here, room.bytes, drive_bytes=sum(found.on_drive.values()))

@@ -90,14 +90,14 @@ def plan(
     ``optimizer``
         The optimizer, or the name of PyTorch's. A step of it on the meta device tells what it takes.
     ``loss``
-        A function of the output and the batch that returns the loss; without it, ``output.loss`` is it.
+        A function of the output and the batch that returns the loss; without it, ``output.loss`` or ``output["loss"]`` is it.
     ``machine``
         The name of a machine, as "h100x8", or a file, as `ziggurat plan --machine` takes it. None: this one.
     ``accumulation``, ``ranks``, ``free_memory``
         As below.
 
-    A model on the meta device, or one for whose gradients memory has no room, is judged by its shapes: what kernels take
-    for themselves is not counted, and a value that the forward asks for is 0.
+    A model on the meta device, or one for whose gradients and a copy of whose parameters this machine has no room, is
+    judged by its shapes: what kernels take for themselves is not counted, and a value that the forward asks for is 0.
 
     Without a `batch`, returns what a run of `model` takes and moves, and the least time of a step. Nothing is allocated,
     and no parameter is read: it may be a model on the meta device, or one that was offloaded, whose own
@@ -226,6 +226,7 @@ _WITH_BATCH = {"loss", "machine", "accumulation", "ranks", "free_memory"}
 def _refuse_offloads(model: torch.nn.Module, given: dict[str, Any]) -> None:
     """Errors: InvalidArgument for arguments of offload() beside a batch, and for a model that is offloaded."""
     usual: dict[str, Any] = plan.__kwdefaults__ or {}
+    given["device"] = str(given["device"])
     others = [name for name, value in usual.items() if name not in _WITH_BATCH and given[name] != value]
     if others:
         raise InvalidArgument(f"plan(batch, {others[0]}=): with a batch leave out what is of offload() alone")

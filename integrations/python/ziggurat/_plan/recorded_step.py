@@ -103,7 +103,7 @@ def _step(run: Runs, batch: Any, saved: _Saved, begin_backward: Callable[[], Non
 
 
 def _stand(param: torch.Tensor) -> torch.Tensor:
-    made = torch.nn.Parameter(param.detach(), param.requires_grad)
+    made = torch.nn.Parameter(param.data, param.requires_grad)  # with a version of its own
     vars(made).update(vars(param))
     return made
 

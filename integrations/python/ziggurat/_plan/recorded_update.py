@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +26,14 @@ class Update(NamedTuple):
 
 def optimizer_of(model: torch.nn.Module, optimizer: Any) -> torch.optim.Optimizer:
     """Returns the optimizer, or makes PyTorch's of that name. Errors: InvalidArgument if it has none."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
     if not isinstance(optimizer, str):
-        return optimizer  # type: ignore[no-any-return]
+        what = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
+        raise InvalidArgument(
+            f"plan(): optimizer is {'None' if optimizer is None else what}: give an optimizer of the model's "
+            'parameters, or the name of one of PyTorch, as "adamw"'
+        )
     known = {name.lower(): kind for name, kind in vars(torch.optim).items() if _is_optimizer(kind)}
     if optimizer.lower() not in known:
         raise InvalidArgument(
@@ -46,7 +52,7 @@ def recorded_update(optimizer: torch.optim.Optimizer) -> Update:
     """Makes two steps of a copy on the meta device: the first makes the state, the second says what a step takes beside
     it. Errors: InvalidArgument for an optimizer that cannot, as one that wants a closure."""
     name = type(optimizer).__name__
-    shapes: Any = copy.copy(optimizer)  # without hooks, which a script may have set on its own
+    shapes = _without_hooks(optimizer)
     shapes.state = defaultdict(dict)
     shapes.param_groups = [_on_meta(group) for group in optimizer.param_groups]
     params = [param for group in shapes.param_groups for param in group["params"]]
@@ -67,6 +73,22 @@ def recorded_update(optimizer: torch.optim.Optimizer) -> Update:
     # A fused step computes in place. The meta device has none, so that another one has told the state.
     fused = any(group.get("fused") for group in optimizer.param_groups)
     return Update(state, _NUMBERS_BYTES + (0 if fused else int(beside)), name)
+
+
+def _without_hooks(optimizer: torch.optim.Optimizer) -> Any:
+    """Returns a copy with all attributes, without the hooks that a script may have set, and without a step() of its
+    own, which learning rate schedulers set."""
+    shapes = object.__new__(type(optimizer))
+    its = {name: _own(value) for name, value in vars(optimizer).items() if name != "step"}
+    vars(shapes).update(its, **{name: OrderedDict() for name in its if "_hooks" in name})
+    return shapes
+
+
+def _own(value: Any) -> Any:
+    """Returns a copy of what a step may write."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return copy.copy(value) if isinstance(value, (dict, list, set)) else value
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
-_TABLES = ("_parameters", "_buffers", "_modules")
+from ziggurat._pytorch.torch_private import address_of, has_storage
+
+_PIECE_BYTES = 64 << 20  # that are compared at once, which a GPU has room for
+_TABLES = tuple(name for name, value in vars(torch.nn.Module()).items() if isinstance(value, (dict, set)))
 
 Stand = Callable[[torch.Tensor], torch.Tensor]  # makes what computes in a parameter's or buffer's place
 
@@ -19,11 +23,11 @@ Stand = Callable[[torch.Tensor], torch.Tensor]  # makes what computes in a param
 @contextlib.contextmanager
 def unchanged(model: torch.nn.Module, param: Stand, buffer: Stand) -> Iterator[dict[torch.nn.Parameter, torch.Tensor]]:
     """Computes in the block with stand-ins of parameters and buffers, which `param` and `buffer` make, one for each
-    however many modules share it. Yields those of parameters. All attributes of modules have their values again afterwards; what a
-    forward changes inside of a list or dictionary of its own, it has changed."""
+    however many modules share it. Yields those of parameters. All attributes of modules have their values again
+    afterwards; what a forward changes inside of a list or dictionary that is not PyTorch's own, it has changed."""
     modules = list(dict.fromkeys(model.modules()))
     attributes = [dict(vars(module)) for module in modules]
-    tables = [{name: dict(vars(module)[name]) for name in _TABLES} for module in modules]
+    tables = [_tables_of(module) for module in modules]
     own_grads = [(one, one.grad) for one in model.parameters()]
     with _same_draws(model):
         try:
@@ -41,6 +45,33 @@ def unchanged(model: torch.nn.Module, param: Stand, buffer: Stand) -> Iterator[d
                     table.update(entries)
             for one, grad in own_grads:
                 one.grad = grad
+
+
+@contextlib.contextmanager
+def kept(params: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Gives parameters their values again that the block has written over. Their copies are in host memory."""
+    storages = {address_of(one.untyped_storage()): one.untyped_storage() for one in params if has_storage(one)}
+    found = [_as_bytes(storage) for storage in storages.values() if storage.device.type != "meta"]
+    originals = [one.to("cpu", copy=True) for one in found]
+    try:
+        yield
+    finally:
+        for one, original in zip(found, originals, strict=True):
+            # What is as it was is not written, since it may be a file's.
+            for piece, own in zip(one.split(_PIECE_BYTES), original.split(_PIECE_BYTES), strict=True):
+                there = own.to(one.device)
+                if not torch.equal(piece, there):
+                    piece.copy_(there)
+
+
+def _tables_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Returns copies of what a module has in PyTorch's dictionaries and sets, as parameters and hooks."""
+    return {name: copy.copy(vars(module)[name]) for name in _TABLES if name in vars(module)}
+
+
+def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    made = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return made.set_(storage)  # type: ignore[call-overload, no-any-return]
 
 
 def _swap(modules: list[torch.nn.Module], param: Stand, buffer: Stand) -> dict[torch.nn.Parameter, torch.Tensor]:

@@ -326,17 +326,20 @@ def divide(
     also_meta: bool = False,
     device: torch.device = _CPU,
     brings_all: bool = False,
+    checks: bool = True,
 ) -> Division:
     """Divides `model` as `choice` says: "auto", names of modules, or whether the module of a name is
     a unit. Linear layers that have `tiles` are units too. `also_meta`: parameters may have no values.
     `device`: where units are brought to. `brings_all`: whether it cannot read a file, or the CPU's memory.
+    `checks`: whether parameters must be such as the engine can keep; without, the division only tells what units are.
     Errors: InvalidArgument for a name that the model does not have, and parameters that cannot be in
     a unit; Unimplemented for a layer that cannot have tiles."""
     tiled = tiled_in(model, tiles or {})
     asked = chosen_in(model, choice) | {module: name for module, (name, _) in tiled.items()}
     chosen = {module: asked[module] for module in model.modules() if module in asked}
     named = _named_once(model)
-    check_params(named, device, also_meta)
+    if checks:
+        check_params(named, device, also_meta)
     homes: dict[torch.nn.Parameter, list[torch.nn.Module]] = {}
     found = list(_innermost(model, chosen))
     for module, innermost in found:
