@@ -291,11 +291,7 @@ def _free(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
     kept = [value for its in optimizer.state.values() for value in its.values() if isinstance(value, torch.Tensor)]
     grads = [param.grad for param in model.parameters() if param.grad is not None]
     here = [one for one in (*model.parameters(), *model.buffers(), *kept, *grads) if not one.is_meta]
-    gpus = {one.device for one in here if one.device.type == "cuda"}
-    own = sum(bytes_of_storages(here).values())
-    if gpus:
-        return own + int(sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus))
-    return own + free_bytes()
+    return sum(bytes_of_storages(here).values()) + _free_here(model)
 
 
 def _has_no_room(model: torch.nn.Module, free: int) -> bool:
