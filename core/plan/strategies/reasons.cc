@@ -45,7 +45,7 @@ std::string of_rivals(const Comparison& comparison, const Verdict& best) {
                                  most_of_difference(one, best)));
     } else {
       said.push_back(fmt::format("{} is not faster by more than {:.0f} %, and stands later",
-                                 one.name, (kNearlyAsFast - 1) * 100));
+                                 one.name, kPercent));
     }
   }
   return said.empty() ? "" : fmt::format(" Of the others that offload, {}.", fmt::join(said, "; "));
