@@ -52,7 +52,7 @@ void for_each_piece(std::uint64_t page_bytes, std::uint64_t offset_bytes, std::u
 void PagedBytes::expand(const Page& page, std::span<std::byte> bytes) {
   if (!page.mixed) return repeat(page.word, bytes);
   if (page.mixed->bytes) {
-    std::ranges::copy(*page.mixed->bytes, bytes.begin());
+    copy_bytes(*page.mixed->bytes, bytes);
     return;
   }
   std::uint64_t begin = 0;

@@ -8,6 +8,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 
 #include "base/error.h"
 
@@ -41,6 +42,10 @@ constexpr std::array<SizeUnit, 14> kUnits{{{"", 1},
 }
 
 }  // namespace
+
+void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to) noexcept {
+  if (!from.empty() && from.data() != to.data()) std::memmove(to.data(), from.data(), from.size());
+}
 
 std::uint64_t parse_size(std::string_view text, std::string_view parameter) {
   double number = 0;

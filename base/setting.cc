@@ -17,6 +17,10 @@ namespace {
 
 constexpr std::array<std::string_view, 2> kTruths{"false", "true"};
 
+bool is_size(SettingKind kind) {
+  return kind == SettingKind::kSize || kind == SettingKind::kSizeOrAuto;
+}
+
 [[noreturn]] void complain(const std::string& complaint) {
   throw Error(ErrorCode::kInvalidArgument, complaint);
 }
@@ -80,6 +84,9 @@ SettingValue parse_setting(SettingKind kind, const std::string& text) {
     case SettingKind::kNumber: return parse_number(text);
     case SettingKind::kNumbers: return parse_numbers(text);
     case SettingKind::kSize: return parse_bytes(text);
+    case SettingKind::kSizeOrAuto:
+      if (text == kAutoSize) return text;
+      return parse_bytes(text);
     case SettingKind::kSwitch:
     case SettingKind::kTruth: return require_one_of(text, kTruths) == 1;
   }
@@ -92,8 +99,8 @@ std::string to_text(SettingKind kind, const SettingValue& value) {
     std::string operator()(std::monostate) const { return ""; }
     std::string operator()(bool truth) const { return truth ? "true" : "false"; }
     std::string operator()(std::int64_t number) const {
-      return kind == SettingKind::kSize ? exact_bytes(static_cast<std::uint64_t>(number))
-                                        : fmt::format("{}", number);
+      return is_size(kind) ? exact_bytes(static_cast<std::uint64_t>(number))
+                           : fmt::format("{}", number);
     }
     std::string operator()(double number) const { return fmt::format("{}", number); }
     std::string operator()(const std::string& text) const { return text; }
@@ -105,8 +112,8 @@ std::string to_text(SettingKind kind, const SettingValue& value) {
 }
 
 std::string to_report(SettingKind kind, const SettingValue& value) {
-  if (kind == SettingKind::kSize && std::holds_alternative<std::int64_t>(value))
-    return format_bytes(static_cast<std::uint64_t>(std::get<std::int64_t>(value)));
+  const auto* const number = std::get_if<std::int64_t>(&value);
+  if (is_size(kind) && number != nullptr) return format_bytes(static_cast<std::uint64_t>(*number));
   const std::string text = to_text(kind, value);
   return text.empty() ? "none" : text;
 }

@@ -33,6 +33,9 @@ namespace ziggurat {
 using SettingValue =
     std::variant<std::monostate, bool, std::int64_t, double, std::string, std::vector<double>>;
 
+/// The value of a kSizeOrAuto that somebody else chooses.
+inline constexpr std::string_view kAutoSize = "auto";
+
 /// The type of a setting. A switch is off unless its flag is there; the flag of a truth says true
 /// or false. Groups are text, or in a file a list of objects.
 enum class SettingKind : std::uint8_t {
@@ -43,7 +46,8 @@ enum class SettingKind : std::uint8_t {
   kSize,
   kSwitch,
   kTruth,
-  kGroups
+  kGroups,
+  kSizeOrAuto
 };
 
 enum class AtResume : std::uint8_t {
@@ -188,6 +192,23 @@ struct SettingsIn {
         [](const auto& held) { return SettingValue(static_cast<std::int64_t>(held)); },
         [min_bytes](auto& held, const SettingValue& value) {
           held = require_size(std::get<std::int64_t>(value), min_bytes);
+        },
+        std::move(about));
+  }
+
+  /// Makes a setting of a size that is 0 if somebody else chooses it.
+  template <class Place>
+  static SettingOf<Config> size_or_auto(std::string name, Place place, std::uint64_t min_bytes,
+                                        About about) {
+    return at<Place>(
+        std::move(name), SettingKind::kSizeOrAuto, place,
+        [](const auto& held) {
+          if (held == 0) return SettingValue(std::string(kAutoSize));
+          return SettingValue(static_cast<std::int64_t>(held));
+        },
+        [min_bytes](auto& held, const SettingValue& value) {
+          const auto* const size_bytes = std::get_if<std::int64_t>(&value);
+          held = size_bytes == nullptr ? std::uint64_t{0} : require_size(*size_bytes, min_bytes);
         },
         std::move(about));
   }

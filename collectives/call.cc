@@ -38,10 +38,6 @@ const char* name_of(CallKind kind) noexcept {
   return "?";
 }
 
-void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to) noexcept {
-  if (!from.empty() && from.data() != to.data()) std::memmove(to.data(), from.data(), from.size());
-}
-
 CallElement element_of(DType dtype) noexcept {
   switch (dtype) {
     case DType::kFloat32: return CallElement::kFloat32;

@@ -28,9 +28,6 @@ enum class CallElement : std::uint8_t { kByte, kFloat32, kBFloat16, kFloat16, kF
 /// Returns a kind in words: "all_reduce".
 const char* name_of(CallKind kind) noexcept;
 
-/// Copies bytes of a call to where they go, which may overlap them, or be the same buffer.
-void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to) noexcept;
-
 CallElement element_of(DType dtype) noexcept;
 /// Returns the type that sums of `element` have: kFloat32, kBFloat16 or kFloat16.
 DType dtype_of(CallElement element) noexcept;

@@ -54,7 +54,9 @@ struct RankOptions {
 /// ZIGGURAT_RENDEZVOUS=HOST:PORT, otherwise MASTER_ADDR and the port after MASTER_PORT (torchrun
 /// itself listens on MASTER_PORT), otherwise this machine if all ranks are on it, otherwise the
 /// first node of SLURM_STEP_NODELIST. In the last two cases the port is made of SLURM_JOB_ID or
-/// PMIX_NAMESPACE. Further: ZIGGURAT_SECRET or ZIGGURAT_SECRET_FILE, ZIGGURAT_WITHOUT_SECRET=1,
+/// PMIX_NAMESPACE. If all ranks are on one host and none has a secret, rank 0 listens at another
+/// port where this one is taken, and tells the others (rendezvous/local_secret.h). Further:
+/// ZIGGURAT_SECRET or ZIGGURAT_SECRET_FILE, ZIGGURAT_WITHOUT_SECRET=1,
 /// ZIGGURAT_RANK_TIMEOUT=SECONDS, ZIGGURAT_RANKS=auto|tcp|mpi|nccl (Collectives),
 /// ZIGGURAT_REDUCE=ranks|nccl (Reduce). Errors: kInvalidArgument for any other value.
 RankOptions rank_options(const Environment& environment = process_environment);

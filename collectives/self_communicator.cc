@@ -2,6 +2,7 @@
 // collectives/self_communicator.cc: nothing here waits.
 #include "collectives/self_communicator.h"
 
+#include "base/bytes.h"
 #include "base/error.h"
 
 namespace ziggurat {

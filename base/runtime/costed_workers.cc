@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "base/check.h"
@@ -29,6 +31,57 @@ Task<> CostedWorkers::begin(Reactor&, Work work, const std::function<void()>& jo
   co_await done.wait();
 }
 
+Task<> CostedWorkers::compute(const char* name, Nanoseconds time) {
+  constexpr Nanoseconds kTile{1'000'000};  // of the trainer's, at most (integrations/gpt/matmul.h)
+  const auto tiles = static_cast<std::size_t>((time + kTile - Nanoseconds(1)) / kTile);
+  if (tiles == 0) co_return;
+  const Nanoseconds tile = time / static_cast<std::int64_t>(tiles);
+  WorkGroup lanes(reactor_);
+  for (std::size_t worker = 0; worker < options_.threads; ++worker)
+    lanes.spawn(compute_tiles(name, tile, tiles));
+  co_await lanes.wait_idle();
+}
+
+/// Computes one worker's tiles. Each waits in its turn, as jobs do that others wait for.
+Task<> CostedWorkers::compute_tiles(const char* name, Nanoseconds tile, std::size_t tiles) {
+  for (std::size_t i = 0; i < tiles; ++i) {
+    Signal done(reactor_);
+    soon_.push_back({{.name = name, .bytes = 0}, nullptr, &done, tile});
+    begin_more();
+    co_await done.wait();
+  }
+}
+
+Task<> CostedWorkers::compute_beside(Nanoseconds time, std::size_t threads) {
+  // After each slice it is looked who else computes. However long the time, they are few.
+  constexpr Nanoseconds kSlice{1'000'000};
+  constexpr int kSlices = 1000;
+  const Nanoseconds most = std::max(kSlice, time / kSlices);
+  beside_ += threads;
+  while (time > Nanoseconds(0)) {
+    const Nanoseconds slice = std::min(time, most);
+    time -= slice;
+    const auto takes = std::chrono::duration_cast<Nanoseconds>(slice / share());
+    Signal over(reactor_);
+    reactor_.clock().after(takes, [&over] { over.set(); });
+    co_await over.wait();
+  }
+  beside_ -= threads;
+}
+
+/// Returns the part of a core that each thread gets which has something to do.
+double CostedWorkers::share() const noexcept {
+  const std::size_t cores = options_.cores > 0 ? options_.cores : options_.threads;
+  const std::size_t busy = options_.threads - idle_.size() + beside_;
+  return busy <= cores ? 1 : static_cast<double>(cores) / static_cast<double>(busy);
+}
+
+Nanoseconds CostedWorkers::time_of(const Job& job) const {
+  if (job.computes > Nanoseconds(0)) return job.computes;
+  const double each = options_.bytes_per_second / static_cast<double>(options_.threads);
+  return options_.latency + nanoseconds_of(static_cast<double>(job.work.bytes) / each);
+}
+
 CostedWorkers::Job CostedWorkers::next() {
   const bool in_order = soon_.empty() || (in_order_next_ && !in_order_.empty());
   std::deque<Job>& from = in_order ? in_order_ : soon_;
@@ -39,14 +92,12 @@ CostedWorkers::Job CostedWorkers::next() {
 }
 
 void CostedWorkers::begin_more() {
-  const double each = options_.bytes_per_second / static_cast<double>(options_.threads);
   while (!idle_.empty() && !(soon_.empty() && in_order_.empty())) {
     const std::size_t worker = idle_.back();
     idle_.pop_back();
     const Job job = next();
-    const Nanoseconds takes =
-        options_.latency + nanoseconds_of(static_cast<double>(job.work.bytes) / each);
-    busy_ += takes;
+    const auto takes = std::chrono::duration_cast<Nanoseconds>(time_of(job) / share());
+    if (job.computes == Nanoseconds(0)) busy_ += takes;
     if (options_.ledger != nullptr) {
       const Work& its = job.work;
       accesses_[worker].push_back(AccessLedger::read(options_.ledger, its.read, its.name));

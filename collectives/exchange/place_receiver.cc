@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/bytes.h"
 #include "collectives/exchange/exchange_call.h"
 
 namespace ziggurat {

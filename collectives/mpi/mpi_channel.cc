@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/bytes.h"
 #include "collectives/exchange/peer_memory.h"
 #include "collectives/random.h"
 
@@ -85,7 +86,7 @@ void MpiSession::pump(MpiChannel& channel) {
     message.size = sizeof(frame.header) + payload.size();
     message.bytes = std::shared_ptr<std::byte[]>(new std::byte[message.size]);
     std::memcpy(message.bytes.get(), &frame.header, sizeof(frame.header));
-    std::ranges::copy(payload, message.bytes.get() + sizeof(frame.header));
+    copy_bytes(payload, {message.bytes.get() + sizeof(frame.header), payload.size()});
     bulk_sends_ += channel.bulk_ ? 1 : 0;
     ++channel.in_flight_;
     // The callback holds neither session nor channel: otherwise the link would be destroyed on its
@@ -164,7 +165,7 @@ void MpiChannel::deliver(std::span<const std::byte> message) {
                               payload.size(), header.length));
     }
     const std::span<std::byte> place = events_->landing(peer_, header);
-    std::ranges::copy(payload, place.begin());
+    copy_bytes(payload, place);
     events_->arrived(peer_, header, place);
   } catch (const Error& error) {
     fault = error.what();

@@ -22,19 +22,6 @@ namespace ziggurat {
 namespace asio = boost::asio;
 using boost::system::error_code;
 
-std::shared_ptr<void> close_after(Reactor& reactor, const std::shared_ptr<Acceptor::Socket>& socket,
-                                  Nanoseconds patience) {
-  auto alive = std::make_shared<int>(0);
-  reactor.clock().after(patience, [weak = std::weak_ptr<int>(alive),
-                                   socket = std::weak_ptr<Acceptor::Socket>(socket)] {
-    const auto held = socket.lock();
-    if (weak.expired() || !held) return;
-    error_code ignored;  // the socket is released whatever close() returns
-    held->close(ignored);
-  });
-  return alive;
-}
-
 Acceptor::Endpoint Acceptor::every_address(std::uint16_t port) {
   const Endpoint both(asio::ip::tcp::v6(), port);
   asio::io_context context;

@@ -51,7 +51,18 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
 };
 
 /// Closes `socket` after `patience`, unless the returned object was destroyed before.
-std::shared_ptr<void> close_after(Reactor& reactor, const std::shared_ptr<Acceptor::Socket>& socket,
-                                  Nanoseconds patience);
+template <typename Socket>
+std::shared_ptr<void> close_after(Reactor& reactor, const std::shared_ptr<Socket>& socket,
+                                  Nanoseconds patience) {
+  auto alive = std::make_shared<int>(0);
+  reactor.clock().after(
+      patience, [weak = std::weak_ptr<int>(alive), socket = std::weak_ptr<Socket>(socket)] {
+        const auto held = socket.lock();
+        if (weak.expired() || !held) return;
+        boost::system::error_code ignored;  // the socket is released whatever close() returns
+        held->close(ignored);
+      });
+  return alive;
+}
 
 }  // namespace ziggurat

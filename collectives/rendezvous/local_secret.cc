@@ -14,10 +14,12 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
+#include <charconv>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "collectives/rendezvous/acceptor.h"
 
 namespace ziggurat {
 namespace {
@@ -27,6 +29,7 @@ using boost::system::error_code;
 using Local = asio::local::stream_protocol;
 
 constexpr std::size_t kSecretBytes = 64;  // random_secret()
+constexpr std::size_t kPortBytes = 5;     // decimal
 constexpr Nanoseconds kPause = std::chrono::milliseconds(50);
 
 Local::endpoint name_of(std::uint16_t port) {
@@ -45,8 +48,10 @@ uid_t user_of(Local::socket& socket) {
 
 }  // namespace
 
-LocalSecret::LocalSecret(Reactor& reactor, std::uint16_t port, std::string secret)
-    : reactor_(reactor), acceptor_(reactor.context()), secret_(std::move(secret)) {
+LocalSecret::LocalSecret(Reactor& reactor, std::uint16_t port, const LocalInvitation& invitation)
+    : reactor_(reactor),
+      acceptor_(reactor.context()),
+      message_(fmt::format("{}{:05}", invitation.secret, invitation.port)) {
   error_code error;
   acceptor_.open(Local(), error);
   if (!error) acceptor_.bind(name_of(port), error);
@@ -94,28 +99,31 @@ Task<> LocalSecret::serve(std::shared_ptr<LocalSecret> self) {
       continue;
     }
     // So few bytes fit into the socket's buffer at once, no matter how slowly the other side reads.
-    co_await asio::async_write(socket, asio::buffer(self->secret_),
+    co_await asio::async_write(socket, asio::buffer(self->message_),
                                asio::redirect_error(asio::use_awaitable, error));
   }
 }
 
-Task<std::string> local_secret(Reactor& reactor, std::uint16_t port) {
-  Local::socket socket(reactor.context());
+Task<LocalInvitation> local_invitation(Reactor& reactor, std::uint16_t port, Nanoseconds patience) {
+  const auto socket = std::make_shared<Local::socket>(reactor.context());
+  const std::shared_ptr<void> waits = close_after(reactor, socket, patience);
   error_code error;
-  co_await socket.async_connect(name_of(port), asio::redirect_error(asio::use_awaitable, error));
-  if (error) co_return std::string();
-  if (const uid_t user = user_of(socket); user != ::geteuid()) {
+  co_await socket->async_connect(name_of(port), asio::redirect_error(asio::use_awaitable, error));
+  if (error) co_return LocalInvitation();
+  if (const uid_t user = user_of(*socket); user != ::geteuid()) {
     throw Error(ErrorCode::kUnavailable,
                 fmt::format("user {} hands out secrets for the ranks that meet at port {} of this "
                             "host, but this process runs as user {}; choose another port "
                             "(ZIGGURAT_RENDEZVOUS), or set ZIGGURAT_SECRET",
                             user, port, ::geteuid()));
   }
-  std::string secret(kSecretBytes, '\0');
-  co_await asio::async_read(socket, asio::buffer(secret),
+  std::string message(kSecretBytes + kPortBytes, '\0');
+  co_await asio::async_read(*socket, asio::buffer(message),
                             asio::redirect_error(asio::use_awaitable, error));
-  if (error) secret.clear();
-  co_return secret;
+  if (error) co_return LocalInvitation();
+  LocalInvitation invitation{message.substr(0, kSecretBytes)};
+  std::from_chars(message.data() + kSecretBytes, message.data() + message.size(), invitation.port);
+  co_return invitation;
 }
 
 }  // namespace ziggurat

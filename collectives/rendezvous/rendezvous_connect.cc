@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <boost/asio/connect.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <cerrno>
 #include <charconv>
 #include <vector>
 
@@ -64,18 +66,41 @@ void RendezvousProtocol::require_secret() const {
           options_.rendezvous));
 }
 
-/// Gets a secret that other users of the host cannot get, for ranks of one host that have none.
-Task<> RendezvousProtocol::find_secret() {
-  if (!options_.secret.empty() || options_.without_secret) co_return;
-  if (own() == 0) {
-    options_.secret = random_secret();
-    local_secret_ = std::make_shared<LocalSecret>(reactor_, port_, options_.secret);
-    local_secret_->open();
-    co_return;
+/// Rank 0's side: listens where the others join. Ranks that ask for a secret hear of the port too,
+/// so theirs may be another one than the rendezvous names.
+void RendezvousProtocol::invite() {
+  const bool invites = options_.secret.empty() && !options_.without_secret;
+  if (invites) options_.secret = random_secret();
+  try {
+    entrance_ = std::make_shared<Acceptor>(reactor_, listen_at(port_), options_.secret);
+  } catch (const Error& error) {
+    if (error.native() != EADDRINUSE) throw;
+    if (!invites) {
+      throw Error(error.code(),
+                  fmt::format("{}; give all ranks an address with another port, "
+                              "ZIGGURAT_RENDEZVOUS=HOST:PORT",
+                              error.what()),
+                  error.native());
+    }
+    entrance_ = std::make_shared<Acceptor>(reactor_, listen_at(0), options_.secret);
   }
+  if (!invites) return;
+  const LocalInvitation invitation{options_.secret, entrance_->address().port()};
+  local_secret_ = std::make_shared<LocalSecret>(reactor_, port_, invitation);
+  local_secret_->open();
+}
+
+/// The other ranks' side: gets a secret that other users of the host cannot get, if they have none.
+Task<> RendezvousProtocol::find_invitation() {
+  if (!options_.secret.empty() || options_.without_secret) co_return;
   for (;;) {
-    options_.secret = co_await local_secret(reactor_, port_);
-    if (!options_.secret.empty()) co_return;
+    const Nanoseconds left = std::max<Nanoseconds>(give_up_ - reactor_.clock().now(), {});
+    const LocalInvitation invitation = co_await local_invitation(reactor_, port_, left);
+    if (!invitation.secret.empty()) {
+      options_.secret = invitation.secret;
+      port_ = invitation.port;
+      co_return;
+    }
     if (reactor_.clock().now() >= give_up_) {
       throw Error(
           ErrorCode::kDeadlineExceeded,

@@ -112,10 +112,10 @@ Task<> RendezvousProtocol::wait_for_all_to_join() {
 Task<> RendezvousProtocol::lead() {
   members_.resize(world());
   to_come_ = world() - 1;
-  const auto entrance = std::make_shared<Acceptor>(reactor_, listen_at(port_), options_.secret);
+  invite();
   listen();
   addresses_[0] = own_address();
-  entrance->open(
+  entrance_->open(
       [self = shared_from_this()](SocketPtr socket, Accepted accepted) {
         return joined(self, std::move(socket), std::move(accepted));
       },
@@ -126,7 +126,7 @@ Task<> RendezvousProtocol::lead() {
   } catch (...) {
     failure = std::current_exception();
   }
-  entrance->close();
+  entrance_->close();
   if (failure) std::rethrow_exception(failure);
   do {
     epoch_ = random_number();
@@ -198,6 +198,7 @@ Task<> RendezvousProtocol::watch(std::shared_ptr<RendezvousProtocol> self, Membe
 
 Task<> RendezvousProtocol::join() {
   const auto leader = std::make_shared<Member>(Member{0, nullptr, {}});
+  co_await find_invitation();
   std::vector<Endpoint> places = co_await resolve();
   leader->socket = co_await call(std::move(places), as(ConnectionKind::kJoin), &leader->session);
   const std::string rank_0 = leader->socket->remote_endpoint().address().to_string();
@@ -270,7 +271,6 @@ Task<TcpOptions> RendezvousProtocol::run() {
   require_secret();
   std::exception_ptr failure;
   try {
-    co_await find_secret();
     if (own() == 0) {
       co_await lead();
     } else {

@@ -70,7 +70,8 @@ class RendezvousProtocol : public std::enable_shared_from_this<RendezvousProtoco
   void parse();
   bool on_this_host_only() const;
   void require_secret() const;
-  Task<> find_secret();
+  void invite();
+  Task<> find_invitation();
   Task<std::vector<Endpoint>> resolve();
   Endpoint listen_at(std::uint16_t port) const;
   void listen();
@@ -115,6 +116,7 @@ class RendezvousProtocol : public std::enable_shared_from_this<RendezvousProtoco
   std::string lost_;            // which rank went away, and how that was noticed
   std::optional<Error> fatal_;  // an error after which this rank cannot go on
   bool over_ = false;
+  std::shared_ptr<Acceptor> entrance_;  // rank 0's: where the others join
   std::shared_ptr<Acceptor> acceptor_;  // accepts connections between ranks
   std::shared_ptr<LocalSecret> local_secret_;
   std::shared_ptr<const void> readable_;

@@ -9,6 +9,7 @@
 #include <list>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "collectives/call.h"
 #include "collectives/rank_sum.h"

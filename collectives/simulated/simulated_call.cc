@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "collectives/rank_sum.h"
 

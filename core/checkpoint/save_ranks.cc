@@ -117,7 +117,7 @@ Task<> SaveRanks::to_first(const std::string& text, std::vector<std::string>& ro
     co_await ranks_.send(std::as_bytes(std::span(text)), 0);
     co_return;
   }
-  std::ranges::copy(text, room.front().begin());
+  room.front().replace(0, text.size(), text);
   for (int its = 1; its < ranks_.world_size(); ++its)
     co_await ranks_.recv(std::as_writable_bytes(std::span(room[static_cast<std::size_t>(its)])),
                          its);

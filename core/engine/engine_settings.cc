@@ -163,10 +163,11 @@ std::vector<SettingOf<EngineConfig>> optimizer_table() {
 
 std::vector<SettingOf<EngineConfig>> memory_table() {
   return {
-      In::size("host_memory", &EngineConfig::host_budget_bytes, kMiB,
-               {.values = "SIZE",
-                .help = "budget of pinned host memory",
-                .among_ranks = AmongRanks::kOwn}),
+      In::size_or_auto("host_memory", &EngineConfig::host_budget_bytes, kMiB,
+                       {.values = "SIZE|auto",
+                        .help = "budget of pinned host memory; auto: chosen from the memory that "
+                                "is free, with the placement if that is auto too",
+                        .among_ranks = AmongRanks::kOwn}),
       // Ranks may place parameters and gradients differently. They must agree on the optimizer's
       // tier, because it decides how they make a step durable.
       In::parsed("placement", &EngineConfig::placement, parse_placement,
@@ -174,7 +175,7 @@ std::vector<SettingOf<EngineConfig>> memory_table() {
                  {.values = "WHERE",
                   .help = "tier (device, host, nvme) of each class of state, or all=TIER; "
                           "optimizer=device:2GiB,host:8GiB,nvme divides its records; auto: chosen "
-                          "from the budgets",
+                          "from the budgets, or with them",
                   .agreed_text =
                       [](const EngineConfig& c) {
                         if (c.placement.automatic) return to_string(c.placement);
@@ -182,8 +183,9 @@ std::vector<SettingOf<EngineConfig>> memory_table() {
                       }}),
       In::integer("prefetch_bucket_size", &EngineConfig::prefetch_elements_max, kElementsOrNone,
                   {.values = "ELEMENTS",
-                   .help = "parameters that are loaded, or in stage 3 gathered, ahead of their "
-                           "use; at most two units"}),
+                   .help = "the most parameters that are loaded, or in stage 3 gathered, ahead of "
+                           "their use; at most two units, or from a drive as many as keep it busy "
+                           "by the machine profile, up to eight"}),
       In::integer("max_live_parameters", &EngineConfig::max_live_parameters, kElementsOrNone,
                   {.values = "ELEMENTS",
                    .help = "the largest number of parameters on the device, including those loaded "

@@ -4,27 +4,16 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <optional>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/memory_exhausted.h"
+#include "core/plan/auto_ways.h"
 
 namespace ziggurat {
 namespace {
-
-struct Classes {
-  Tier params;
-  Tier grads;
-};
-/// The candidates, best first. Parameters leave a memory last, because a step moves them twice and
-/// gradients only once.
-constexpr std::array kCandidates{
-    Classes{Tier::kDevice, Tier::kHost}, Classes{Tier::kHost, Tier::kHost},
-    Classes{Tier::kDevice, Tier::kNvme}, Classes{Tier::kHost, Tier::kNvme},
-    Classes{Tier::kNvme, Tier::kHost},   Classes{Tier::kNvme, Tier::kNvme}};
 
 std::optional<RunPlan> planned(const RunRequest& request) {
   try {
@@ -83,8 +72,8 @@ PlacementChoice choose_placement(RunRequest request) {
   ZIGGURAT_CHECK(request.budgets.device_bytes > 0 && request.budgets.host_bytes > 0,
                  "placement auto was asked for without budgets");
   for (const bool comfortably : {true, false}) {
-    for (const Classes& classes : kCandidates) {
-      request.placement = {.params = classes.params, .grads = classes.grads};
+    for (const Placement& candidate : automatic_placements()) {
+      request.placement = candidate;
       std::optional<RunPlan> plan = planned(request);
       if (!plan) continue;
       const ChunkTable table = table_of(request, *plan);

@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
+#include "core/plan/prefetch_depth.h"
 #include "core/schedule/gradients/gradient_flow.h"
 #include "core/schedule/optimizer/device_staging.h"
 #include "core/schedule/params/unit_gather.h"
@@ -22,17 +23,23 @@ constexpr std::uint64_t kAlignmentBytes = 4096;
 /// The most memory that fragmentation was seen to cost in tests: buffers are freed in another order
 /// than they were allocated.
 constexpr std::uint64_t kFragmentationBytes = kMiB;
-/// The number of accumulators that may be in use at once beyond those set aside, in stage 3: one
-/// for the unit that is begun and two whose gradients are leaving. They are planned for, because
-/// the region for gathered units takes all memory that is left.
+/// The number of accumulators of small units that may be in use at once: one for the unit that is
+/// begun and two whose gradients are leaving. In stage 3 they are always planned for, because the
+/// region for gathered units takes all memory that is left.
 constexpr std::size_t kOwnAccumulators = 3;
-/// The number of units whose parameters are on the device at once: the one in use, and the two that
-/// prefetch brings (core/schedule/params/residency.h).
-constexpr std::size_t kLiveUnits = 3;
+/// The number of units whose parameters are on the device at once: the one in use, and those that
+/// prefetch brings at least.
+constexpr std::size_t kLiveUnits = 1 + kUnitsAheadLeast;
 
 /// Returns how many bytes of the device a buffer of `size_bytes` takes.
 std::uint64_t buffer_bytes(std::uint64_t size_bytes) {
   return staggered_bytes(size_bytes, kAlignmentBytes);
+}
+
+/// Returns the largest buffer that takes no more than `room_bytes`.
+std::uint64_t largest_buffer(std::uint64_t room_bytes) {
+  const std::uint64_t pages_bytes = room_bytes / kAlignmentBytes * kAlignmentBytes;
+  return buffer_bytes(pages_bytes) > room_bytes ? pages_bytes - kAlignmentBytes : pages_bytes;
 }
 
 class Division {
@@ -58,14 +65,16 @@ class Division {
     plan.smallest_bytes = plan.peak_bytes() + plan.slack_bytes;
     if (budget_bytes < plan.smallest_bytes) return plan;
     if (two_fit(plan, budget_bytes)) set_aside(plan, 2);
+    if (!gathers()) let_leave(plan, budget_bytes);
     plan.live_bytes = live_bytes(plan, budget_bytes);
+    plan.keeps_all = all_at_home() || plan.live_bytes >= all_units();
     return plan;
   }
 
   std::uint64_t comfortable_bytes() const {
     DevicePlan plan = this->plan(0);
     set_aside(plan, 2);
-    plan.live_bytes = std::max(plan.in_use_bytes, units_in_a_row());
+    plan.live_bytes = std::max(plan.in_use_bytes, memory_of(units_in_a_row()));
     return plan.peak_bytes() + plan.slack_bytes;
   }
 
@@ -78,6 +87,16 @@ class Division {
   std::uint64_t param_bytes(UnitId unit) const {
     return gathers() ? UnitGather::place_bytes(table_, unit)
                      : buffer_bytes(table_.unit_param_bytes(unit));
+  }
+
+  /// Returns what units of `units_bytes` in all take: in stage 3 they share one buffer.
+  std::uint64_t memory_of(std::uint64_t units_bytes) const {
+    return gathers() ? buffer_bytes(units_bytes) : units_bytes;
+  }
+  std::uint64_t all_units() const {
+    std::uint64_t all = 0;
+    for (UnitId u = 0; u < table_.unit_count(); ++u) all += param_bytes(u);
+    return memory_of(all);
   }
 
   /// Plans the state that is placed on the device, and the trainer's memory.
@@ -108,12 +127,14 @@ class Division {
       else
         largest_other = std::max(largest_other, bytes);
     }
-    return total + largest_other;
+    return memory_of(total + largest_other);
   }
 
-  void set_aside(DevicePlan& plan, std::size_t count) const {
+  /// Counts `others` accumulators of small units beside those that are set aside.
+  void set_aside(DevicePlan& plan, std::size_t count, std::size_t others = 1) const {
     plan.accumulators = count;
-    const OwnAccumulators own = own_accumulators(count);
+    plan.own_accumulators = gathers() ? kOwnAccumulators : others;
+    const OwnAccumulators own = own_accumulators(count, others);
     plan.other_accumulator_bytes = own.held_bytes + own.other_bytes;
   }
 
@@ -122,7 +143,7 @@ class Division {
     std::uint64_t held_bytes = 0;   ///< for held units, through the whole backward
     std::uint64_t other_bytes = 0;  ///< for other units, as many as are in use at once
   };
-  OwnAccumulators own_accumulators(std::size_t spare) const {
+  OwnAccumulators own_accumulators(std::size_t spare, std::size_t others = 1) const {
     OwnAccumulators result;
     std::vector<std::uint64_t> small;
     std::uint64_t largest = 0;  // the largest unit that an accumulator set aside would serve
@@ -140,7 +161,7 @@ class Division {
       }
     }
     const std::size_t held_count = std::min(request_.trainer.held.size(), kOwnAccumulators - 1);
-    std::size_t more = gathers() ? kOwnAccumulators - held_count : 1;
+    std::size_t more = gathers() ? kOwnAccumulators - held_count : others;
     if (spare == 0 && largest > 0) {
       result.other_bytes += largest;
       --more;
@@ -150,13 +171,25 @@ class Division {
     return result;
   }
 
+  /// Counts as many accumulators of small units that are on their way as there is room for: those
+  /// that do not fit are waited for.
+  void let_leave(DevicePlan& plan, std::uint64_t budget_bytes) const {
+    for (std::size_t others = kOwnAccumulators; others > 1; --others) {
+      DevicePlan more = plan;
+      set_aside(more, plan.accumulators, others);
+      if (more.peak_bytes() + more.slack_bytes > budget_bytes) continue;
+      plan = more;
+      return;
+    }
+  }
+
   /// Whether two accumulators fit beside the parameters of two units: the one in use and the next.
   bool two_fit(DevicePlan plan, std::uint64_t budget_bytes) const {
     set_aside(plan, 2);
     std::uint64_t largest = 0;
     for (UnitId u = 0; !all_at_home() && u < table_.unit_count(); ++u)
       largest = std::max(largest, param_bytes(u));
-    plan.live_bytes = std::max(plan.in_use_bytes, 2 * largest);
+    plan.live_bytes = std::max(plan.in_use_bytes, memory_of(2 * largest));
     return plan.peak_bytes() + kFragmentationBytes <= budget_bytes;
   }
 
@@ -164,12 +197,8 @@ class Division {
     if (all_at_home()) return 0;
     plan.live_bytes = 0;
     const std::uint64_t rest = plan.peak_bytes();
-    if (gathers()) {
-      std::uint64_t all = 0;
-      for (UnitId u = 0; u < table_.unit_count(); ++u) all += param_bytes(u);
-      return std::min(all,
-                      (budget_bytes - rest - plan.slack_bytes) / kAlignmentBytes * kAlignmentBytes);
-    }
+    if (gathers())
+      return std::min(all_units(), largest_buffer(budget_bytes - rest - plan.slack_bytes));
     if (const std::uint64_t all = fitting(budget_bytes); rest + all <= budget_bytes) return all;
     // Parameters that do not all fit give way to what is allocated later, so there are two peaks.
     // One is in forward, when there are no gradients yet. The other is in backward, beside the
@@ -177,16 +206,16 @@ class Division {
     const std::uint64_t for_good = rest - plan.gradient_bytes - plan.other_accumulator_bytes;
     const std::uint64_t in_backward =
         for_good + plan.gradient_bytes + own_accumulators(plan.accumulators).held_bytes;
-    const std::uint64_t peak = std::max(for_good + fitting(budget_bytes - for_good),
-                                        in_backward + fitting(budget_bytes - in_backward));
+    // Accumulators of other units are there for a part of backward, in which others fit.
+    const std::uint64_t peak = std::max({for_good + fitting(budget_bytes - for_good),
+                                         in_backward + fitting(budget_bytes - in_backward),
+                                         rest + fitting(budget_bytes - rest)});
     return std::max(plan.in_use_bytes, peak - std::min(peak, rest));
   }
 
   /// Returns the largest sum of units' sizes that is not above `room_bytes`.
   std::uint64_t fitting(std::uint64_t room_bytes) const {
-    std::uint64_t all = 0;
-    for (UnitId u = 0; u < table_.unit_count(); ++u) all += param_bytes(u);
-    if (all <= room_bytes) return all;
+    if (const std::uint64_t all = all_units(); all <= room_bytes) return all;
     // The sums are counted in pages, or in a large room in grains of at most a 65,536th of it.
     constexpr std::uint64_t kGrainsMax = 65'536;
     const std::uint64_t grain = round_up(room_bytes / kGrainsMax + 1, kAlignmentBytes);

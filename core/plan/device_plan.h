@@ -55,10 +55,12 @@ struct DevicePlan {
   std::uint64_t accumulator_bytes = 0;        ///< the size of one accumulator that is set aside
   std::size_t accumulators = 1;               ///< how many are set aside
   std::uint64_t other_accumulator_bytes = 0;  ///< accumulators beyond those
-  std::uint64_t in_use_bytes = 0;             ///< parameters that the trainer uses at once
+  std::size_t own_accumulators = 1;  ///< of these, how many of small units are there at once
+  std::uint64_t in_use_bytes = 0;    ///< parameters that the trainer uses at once
   /// Parameters at the peak: those in use, kept and fetched ahead. In stage 3 this is the size of
   /// the region that units are gathered into.
   std::uint64_t live_bytes = 0;
+  bool keeps_all = false;  ///< all units have room at once, so that backward brings none again
   std::uint64_t slack_bytes = 0;  ///< lost between buffers that are freed in any order
 
   /// The smallest budget that works: with one accumulator set aside.

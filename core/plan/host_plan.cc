@@ -21,11 +21,6 @@
 namespace ziggurat {
 namespace {
 
-/// Returns how many bytes of the pool a lease of `size_bytes` takes.
-std::uint64_t lease_bytes(std::uint64_t size_bytes) {
-  return staggered_bytes(size_bytes, PinnedPoolOptions{}.alignment_bytes);
-}
-
 /// Whether the CPU gets a copy of what is on `tier`.
 bool comes(Tier tier, bool device_out_of_reach) {
   return tier == Tier::kNvme || (tier == Tier::kDevice && device_out_of_reach);
@@ -137,12 +132,13 @@ std::uint64_t HostPlan::comfortable_bytes() const {
   return smallest_bytes() + (items_wanted - 1) * lease_bytes(item_bytes);
 }
 
-std::uint64_t HostPlan::work_bytes(std::uint64_t chunk_count) const {
-  std::uint64_t total = 0;
-  for (const auto& reserve : reserves) {
-    if (reserve.purpose != Purpose::kOptimizer) total += lease_bytes(reserve.largest_item_bytes);
-  }
-  return total + std::min(items, chunk_count) * lease_bytes(item_bytes);
+std::uint64_t HostPlan::reserve_bytes(Purpose purpose) const {
+  const auto its = std::ranges::find(reserves, purpose, &PinnedPoolOptions::Reserve::purpose);
+  return its == reserves.end() ? 0 : its->largest_item_bytes;
+}
+
+std::uint64_t lease_bytes(std::uint64_t size_bytes) {
+  return staggered_bytes(size_bytes, PinnedPoolOptions{}.alignment_bytes);
 }
 
 bool params_in_memory(const ChunkTable& table, UnitId unit, const Placement& placement,
@@ -219,6 +215,8 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   if (placement.optimizer == Tier::kNvme)
     keep_records(plan, table, placement, items, budget.size_bytes - needed);
   plan.items = plan.items_unless_kept(budget.size_bytes - plan.kept_bytes);
+  for (std::size_t id = plan.kept_item_bytes.size(); id < table.chunks().size(); ++id)
+    plan.swept_bytes += lease_bytes(items.bytes(id));
   return plan;
 }
 

@@ -61,16 +61,16 @@ struct HostPlan {
   std::uint64_t items = 0;  ///< work items that fit beside all the state above and the kept records
   /// Sizes of the records that are kept in host memory, by chunk; 0 for the first device_chunks.
   std::vector<std::uint64_t> kept_item_bytes;
-  std::uint64_t kept_bytes = 0;  ///< host memory for the kept records
+  std::uint64_t kept_bytes = 0;   ///< host memory for the kept records
+  std::uint64_t swept_bytes = 0;  ///< what all other work items would take at once
   std::vector<PinnedPoolOptions::Reserve> reserves;
 
   /// Returns the smallest budget that works with this chunk size.
   std::uint64_t smallest_bytes() const;
   /// Returns the smallest budget that also leaves the sweep all the work items it can use.
   std::uint64_t comfortable_bytes() const;
-  /// Returns the most bytes that leases take: for the sweep over `chunk_count` chunks and for loads
-  /// from NVMe.
-  std::uint64_t work_bytes(std::uint64_t chunk_count) const;
+  /// Returns the largest item for which `purpose` has a reserve; 0 if it has none.
+  std::uint64_t reserve_bytes(Purpose purpose) const;
   /// Returns how many work items `budget_bytes` would hold if no record was kept.
   std::uint64_t items_unless_kept(std::uint64_t budget_bytes) const;
 };
@@ -85,6 +85,9 @@ struct HostRequest {
   const ReductionSettings& reduction;
   bool saves = false;  ///< saves checkpoints in the background
 };
+
+/// Returns how many bytes of the pool a lease of `size_bytes` takes.
+std::uint64_t lease_bytes(std::uint64_t size_bytes);
 
 /// Whether a unit's parameters stay where the CPU reaches them: in memory that a trainer lends, or
 /// at their home.

@@ -7,6 +7,7 @@
 #include "base/memory_exhausted.h"
 #include "core/schedule/optimizer/optimizer_sweep.h"
 #include "core/sharding/packing.h"
+#include "tiers/store/swap_items.h"
 
 namespace ziggurat {
 namespace {
@@ -59,6 +60,13 @@ LentHostPlan plan_lent_host(const LentHostRequest& request) {
   plan.item_bytes = host.item_bytes;
   plan.items = host.items;
   plan.read_bytes = read_bytes(table, request, host);
+  plan.store_bytes = store_bytes(table, request.slots, request.blob_room_bytes);
+  for (const Chunk& chunk : table.chunks()) {
+    if (request.placement.params == Tier::kNvme && table.has_home(chunk.unit))
+      plan.params_file_bytes += swap_item_bytes(chunk.param_bytes());
+    if (request.placement.grads == Tier::kNvme && !chunk.constant)
+      plan.sums_file_bytes += swap_item_bytes(chunk.count * sizeof(float));
+  }
   return plan;
 }
 

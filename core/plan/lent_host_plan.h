@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/plan/host_plan.h"
+#include "core/plan/run_plan.h"
 #include "core/sharding/model_spec.h"
 #include "core/sharding/placement.h"
 #include "core/sharding/reduction.h"
@@ -20,6 +21,8 @@ struct LentHostRequest {
   Placement placement{};
   ReductionSettings reduction{};        ///< what is on its way to a GPU
   std::uint64_t host_budget_bytes = 0;  ///< 0: as much as the engine takes by itself
+  int slots = 2;
+  std::uint64_t blob_room_bytes = kBlobRoomBytes;  ///< of the store
 };
 
 struct LentHostPlan {
@@ -30,10 +33,13 @@ struct LentHostPlan {
   std::uint64_t all_bytes = 0;     ///< the budget with which all records stay in host memory
   std::uint64_t records = 0;
   /// The largest work item, how many there is room for at a time, and what a step reads of the
-  /// records that do not stay. All 0 for a budget that is too small.
+  /// records that do not stay. All 0 for a budget that is too small, and so is what follows.
   std::uint64_t item_bytes = 0;
   std::uint64_t items = 0;
   std::uint64_t read_bytes = 0;
+  std::uint64_t store_bytes = 0;        ///< the store's file, with all that is not records
+  std::uint64_t params_file_bytes = 0;  ///< of streamed parameters, if they are on NVMe
+  std::uint64_t sums_file_bytes = 0;    ///< of sums of gradients, if they are on NVMe
 };
 
 /// Plans the host memory of a new engine. A budget that is too small is no error: the plan says the

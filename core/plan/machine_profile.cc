@@ -61,6 +61,10 @@ class ObjectReader {
       value.push_back(element.get<std::string>());
     }
   }
+  /// Reads a number that files of older programs do not have.
+  void if_there(const char* key, double& value) {
+    if (find(key) != nullptr) (*this)(key, value);
+  }
   const json* find(const char* key) {
     known_.insert(key);
     const auto found = object_.find(key);
@@ -105,6 +109,7 @@ struct ObjectWriter {
   void operator()(const char* key, const T& value) {
     object[key] = value;
   }
+  void if_there(const char* key, double value) { (*this)(key, value); }
 };
 
 template <class Drive, class Visit>
@@ -138,10 +143,13 @@ void visit_compute(Compute& compute, Visit&& visit) {
   visit("measured_at", compute.measured_at);
   visit("threads", compute.threads);
   visit("layer_gflop_per_s", compute.layer_gflop_per_s);
+  visit.if_there("layer_fp32_gflop_per_s", compute.layer_fp32_gflop_per_s);
   visit("unaligned_gflop_per_s", compute.unaligned_gflop_per_s);
   visit("attention_gflop_per_s", compute.attention_gflop_per_s);
   visit("pass_gb_per_s", compute.pass_gb_per_s);
   visit("copy_gb_per_s", compute.copy_gb_per_s);
+  visit.if_there("weights_gb_per_s", compute.weights_gb_per_s);
+  visit.if_there("kernels_gb_per_s", compute.kernels_gb_per_s);
 }
 
 template <class Profile, class Visit>
@@ -180,8 +188,7 @@ void require_version(const json* version, const std::string& name) {
   if (version == nullptr || !version->is_number_integer())
     refuse(name, "\"ziggurat_profile\" (the version) is missing, so this is not a machine profile");
   if (*version == MachineProfile::kVersion) return;
-  refuse(name, fmt::format("the profile has version {}, but this program reads version {}: run "
-                           "`ziggurat bench io` to measure the machine again",
+  refuse(name, fmt::format("the profile has version {}, but this program reads version {}",
                            version->dump(), MachineProfile::kVersion));
 }
 
@@ -241,6 +248,19 @@ const DriveProfile* MachineProfile::find(std::string_view path) const noexcept {
   return found == drives.end() ? nullptr : &*found;
 }
 
+const DriveProfile* MachineProfile::under(const std::string& path) const {
+  namespace fs = std::filesystem;
+  const std::string whole = fs::absolute(path).lexically_normal().string() + "/";
+  const DriveProfile* nearest = nullptr;
+  for (const DriveProfile& drive : drives) {
+    const std::string above = fs::path(drive.path).lexically_normal().string();
+    const bool is_above = whole.starts_with(above.ends_with('/') ? above : above + "/");
+    if (is_above && (nearest == nullptr || drive.path.size() > nearest->path.size()))
+      nearest = &drive;
+  }
+  return nearest;
+}
+
 MachineProfile parse_profile(std::string_view text, const std::string& name) {
   const json parsed = parse_strictly(text, name);
   MachineProfile profile;
@@ -292,7 +312,14 @@ std::optional<MachineProfile> read_profile(const std::string& path) {
       refuse(path, fmt::format("the profile is longer than {} bytes", kFileBytesMax));
   }
   text.resize(size);
-  return parse_profile(text, path);
+  try {
+    return parse_profile(text, path);
+  } catch (const Error& error) {  // which measuring would keep, as it may be another program's file
+    throw Error(error.code(),
+                fmt::format("{}; remove the file, or move it away, and measure the machine "
+                            "again: `ziggurat profile` says how",
+                            error.what()));
+  }
 }
 
 std::optional<MachineProfile> read_default_profile() {

@@ -31,6 +31,11 @@ struct DriveProfile {
   double sweep_gb_per_s = 0;  ///< the optimizer's pass; reads and writes are both counted
   std::uint64_t block_bytes = 0;
   std::uint64_t queue_depth = 0;
+  /// Returns the rate of the optimizer's pass, reads and writes together; without it that of the
+  /// mix.
+  double bytes_per_s() const noexcept {
+    return 1e9 * (sweep_gb_per_s > 0 ? sweep_gb_per_s : mix_gb_per_s);
+  }
   /// Returns how many bytes must be in flight to reach these rates.
   std::uint64_t outstanding_bytes() const noexcept { return block_bytes * queue_depth; }
   /// Doubts about the figures: "short", "unsteady", "small" (integrations/measure/verdict.h).
@@ -47,16 +52,23 @@ struct DeepSpeedAio {
   bool use_gds = false;
 };
 
-/// What the machine's cores compute and move, all of them together. Products are of bf16 numbers,
-/// in 1e9 operations a second; a multiplication and an addition are two.
+/// What the machine's cores compute and move, all of them together. Products are of bf16 numbers
+/// unless it says otherwise, in 1e9 operations a second; a multiplication and an addition are two.
 struct ComputeProfile {
   std::string measured_at;  ///< ISO 8601, UTC
   std::uint64_t threads = 0;
-  double layer_gflop_per_s = 0;      ///< products of a layer, whose sides are multiples of 8
-  double unaligned_gflop_per_s = 0;  ///< the same with a side that is none, like a vocabulary's
-  double attention_gflop_per_s = 0;  ///< products of attention's heads, which are small
+  double layer_gflop_per_s = 0;       ///< products of a layer, whose sides are multiples of 8
+  double layer_fp32_gflop_per_s = 0;  ///< the same of fp32 numbers; older profiles have none
+  double unaligned_gflop_per_s = 0;   ///< the same with a side that is none, like a vocabulary's
+  /// What such products take beside, however many rows they have: bytes of weights a second; older
+  /// profiles have none.
+  double weights_gb_per_s = 0;
+  double attention_gflop_per_s = 0;  ///< attention's products, with its softmax
   double pass_gb_per_s = 0;          ///< passes over memory; reads and writes are both counted
   double copy_gb_per_s = 0;          ///< bytes that one thread copies
+  /// What a layer has beside both: norms, activations and residuals, by the bytes that planning
+  /// counts of them (layer_time()); older profiles have none.
+  double kernels_gb_per_s = 0;
 };
 
 struct MachineProfile {
@@ -72,6 +84,8 @@ struct MachineProfile {
   /// Replaces the drive that has the same path, or adds `drive` at the end.
   void set_drive(DriveProfile drive);
   const DriveProfile* find(std::string_view path) const noexcept;
+  /// Returns the drive whose path is `path` or the nearest folder above it; null if there is none.
+  const DriveProfile* under(const std::string& path) const;
 };
 
 /// Reads a profile from text. Errors: kInvalidArgument naming `name`, the key and what is wrong

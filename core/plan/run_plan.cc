@@ -4,6 +4,7 @@
 #include "core/plan/run_plan.h"
 
 #include "base/bytes.h"
+#include "core/plan/host_leases.h"
 #include "tiers/store/state_store.h"
 
 namespace ziggurat {
@@ -22,19 +23,18 @@ HostRequest host_request(const RunRequest& request) {
           .saves = request.saves};
 }
 
-/// Returns the bytes of the store's file that are not records.
-std::uint64_t table_bytes(const ChunkTable& table, int slots) {
-  const StoreSpec spec{.layout = table.layout(),
-                       .run_identity = {},
-                       .numerics_fingerprint = {},
-                       .record_bytes = table.record_bytes(),
-                       .record_format = table.record_format(),
-                       .slots = static_cast<std::uint32_t>(slots),
-                       .blob_capacity_bytes = kBlobRoomBytes};
-  return StateStore::file_bytes(spec) - spec.slots * table.total_record_bytes();
-}
-
 }  // namespace
+
+std::uint64_t store_bytes(const ChunkTable& table, int slots, std::uint64_t blob_room_bytes) {
+  return StateStore::file_bytes({.layout = table.layout(),
+                                 .run_identity = {},
+                                 .numerics_fingerprint = {},
+                                 .record_bytes = table.record_bytes(),
+                                 .constant = table.constant_chunks(),
+                                 .record_format = table.record_format(),
+                                 .slots = static_cast<std::uint32_t>(slots),
+                                 .blob_capacity_bytes = blob_room_bytes});
+}
 
 Budgets smallest_budgets(const RunRequest& request) {
   const HostRequest host = host_request(request);
@@ -66,9 +66,24 @@ RunPlan plan_run(const RunRequest& request) {
   plan.device = plan_device(table, request.placement, request.device, plan.budgets.device_bytes);
   require_host_budget(plan.host, plan.budgets.host_bytes);
   require_device_budget(plan.device, plan.budgets.device_bytes);
+  plan.lease_bytes = lease_peak_bytes(
+      {.table = table,
+       .placement = request.placement,
+       .reduction = request.reduction,
+       .host = plan.host,
+       .device = plan.device,
+       .budget_bytes = plan.budgets.host_bytes,
+       .units_ahead = units_ahead(table, request.placement, request.outstanding_bytes)});
   plan.smallest.device_bytes = plan.device.smallest_bytes;
-  plan.table_bytes = table_bytes(table, request.slots);
+  plan.store_bytes = store_bytes(table, request.slots, kBlobRoomBytes);
+  plan.table_bytes =
+      plan.store_bytes - static_cast<std::uint64_t>(request.slots) * table.total_record_bytes();
   return plan;
+}
+
+std::uint64_t RunPlan::host_peak_bytes() const {
+  return host.permanent_bytes + host.gradient_bytes + host.kept_bytes + lease_bytes +
+         host.save_bytes;
 }
 
 namespace {
@@ -85,7 +100,6 @@ void add_gaps(RankMemory& memory, Tier tier, std::uint64_t peak_bytes) {
 void add_in_use(RankMemory& memory, const RunPlan& plan) {
   const DevicePlan& device = plan.device;
   const HostPlan& host = plan.host;
-  const std::uint64_t work_bytes = host.work_bytes(plan.chunk_count - host.kept_item_bytes.size());
   memory.add(StateClass::kStoreTables, Tier::kNvme, plan.table_bytes);
   memory.add(StateClass::kActivations, Tier::kDevice, device.trainer_bytes);
   memory.add(StateClass::kLiveParams, Tier::kDevice, device.live_bytes);
@@ -96,12 +110,10 @@ void add_in_use(RankMemory& memory, const RunPlan& plan) {
   memory.add(StateClass::kQuantizedParams, Tier::kHost, host.quantized_bytes);
   memory.add(StateClass::kLiveParams, Tier::kHost, host.staged_bytes);
   memory.add(StateClass::kKeptRecords, Tier::kHost, host.kept_bytes);
-  memory.add(StateClass::kWorkItems, Tier::kHost, work_bytes);
+  memory.add(StateClass::kWorkItems, Tier::kHost, plan.lease_bytes);
   memory.add(StateClass::kSaveBuffers, Tier::kHost, host.save_bytes);
   add_gaps(memory, Tier::kDevice, device.peak_bytes());
-  add_gaps(
-      memory, Tier::kHost,
-      host.permanent_bytes + host.gradient_bytes + host.kept_bytes + work_bytes + host.save_bytes);
+  add_gaps(memory, Tier::kHost, plan.host_peak_bytes());
 }
 
 }  // namespace ziggurat

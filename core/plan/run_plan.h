@@ -19,6 +19,9 @@ namespace ziggurat {
 /// The store's room for a step's blob: the engine's header and 64 KiB for the trainer.
 inline constexpr std::uint64_t kBlobRoomBytes = 64 + 64 * 1024;
 
+/// Returns the bytes of a rank's file of the store, whose blobs have room for `blob_room_bytes`.
+std::uint64_t store_bytes(const ChunkTable& table, int slots, std::uint64_t blob_room_bytes);
+
 /// The budgets of one rank. 0 if not given: then as much is planned as a run can use well.
 struct Budgets {
   std::uint64_t device_bytes = 0;
@@ -36,6 +39,7 @@ struct RunRequest {
   bool saves = false;  ///< saves checkpoints in the background
   Budgets budgets{};
   std::uint64_t chunk_tiles = 0;  ///< of an existing store; 0 to choose those that suit the budget
+  std::uint64_t outstanding_bytes = 0;  ///< of its drives (StoreDirectory), as they were measured
 };
 
 struct RunPlan {
@@ -45,7 +49,12 @@ struct RunPlan {
   std::uint64_t chunk_count = 0;
   HostPlan host;
   DevicePlan device;
+  std::uint64_t lease_bytes = 0;  ///< what leases of host memory take at their peak
   std::uint64_t table_bytes = 0;  ///< the bytes of the store's file that are not records
+  std::uint64_t store_bytes = 0;  ///< the store's file
+
+  /// Returns the most host memory that is in use at once.
+  std::uint64_t host_peak_bytes() const;
 };
 
 /// Plans a run. Errors: MemoryExhausted for a budget that is too small, with the same words as

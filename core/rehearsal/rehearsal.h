@@ -9,10 +9,8 @@
 // not exist: records and items that are read are undamaged, and all gradients are zero, so that no
 // step is clipped or overflows.
 //
-// Not played: a GPU's allocator and kernels, of which the script gives the time; a trainer on the
-// CPU that shares the workers' cores (its compute takes its time beside the engine's jobs); and the
-// memory bandwidth that copies and drives take from the workers. Everything runs on the thread that
-// calls.
+// Not played: a GPU's allocator and kernels, of which the script gives the time; and the memory
+// bandwidth that copies and drives take from the workers. Everything runs on the thread that calls.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +48,10 @@ struct RehearsedDrive {
 struct RehearsedMachine {
   CostedWorkersOptions workers;
   CostedDeviceOptions device;
+  /// The workers' cores compute for the trainer too, between the engine's jobs, as in a trainer on
+  /// the CPU. The device is then accessible to the host. Without it compute takes its time beside
+  /// the jobs.
+  bool workers_compute = false;
   RehearsedDrive drive;  ///< behind each directory of EngineConfig::store
   NetworkShape network;  ///< with the number of ranks
 };

@@ -144,8 +144,14 @@ void go_on(RehearsalRequest request, const std::shared_ptr<SimulatedDisk>& disk,
     report.went_on_from = play(world).front().steps.front().generation - 1;
   } catch (const Error& error) {
     const bool no_room = error.code() == ErrorCode::kResourceExhausted && faults.disk_bytes > 0;
-    if (!no_room)
+    // A run of one slot that ends within a sweep has written over the only generation.
+    const bool one_slot = error.code() == ErrorCode::kDataLoss && request.config.slots == 1 &&
+                          !report.ended_with.empty();
+    if (no_room || one_slot) {
+      report.did_not_open = error.what();
+    } else {
       report.broken.push_back(fmt::format("afterwards the engine does not open: {}", error.what()));
+    }
     return;
   }
   take(report, watch, "afterwards, ");

@@ -75,6 +75,7 @@ struct FaultReport {
   std::string ended_with{};           ///< the error of the run; empty if it trained to its end
   std::uint64_t generation = 0;       ///< of the last step that rank 0 finished
   std::uint64_t went_on_from = 0;     ///< where the engine that was opened afterwards began
+  std::string did_not_open{};         ///< why there was none, which may be; else empty
   std::vector<std::string> broken{};  ///< what must be true and is not, in sentences
   std::uint64_t events = 0;           ///< transfers, exchanges, copies and kernels that began
   std::uint64_t history = 0;          ///< AccessLedger::history() and the time at the end, in one

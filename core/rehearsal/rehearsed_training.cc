@@ -28,6 +28,11 @@ void require_rehearsable(const Machine& machine, const RankOfMachine& rank) {
   }
 }
 
+std::size_t workers_of(const Machine& machine, const RankOfMachine& rank) {
+  if (rank.threads > 0) return static_cast<std::size_t>(rank.threads);
+  return static_cast<std::size_t>(machine.threads > 0 ? machine.threads : kWorkersOfARank);
+}
+
 }  // namespace
 
 RehearsedMachine rehearsed_machine(const Machine& machine, const RankOfMachine& rank) {
@@ -37,15 +42,14 @@ RehearsedMachine rehearsed_machine(const Machine& machine, const RankOfMachine& 
   const CostedLink link{.bytes_per_second = machine.link_bandwidth, .latency = kCopyLatency};
   RehearsedMachine its;
   its.workers = {
-      .threads = static_cast<std::size_t>(rank.threads > 0 ? rank.threads : kWorkersOfARank),
-      .bytes_per_second = host,
-      .latency = kJobLatency};
+      .threads = workers_of(machine, rank), .bytes_per_second = host, .latency = kJobLatency};
   its.device = {.memory_bytes = rank.device_bytes,
-                .host_accessible = false,
+                .host_accessible = machine.one_memory,
                 .to_device = link,
                 .to_host = link,
                 .own_memory = {.bytes_per_second = machine.device_bandwidth * machine.reach.stream,
                                .latency = Nanoseconds(0)}};
+  its.workers_compute = machine.one_memory;
   its.drive.read_bytes_per_second = its.drive.write_bytes_per_second = machine.drive_bandwidth;
   its.drive.latency = kDriveLatency;
   its.drive.node_bytes = static_cast<std::uint64_t>(machine.drive_bytes);
@@ -65,12 +69,11 @@ std::vector<UnitCost> unit_costs(const Training& training, const Machine& machin
   const auto micro = static_cast<double>(training.micro_batches);
   const LayerTime dense = layer_time(training, machine, false);
   const LayerTime experts = model.experts.count > 0 ? layer_time(training, machine, true) : dense;
-  const double again = training.recompute == Recompute::kFull ? 1 : 0;
   std::vector<UnitCost> costs(1);  // of the embedding, whose lookups take next to nothing
   for (std::int64_t layer = 0; layer < model.layers; ++layer) {
     const LayerTime& its = model.has_experts(layer) ? experts : dense;
-    costs.push_back({.forward_s = micro * its.forward,
-                     .backward_s = micro * (its.backward + again * its.forward)});
+    costs.push_back(
+        {.forward_s = micro * its.forward, .backward_s = micro * (its.backward + its.again)});
   }
   // Forward has one of the head's three products.
   const double head = micro * head_time(training, machine);

@@ -26,7 +26,7 @@ inline constexpr int kWorkersOfARank = 8;
 /// The part of a machine that one rank has.
 struct RankOfMachine {
   int ranks = 1;      ///< of all nodes, each with a GPU
-  int threads = 0;    ///< workers of a rank; 0 for kWorkersOfARank
+  int threads = 0;    ///< workers of a rank; 0 for the machine's, or kWorkersOfARank
   bool nccl = false;  ///< ranks exchange over the links between GPUs, in rings; else through host
                       ///< memory and sockets, each with each
   std::uint64_t device_bytes = 0;

@@ -76,7 +76,7 @@ void EmbeddedDevice::forget_streams() {
 
 void EmbeddedDevice::read(DeviceSpan<const std::byte> from, std::span<std::byte> to) {
   if (gpu_ == nullptr) {
-    std::ranges::copy(HostDevice::view(from), to.begin());
+    copy_bytes(HostDevice::view(from), to);
     return;
   }
   auto* const source = reinterpret_cast<std::byte*>(from.address());
@@ -86,7 +86,7 @@ void EmbeddedDevice::read(DeviceSpan<const std::byte> from, std::span<std::byte>
 
 void EmbeddedDevice::write(DeviceSpan<std::byte> to, std::span<const std::byte> from) {
   if (gpu_ == nullptr) {
-    std::ranges::copy(from, HostDevice::view(to).begin());
+    copy_bytes(from, HostDevice::view(to));
     return;
   }
   auto* const place = reinterpret_cast<std::byte*>(to.address());
@@ -122,13 +122,13 @@ Task<> EmbeddedDevice::copy_in_pieces(std::span<std::byte> host, std::byte* on_d
   const bool to_host = direction == Stream::Direction::kToHost;
   for (std::size_t at = 0; at < host.size(); at += between.size()) {
     const std::span<std::byte> piece = host.subspan(at, std::min(between.size(), host.size() - at));
-    if (!to_host) std::ranges::copy(piece, between.begin());
+    if (!to_host) copy_bytes(piece, between);
     const Stream::Copy request{.destination = to_host ? between.data() : on_device + at,
                                .source = to_host ? on_device + at : between.data(),
                                .size_bytes = piece.size(),
                                .direction = direction};
     co_await copy(runtime_.reactor, *stream, request);
-    if (to_host) std::ranges::copy(between.first(piece.size()), piece.begin());
+    if (to_host) copy_bytes(between.first(piece.size()), piece);
   }
 }
 

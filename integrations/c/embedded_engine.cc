@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "integrations/c/measured_drives.h"
 #include "integrations/c/steps_blob.h"
 #include "integrations/c/wrong.h"
 
@@ -94,6 +95,14 @@ ModelSpec embedded_model(const std::vector<EmbeddedParam>& params, const Embedde
   return model_of(params, config.pieces);
 }
 
+std::size_t trained_count(const std::vector<EmbeddedParam>& params) {
+  return static_cast<std::size_t>(std::ranges::count(params, false, &EmbeddedParam::frozen));
+}
+
+std::uint64_t embedded_blob_bytes(std::size_t trained) {
+  return StepsBlob::head_bytes(trained) + kTrainerBlobBytes;
+}
+
 EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params,
                                EmbeddedConfig config)
     : EmbeddedEngine(runtime, params, std::move(config), nullptr) {}
@@ -107,7 +116,7 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
     : runtime_(runtime),
       model_(model_of(params, config.pieces)),
       wholes_(config.wholes),
-      trained_(static_cast<std::size_t>(std::ranges::count(params, false, &EmbeddedParam::frozen))),
+      trained_(ziggurat::trained_count(params)),
       steps_(trained_),
       written_(params.size()),
       gradients_(params.size()) {
@@ -117,7 +126,8 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
     groups_.push_back(param.group);
     group_count_ = std::max<std::size_t>(group_count_, param.group + std::size_t{1});
   }
-  config.blob_bytes_max = StepsBlob::head_bytes(steps_.size()) + kTrainerBlobBytes;
+  take_measured(config.store);
+  config.blob_bytes_max = embedded_blob_bytes(trained_);
   config.param_steps = [count = trained_](std::span<const std::byte> blob) {
     return StepsBlob::read(blob, count).steps;
   };

@@ -43,6 +43,11 @@ struct EmbeddedParam {
 /// kInvalidArgument for parameters that make no model.
 ModelSpec embedded_model(const std::vector<EmbeddedParam>& params, const EmbeddedConfig& config);
 
+/// Returns how many parameters are trained: those that are not frozen.
+std::size_t trained_count(const std::vector<EmbeddedParam>& params);
+/// Returns how large a blob the store of an engine holds that trains so many parameters.
+std::uint64_t embedded_blob_bytes(std::size_t trained);
+
 /// What a step does to the parameters of one group.
 struct EmbeddedGroup {
   GroupStep step;
@@ -87,6 +92,8 @@ class EmbeddedEngine {
   /// Returns the engine itself, for calls that do not wait for those of other threads.
   LentEngine& lent() noexcept { return *engine_; }
   const LentEngine& lent() const noexcept { return *engine_; }
+  /// Returns the account of the memory for units; of 0 bytes if no parameter is streamed.
+  Account units_account() const { return device_ ? device_->device().account() : Account(0); }
   /// Makes a call, `call(lent())`, when those of other threads have ended: where the call fails
   /// because the engine has ended, nobody reads gradients any more. Then it fails first of all.
   template <class Call>

@@ -10,6 +10,7 @@
 #include "base/numerics/typed_value.h"
 #include "base/runtime/for_each.h"
 #include "integrations/c/embedded_engine.h"
+#include "integrations/c/wrong.h"
 #include "optimizer/gradient.h"
 #include "tiers/store/tile_size.h"
 

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/c/plan_calls.cc: the C functions that plan: any model on any machine, and the host
-// memory of an engine that is not open yet.
+// memory and the steps of an engine that is not open yet.
 #include <nlohmann/json.hpp>
 
+#include "core/checkpoint/blob_header.h"
 #include "core/plan/lent_host_plan.h"
 #include "core/plan/strategies/training_json.h"
 #include "integrations/c/c_call.h"
 #include "integrations/c/embedded_engine.h"
 #include "integrations/c/engine_calls.h"
 #include "integrations/c/settings_json.h"
+#include "integrations/c/simulated_steps.h"
 
 namespace {
 
@@ -29,12 +31,20 @@ std::string host_memory_json(const std::vector<ziggurat::EmbeddedParam>& params,
        .placement = config.placement,
        .reduction = {.staged = on_gpu,
                      .whole_unit_bytes = on_gpu ? ziggurat::largest_unit_bytes(config.wholes) : 0},
-       .host_budget_bytes = host_bytes});
-  return nlohmann::json{
-      {"smallest_bytes", plan.smallest_bytes}, {"budget_bytes", plan.budget_bytes},
-      {"all_bytes", plan.all_bytes},           {"records", plan.records},
-      {"item_bytes", plan.item_bytes},         {"items", plan.items},
-      {"read_bytes", plan.read_bytes}}
+       .host_budget_bytes = host_bytes,
+       .slots = config.slots,
+       .blob_room_bytes = ziggurat::kBlobHeadBytes +
+                          ziggurat::embedded_blob_bytes(ziggurat::trained_count(params))});
+  return nlohmann::json{{"smallest_bytes", plan.smallest_bytes},
+                        {"budget_bytes", plan.budget_bytes},
+                        {"all_bytes", plan.all_bytes},
+                        {"records", plan.records},
+                        {"item_bytes", plan.item_bytes},
+                        {"items", plan.items},
+                        {"read_bytes", plan.read_bytes},
+                        {"store_bytes", plan.store_bytes},
+                        {"params_file_bytes", plan.params_file_bytes},
+                        {"sums_file_bytes", plan.sums_file_bytes}}
       .dump();
 }
 
@@ -45,6 +55,18 @@ ziggurat_status ziggurat_plan(const char* request, char* text, uint64_t capacity
   return ziggurat::guarded([&] {
     ziggurat::give_text(ziggurat::answer_json(ziggurat::required(request, "request")), text,
                         capacity_bytes, needed_bytes);
+  });
+}
+
+ziggurat_status ziggurat_simulate(const ziggurat_param* params, uint64_t count,
+                                  const char* settings, const char* recording, char* text,
+                                  uint64_t capacity_bytes, uint64_t* needed_bytes) {
+  return ziggurat::guarded([&] {
+    const std::string its = ziggurat::simulated_steps_json(
+        ziggurat::params_of(params, count),
+        ziggurat::engine_config_of(ziggurat::required(settings, "settings")),
+        ziggurat::required(recording, "recording"));
+    ziggurat::give_text(its, text, capacity_bytes, needed_bytes);
   });
 }
 

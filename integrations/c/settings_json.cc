@@ -21,6 +21,7 @@
 #include "integrations/c/open_progress.h"
 #include "integrations/c/wrong.h"
 #include "integrations/deepspeed/config_json.h"
+#include "integrations/deepspeed/json_text.h"
 #include "integrations/deepspeed/setting_json.h"
 
 namespace ziggurat {
@@ -48,19 +49,28 @@ void write(const ConfigSetting& given, const Setting& setting, Config& config) {
   }
 }
 
+/// Reads a flat object. A key whose value is null is as if it was not there.
+std::vector<ConfigSetting> settings_in(std::string_view text) {
+  const json root = parse_json_text(text, "settings");
+  if (!root.is_object()) throw wrong("settings is not a JSON object, {\"key\": value, ...}");
+  std::vector<ConfigSetting> all;
+  for (const auto& [key, value] : root.items())
+    if (!value.is_null()) all.push_back({.name = key, .value = value, .path = key});
+  return all;
+}
+
 /// Writes what `text` says into `config`, by `table`. Each key first goes to `other`, which returns
 /// false if it does not know the key.
 template <class Config, class Table>
 void apply(std::string_view text, Config& config, const Table& table,
            const std::function<bool(const ConfigSetting&)>& other = {}) {
-  ConfigContext context;
-  for (const auto& setting : table) context.names.push_back(setting.name);
-  for (const ConfigSetting& given : read_config(text, "settings", context).settings) {
+  std::vector<std::string> names;
+  for (const auto& setting : table) names.push_back(setting.name);
+  for (const ConfigSetting& given : settings_in(text)) {
     if (other && other(given)) continue;
     const auto found = std::ranges::find(table, underscored(given.name), &Setting::name);
     if (found == std::end(table)) {
-      if (given.assumed) continue;
-      const std::string meant = closest(underscored(given.name), context.names);
+      const std::string meant = closest(underscored(given.name), names);
       throw wrong(fmt::format("settings: unknown key \"{}\"{}", given.path,
                               meant.empty() ? "" : fmt::format("; did you mean \"{}\"?", meant)));
     }

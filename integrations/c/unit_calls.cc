@@ -85,7 +85,7 @@ ziggurat_status ziggurat_param_addresses(ziggurat_engine engine, uint64_t count,
     for (const uint64_t param : std::span(required(params, "params"), count))
       found.push_back(
           reinterpret_cast<void*>(open->engine->lent().place(param_at(param)).bytes.address()));
-    std::ranges::copy(found, addresses);
+    std::copy(found.begin(), found.end(), addresses);
   });
 }
 

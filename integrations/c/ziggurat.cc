@@ -15,6 +15,7 @@
 #include "base/topology/limits.h"
 #include "collectives/rendezvous/rendezvous.h"
 #include "integrations/c/c_call.h"
+#include "integrations/c/chosen_memory.h"
 #include "integrations/c/chosen_placement.h"
 #include "integrations/c/embedded_engine.h"
 #include "integrations/c/engine_calls.h"
@@ -91,7 +92,8 @@ void give_changing_text(const std::string& its, char* text, std::uint64_t capaci
   if (needed_bytes != nullptr) *needed_bytes = std::max<std::uint64_t>(kRoomBytes, its.size() + 1);
 }
 
-std::string figures_of(const LentEngine& engine) {
+std::string figures_of(const EmbeddedEngine& embedded) {
+  const LentEngine& engine = embedded.lent();
   nlohmann::json all;
   for (std::size_t i = 0; i < static_cast<std::size_t>(ziggurat::Counter::kCount); ++i) {
     const auto counter = static_cast<ziggurat::Counter>(i);
@@ -102,7 +104,11 @@ std::string figures_of(const LentEngine& engine) {
   all["from_ranks_bytes"] = from_ranks.bytes;
   all["from_other_nodes_bytes"] = from_ranks.other_nodes_bytes;
   all["host_used_bytes"] = host.used_bytes();
+  all["host_peak_bytes"] = host.peak_bytes();
   all["host_budget_bytes"] = host.capacity_bytes();
+  const ziggurat::Account units = embedded.units_account();
+  all["units_peak_bytes"] = units.peak_bytes();
+  all["units_budget_bytes"] = units.capacity_bytes();
   return all.dump();
 }
 
@@ -189,6 +195,17 @@ ziggurat_status ziggurat_choose_placement(const ziggurat_param* params, uint64_t
     const std::string its = ziggurat::chosen_placement_json(
         params_of(params, count), ziggurat::engine_config_of(required(settings, "settings")),
         free_bytes);
+    give_changing_text(its, text, capacity_bytes, needed_bytes);
+  });
+}
+
+ziggurat_status ziggurat_choose_memory(const ziggurat_param* params, uint64_t count,
+                                       const char* settings, const char* facts, char* text,
+                                       uint64_t capacity_bytes, uint64_t* needed_bytes) {
+  return guarded([&] {
+    const std::string its = ziggurat::chosen_memory_json(
+        params_of(params, count), ziggurat::engine_config_of(required(settings, "settings")),
+        required(facts, "facts"));
     give_changing_text(its, text, capacity_bytes, needed_bytes);
   });
 }
@@ -303,7 +320,7 @@ ziggurat_status ziggurat_param_steps(ziggurat_engine engine, uint64_t param, uin
 ziggurat_status ziggurat_figures(ziggurat_engine engine, char* text, uint64_t capacity_bytes,
                                  uint64_t* needed_bytes) {
   return guarded([&] {
-    give_changing_text(figures_of(engines().find(engine)->engine->lent()), text, capacity_bytes,
+    give_changing_text(figures_of(*engines().find(engine)->engine), text, capacity_bytes,
                        needed_bytes);
   });
 }

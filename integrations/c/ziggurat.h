@@ -312,6 +312,89 @@ ZIGGURAT_API ziggurat_status ziggurat_choose_placement(const ziggurat_param* par
                                                        const char* settings, uint64_t free_bytes,
                                                        char* text, uint64_t capacity_bytes,
                                                        uint64_t* needed_bytes);
+/// Says what `auto` would take for an engine of these parameters that brings units of them to host
+/// memory: where the state is, and how much memory units and records have. "placement" and
+/// "device_memory" of `settings` are not looked at; its "host_memory", if given, is kept. `facts`
+/// is a JSON object of sizes in bytes, for one rank:
+///
+///   "units_least_bytes"  memory for units with which each runs while the next one is brought
+///   "units_all_bytes"    with which all units are there at once
+///   "brought_bytes"      of all units, as a forward brings them
+///   "live_there"         true: parameters that all have room among the units are kept there, once
+///   "has_folder"         true: parameters and gradients may be on a drive though the state is not
+///   "gradient_bytes"     what gradients of a step take in the trainer's memory
+///   "beside_bytes"       what else the trainer's memory has, whatever is chosen
+///   "in_place_bytes"     of parameters that are used where they are kept, beside those of units:
+///                        in memory, or on the drive if those of units are there
+///   "in_place_moved_bytes", "in_place_gradient_bytes"
+///                        if they are on the drive: what a step reads and writes there of them, and
+///                        which of "gradient_bytes" are there too
+///   "free_bytes"         memory that is free (ziggurat_free_memory()) or is going to be, for all
+///                        ranks of this machine; a quarter is left for activations and the rest
+///   "here_bytes"         of what a rank is going to take, what its memory has now and gives back,
+///   as
+///                        every rank's does, beside what is free
+///   "node_ranks"         how many ranks these are, if no launcher has said so
+///   "memory", "params", "grads", "optimizer"
+///                        if they are given by hand: the memory for units, and "host" or "nvme"
+///
+/// All that is absent is 0, false or open. Ranks that give the same facts get the same answer if
+/// they have the same machine profile (`ziggurat profile --measure`); so let one rank ask for all.
+/// Nothing is opened or written, and no address is followed. The text is a JSON object:
+///
+///   "placement"    what open takes: "params=device,grads=host,optimizer=nvme"
+///   "memory"       "device_memory" of open
+///   "host_memory"  that of open; 0 for a state in host memory, which takes what it needs
+///   "takes_bytes"  both, gradients, and what lies beside
+///   "drive_bytes"  what a step reads and writes on the drive
+///   "drive_s"      how long that takes at the rate that was measured; 0 if none was
+///   "why"          a line for people
+///
+/// `text` and `needed_bytes` are as in ziggurat_describe(). Errors: ZIGGURAT_RESOURCE_EXHAUSTED if
+/// there is too little memory for any choice, with the least that works.
+ZIGGURAT_API ziggurat_status ziggurat_choose_memory(const ziggurat_param* params, uint64_t count,
+                                                    const char* settings, const char* facts,
+                                                    char* text, uint64_t capacity_bytes,
+                                                    uint64_t* needed_bytes);
+/// Says how long a step takes of a trainer that uses these parameters as `recording` says, with an
+/// engine that has `settings`: that engine is played in virtual time, on this machine as `ziggurat
+/// profile --measure` has measured it. One rank, whose units come to host memory; every parameter
+/// that is not frozen has a gradient. `recording` is a JSON object:
+///
+///   "events"          what the trainer does in a step, in order, an array of arrays:
+///                       ["compute", SECONDS], on as many threads as the machine has cores, or
+///                       ["compute", SECONDS, THREADS]: on cores that do nothing else
+///                       ["acquire", UNIT], ["release", UNIT], ["wait", PARAM]: the calls
+///                       ["gradient", PARAM]: is there, for the step
+///                       ["add_gradient", PARAM]: is added to its sum on NVMe (grads=nvme)
+///                       ["step"], once
+///   "fp32_gradients"  true: what "gradient" lends is in fp32, whatever its parameter is in; what
+///                     "add_gradient" adds has its parameter's type
+///   "update_at_once"  true: the step is made with ZIGGURAT_UPDATE_AT_ONCE
+///   "drive_bytes_per_s"
+///                     of the store's drive, reads and writes together, in place of what was
+///                     measured; at least 1000
+///   "threads"         of the runtime, as in ziggurat_runtime_create(); absent: as many as the
+///                     machine has cores
+///
+/// Nothing is opened or written, and no address is followed. The text is a JSON object, of a step
+/// among many:
+///
+///   "seconds"         of the step; and of these those in which the trainer computed ("compute_s"),
+///                     waited for parameters ("params_s"), handed gradients over ("gradients_s"),
+///                     and was in the step's call ("step_s")
+///   "copies_busy_s", "update_busy_s", "drive_busy_s"
+///                     how long copies of units, the update and the drive were busy meanwhile
+///   "read_bytes", "written_bytes"
+///                     over the drive
+///   "workers"         of the engine
+///
+/// `text` and `needed_bytes` are as in ziggurat_describe(). Errors: those of open and of the calls;
+/// ZIGGURAT_INVALID_ARGUMENT if this machine, or the drive of "store", has not been measured.
+ZIGGURAT_API ziggurat_status ziggurat_simulate(const ziggurat_param* params, uint64_t count,
+                                               const char* settings, const char* recording,
+                                               char* text, uint64_t capacity_bytes,
+                                               uint64_t* needed_bytes);
 /// The memory to which streamed parameters are brought.
 enum { ZIGGURAT_HOST_MEMORY = 0, ZIGGURAT_CUDA_MEMORY = 1 };
 typedef struct ziggurat_device_memory {
@@ -814,10 +897,10 @@ ZIGGURAT_API ziggurat_status ziggurat_update_loss_scale(const char* settings, in
 /// The text has "parameters", "memory" (what is resident at each instant of a step, in bytes, line
 /// by line) and "time" (seconds, by what takes them, and the bound). With "gpus" in place of
 /// "layout" the usual strategies are compared, and the text has "strategies", "recommended",
-/// "answer" and "decision", as `ziggurat plan --machine --json` writes them. A request that has
-/// "machine" alone is answered by that machine's room: "gpus" of a node, "device_bytes" of each,
-/// "host_bytes", "drive_bytes", and what a plan leaves free of them. `text` and `needed_bytes` are
-/// as in ziggurat_describe().
+/// "second" (the next choice by the same rule, if there is one), "answer" and "decision", as
+/// `ziggurat plan --machine --json` writes them. A request that has "machine" alone is answered by
+/// that machine's room: "gpus" of a node, "device_bytes" of each, "host_bytes", "drive_bytes", and
+/// what a plan leaves free of them. `text` and `needed_bytes` are as in ziggurat_describe().
 ZIGGURAT_API ziggurat_status ziggurat_plan(const char* request, char* text, uint64_t capacity_bytes,
                                            uint64_t* needed_bytes);
 
@@ -835,8 +918,12 @@ ZIGGURAT_API ziggurat_status ziggurat_plan(const char* request, char* text, uint
 ///   "item_bytes"      the most that one of them takes while it is updated
 ///   "items"           how many are updated at a time
 ///   "read_bytes"      what a step reads of those that do not stay
+///   "store_bytes"     the store's file: records in each of its slots, tables and blobs
+///   "params_file_bytes", "sums_file_bytes"
+///                     files without names of streamed parameters and of sums of gradients, where
+///                     these are on NVMe
 ///
-/// With too little memory the last three are 0. `text` and `needed_bytes` are as in
+/// With too little memory all from "item_bytes" on are 0. `text` and `needed_bytes` are as in
 /// ziggurat_describe(). Errors: ZIGGURAT_INVALID_ARGUMENT for wrong parameters or settings.
 ZIGGURAT_API ziggurat_status ziggurat_plan_host_memory(const ziggurat_param* params, uint64_t count,
                                                        const char* settings, uint64_t host_bytes,

@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/disk_full.h"
 #include "base/memory_exhausted.h"
+#include "core/engine/outstanding_bytes.h"
 #include "core/plan/auto_placement.h"
 
 namespace ziggurat::cli {
@@ -158,6 +159,7 @@ RunRequest run_request(const TrainOptions& options, std::size_t threads, const S
                      .slots = engine.slots,
                      .saves = engine.checkpoint.saves,
                      .budgets = {options.device_bytes, engine.host_budget_bytes}};
+  request.outstanding_bytes = most_outstanding_bytes(engine.store);
   request.sharding.quantization = engine.quantization;
   request.sharding.ranks_per_node = engine.ranks_per_node / parts;
   request.sharding.tensor = part.part;

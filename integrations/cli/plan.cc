@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
 #include "core/plan/auto_placement.h"
+#include "core/plan/machine_profile.h"
 #include "core/plan/strategies/words.h"
 #include "integrations/cli/memory_advice.h"
 #include "integrations/cli/output_file.h"
@@ -69,7 +70,17 @@ class ByteTable {
   const char* unit_text_ = "GB (1e9 bytes)";
 };
 
-PlannedStrategy planned(const PlanCommand& command, const Strategy& strategy) {
+/// Returns the most bytes in flight with which one of this machine's measured drives is fastest:
+/// on which of them the store is going to be, a plan is not told.
+std::uint64_t most_in_flight() {
+  std::uint64_t most = 0;
+  for (const DriveProfile& drive : read_default_profile().value_or(MachineProfile{}).drives)
+    most = std::max(most, drive.outstanding_bytes());
+  return most;
+}
+
+PlannedStrategy planned(const PlanCommand& command, const Strategy& strategy,
+                        std::uint64_t in_flight_bytes) {
   PlannedStrategy column{.strategy = strategy, .memory = {}, .run = {}, .refusal = {}};
   MemoryRequest at_rest{.model = command.model.size,
                         .recipe = command.recipe,
@@ -79,6 +90,7 @@ PlannedStrategy planned(const PlanCommand& command, const Strategy& strategy) {
   if (command.model.config) {
     try {
       RunRequest request = run_request(command.run, command.run.threads, strategy);
+      request.outstanding_bytes = in_flight_bytes;
       const bool budgets = request.budgets.device_bytes > 0 && request.budgets.host_bytes > 0;
       if (request.placement.automatic && budgets)  // as the engine chooses it
         at_rest.placement = request.placement = choose_placement(request).placement;
@@ -96,7 +108,9 @@ PlannedStrategy planned(const PlanCommand& command, const Strategy& strategy) {
 
 std::vector<PlannedStrategy> planned(const PlanCommand& command) {
   std::vector<PlannedStrategy> all;
-  for (const Strategy& strategy : command.strategies) all.push_back(planned(command, strategy));
+  const std::uint64_t in_flight_bytes = command.model.config ? most_in_flight() : 0;
+  for (const Strategy& strategy : command.strategies)
+    all.push_back(planned(command, strategy, in_flight_bytes));
   return all;
 }
 

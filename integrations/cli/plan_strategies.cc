@@ -99,6 +99,14 @@ ParallelLayout layout_of(const Strategy& strategy, const Placement& placement) {
   return layout;
 }
 
+StateRecipe recipe_of(const StateKind& state) {
+  const double record = static_cast<double>(record_format(state).tile_bytes()) / kTileElements;
+  StateRecipe recipe;
+  recipe.master = std::min(4.0, record);
+  recipe.moments = record - recipe.master;
+  return recipe;
+}
+
 Job read_job(const Settings& settings, const TrainOptions& run) {
   Job job;
   try {

@@ -45,6 +45,9 @@ Job read_job(const Settings& settings, const TrainOptions& run);
 /// Returns a strategy in the words of all systems.
 ParallelLayout layout_of(const Strategy& strategy, const Placement& placement);
 
+/// Returns the bytes of a parameter's state.
+StateRecipe recipe_of(const StateKind& state);
+
 /// Reads the settings of `plan`. Errors: UsageError.
 StrategiesCommand read_strategies_plan(const Settings& settings);
 

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <filesystem>
 
 #include "base/bytes.h"
+#include "base/error.h"
 #include "base/topology/limits.h"
 #include "base/topology/topology.h"
 #include "core/engine/runtime.h"
@@ -43,6 +45,11 @@ void show(const std::optional<ComputeProfile>& compute) {
   fmt::print("  {:<12} of a layer {}, with unaligned sides {}, of attention {}\n", "GFLOP/s, bf16",
              rate(compute->layer_gflop_per_s), rate(compute->unaligned_gflop_per_s),
              rate(compute->attention_gflop_per_s));
+  fmt::print("  {:<12} of a layer {}\n", "GFLOP/s, fp32", rate(compute->layer_fp32_gflop_per_s));
+  const bool takes_none = compute->weights_gb_per_s <= 0 && compute->kernels_gb_per_s > 0;
+  fmt::print("  {:<13} weights {}, a layer beside products {}\n", "GB/s",
+             takes_none ? "take no time of their own" : rate(compute->weights_gb_per_s),
+             rate(compute->kernels_gb_per_s));
   fmt::print("  {:<13} passes over memory {}, a copy by one thread {}\n", "GB/s",
              rate(compute->pass_gb_per_s), rate(compute->copy_gb_per_s));
 }
@@ -51,9 +58,28 @@ std::string absolute(const std::string& path) {
   return std::filesystem::absolute(path).lexically_normal().string();
 }
 
+/// Refuses before anything is measured what could not be measured in the end.
+void require_measurable(const ProfileCommand& command, const std::string& folder) {
+  if (!std::filesystem::is_directory(folder)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} is no directory, so no drive can be measured there: give `path` "
+                            "one that exists",
+                            folder));
+  }
+  if (command.size_bytes < measure::kSmallestFileBytes) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("`size={}` is too small to measure a drive with: give at least {}",
+                    exact_bytes(command.size_bytes), exact_bytes(measure::kSmallestFileBytes)));
+  }
+  if (!std::isfinite(command.seconds))
+    throw Error(ErrorCode::kInvalidArgument, "`seconds` must be a number from 0.05 to 60");
+}
+
 /// Measures the cores, then the drive of `folder`. Each is written when it is known.
 void measure_machine(const ProfileCommand& command, const std::string& file,
                      const std::string& folder) {
+  require_measurable(command, folder);
   end_at_signals();
   Console console;
   const measure::Progress progress{[&](const std::string& text) { console.line(text); },
@@ -61,7 +87,7 @@ void measure_machine(const ProfileCommand& command, const std::string& file,
   MachineProfile profile = read_profile(file).value_or(MachineProfile{});
   {
     const std::unique_ptr<Runtime> runtime = Runtime::create({});
-    console.line("Measures products, passes and copies of the cores");
+    console.line("Measures products, layers, passes and copies of the cores");
     profile.compute = gpt::measure_cores(*runtime->workers, command.seconds);
     profile.cpu_model = runtime->topology.cpu_model;
     profile.kernel = kernel_release();

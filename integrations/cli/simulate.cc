@@ -57,7 +57,8 @@ Shown shown(const SimulateCommand& command, const RehearsedRank& rank, std::size
   Shown its;
   its.seconds = index + 1 < rank.steps.size() ? rank.steps[index + 1].began_s - step.began_s
                                               : step.seconds + rank.durable_s;
-  its.used.push_back({"the GPU's compute", 0, step.compute_s});
+  its.used.push_back(
+      {machine.workers_compute ? "the cores' compute" : "the GPU's compute", 0, step.compute_s});
   const auto link = [&](const char* what, double moved, double per_second) {
     its.used.push_back({what, moved, moved / per_second});
   };
@@ -168,7 +169,7 @@ void print_links(Console& console, const Shown& mean, std::size_t steps) {
 
 void print_plan(Console& console, const SimulateCommand& command, const RehearsedRank& rank,
                 double seconds) {
-  const StepTime time = step_time(command.training, command.job.machine);
+  const StepTime time = step_time(command.training, command.computing);
   console.line(fmt::format(
       "\nBeside the plan: a step takes {:.4g} s here and {:.4g} s by `ziggurat plan`'s formulas, "
       "{:+.1f} %; no schedule is faster than {:.4g} s ({}).",
@@ -210,7 +211,7 @@ void write_json(const SimulateCommand& command, const RehearsedRank& rank,
                 const std::vector<Shown>& steps) {
   nlohmann::json all = nlohmann::json::array();
   for (std::size_t i = 0; i < steps.size(); ++i) all.push_back(json_of(steps[i], rank.steps[i]));
-  const StepTime time = step_time(command.training, command.job.machine);
+  const StepTime time = step_time(command.training, command.computing);
   const Shown mean = mean_of(steps);
   const nlohmann::json report{{"model", command.request.model.name},
                               {"parameters", command.request.model.count()},
@@ -241,10 +242,14 @@ int simulate_faults(Console& console, const SimulateCommand& command) {
     console.line(
         fmt::format("The run ended after generation {}: {}", report.generation, report.ended_with));
   }
+  if (!report.did_not_open.empty()) {
+    console.line("Opened again, the engine refuses what is left: " + report.did_not_open);
+  } else if (report.broken.empty()) {
+    console.line(
+        fmt::format("Opened again, the engine goes on from generation {}.", report.went_on_from));
+  }
   console.line(
-      fmt::format("Opened again, the engine goes on from generation {}. {} events; the "
-                  "history of the seed is {:016x}.",
-                  report.went_on_from, report.events, report.history));
+      fmt::format("{} events; the history of the seed is {:016x}.", report.events, report.history));
   if (report.broken.empty()) {
     console.line("Everything that must hold does.");
     return 0;

@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
 #include "core/engine/engine_settings.h"
+#include "core/engine/outstanding_bytes.h"
 #include "core/plan/auto_placement.h"
 #include "core/plan/models/model_units.h"
 #include "core/rehearsal/rehearsed_training.h"
@@ -35,6 +36,7 @@ constexpr std::string_view kSharedWithTrain[] = {"batch",
                                                  "context",
                                                  "accumulate",
                                                  "activation_checkpointing",
+                                                 "dtype",
                                                  "zero_stage",
                                                  "strategy",
                                                  "shard_group",
@@ -69,7 +71,7 @@ constexpr Otherwise kOtherwise[] = {
     {"accumulate", "; default: 1"},
     {"device_memory", " of a rank; default: that of the machine's GPU"},
     {"host_memory", " of a rank; default: its share of the node's"},
-    {"threads", "; default: 8"},
+    {"threads", "; default: 8, or an equal part of the threads of `this` machine"},
     {"collectives", "; here mpi is as tcp"}};
 
 std::vector<SettingOf<TrainOptions>> simulated_table() {
@@ -83,41 +85,35 @@ std::vector<SettingOf<TrainOptions>> simulated_table() {
   return table;
 }
 
-StateRecipe recipe_of(const StateKind& state) {
-  const double record = static_cast<double>(record_format(state).tile_bytes()) / kTileElements;
-  StateRecipe recipe;
-  recipe.master = std::min(4.0, record);
-  recipe.moments = record - recipe.master;
-  return recipe;
-}
-
 void make_budgets(const Settings& settings, const Machine& machine, int in_node,
                   TrainOptions& run) {
-  if (!settings.given("device_memory")) {
+  if (run.device_bytes == 0 || !settings.given("device_memory")) {
     const double left = machine.device_bytes - kContextBytes - kCommunicatorBytes;
     run.device_bytes =
         static_cast<std::uint64_t>(std::max(left, 0.0)) / kHugePageBytes * kHugePageBytes;
   }
-  if (settings.given("host_memory")) return;
+  if (run.engine.host_budget_bytes > 0 && settings.given("host_memory")) return;
   const auto share = static_cast<std::uint64_t>(machine.host_bytes * kHostShare / in_node);
   run.engine.host_budget_bytes = share / kHugePageBytes * kHugePageBytes;
 }
 
 RunRequest run_request(const RehearsalRequest& request, const Strategy& strategy) {
   const EngineConfig& config = request.config;
+  const bool reachable = request.machine.device.host_accessible;
   return {.model = request.model,
           .state = config.optimizer.state,
           .sharding = Sharding::of(strategy, 0),
           .placement = config.placement,
           .reduction = {.dtype = config.reduce_dtype,
                         .bucket_elements = config.reduce_bucket_elements,
-                        .staged = true},
+                        .staged = !reachable},
           .device = {.trainer = {.device_bytes = config.trainer_device_bytes,
                                  .held = config.trainer_held_units},
                      .keep_gathered = strategy.keeps_params_to_backward,
-                     .out_of_reach = true},
+                     .out_of_reach = !reachable},
           .slots = config.slots,
-          .budgets = {request.machine.device.memory_bytes, config.host_budget_bytes}};
+          .budgets = {request.machine.device.memory_bytes, config.host_budget_bytes},
+          .outstanding_bytes = most_outstanding_bytes(config.store)};
 }
 
 bool plays_one(const Settings& settings, const SimulateCommand& command) {
@@ -140,17 +136,19 @@ void make_request(const Settings& settings, TrainOptions& run, SimulateCommand& 
   RehearsalRequest& request = command.request;
   const int ranks = command.job.gpus;
   make_budgets(settings, machine, std::min(machine.gpus, ranks), run);
-  request.model = model_units(command.job.model);
+  request.model = model_units(command.job.model, run.model.dtype);
   request.config = run.engine;
   request.config.store = {{"store"}};
-  request.config.trainer_device_bytes = trainer_bytes(command.training);
+  const bool in_16_bits = size_bytes(run.model.dtype) == 2;
+  request.config.trainer_device_bytes = trainer_bytes(command.training) * (in_16_bits ? 1 : 2);
   request.config.trainer_held_units = held_units(command.job.model);
   request.machine = rehearsed_machine(
       machine, {.ranks = ranks,
                 .threads = settings.given("threads") ? static_cast<int>(run.threads) : 0,
                 .nccl = run.collectives == Collectives::kNccl,
                 .device_bytes = run.device_bytes});
-  request.costs = unit_costs(command.training, machine);
+  command.computing = in_16_bits ? machine : in_fp32(machine);
+  request.costs = unit_costs(command.training, command.computing);
   request.steps = static_cast<int>(settings.integer("steps", kStepsToPlay));
   request.trace_path = settings.text("trace");
 }
@@ -193,6 +191,11 @@ SimulateCommand read_simulate(const Settings& settings) {
   run.shape.accumulate = 1;
   settings.write_to(run, simulated_table());
   command.job = read_job(settings, run);
+  Machine& machine = command.job.machine;
+  if (machine.one_memory && command.job.gpus > machine.gpus)
+    machine = shared_by(machine, command.job.gpus);
+  if (machine.one_memory && run.threads > 0 && settings.given("threads"))
+    machine = with_threads(machine, static_cast<int>(run.threads));
   command.job.recipe = recipe_of(run.engine.optimizer.state);
   command.json_path = settings.text("json");
   try {
@@ -201,7 +204,7 @@ SimulateCommand read_simulate(const Settings& settings) {
     const bool again = run.shape.checkpointing == gpt::ActivationCheckpointing::kBlock;
     command.training.recompute = again ? Recompute::kFull : Recompute::kNothing;
     Software& software = command.training.software;
-    software.vertical = true;
+    software.vertical = software.leaves_out_last = true;
     software.direct = run.collectives != Collectives::kNccl;
     make_request(settings, run, command);
   } catch (const MemoryExhausted&) {

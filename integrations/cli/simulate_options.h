@@ -21,6 +21,7 @@ struct SimulateCommand {
   Job job;
   Strategy strategy;
   Training training;         ///< for the plan's figures, with the same batch and recomputation
+  Machine computing;         ///< the job's machine, as it computes in the model's type
   RehearsalRequest request;  ///< without progress
   RunPlan plan;              ///< what the engine holds
   std::string chosen;        ///< why state is where it is; empty if the user says where

@@ -39,26 +39,10 @@ std::vector<StoreDirectory> parse_store(const std::string& text) {
   return store;
 }
 
-namespace {
-
-/// Returns the drive whose path is `path` or the nearest folder above it; null if there is none.
-const DriveProfile* drive_under(const std::string& path, const MachineProfile& profile) {
-  const std::string whole = fs::absolute(path).lexically_normal().string() + "/";
-  const DriveProfile* nearest = nullptr;
-  for (const DriveProfile& drive : profile.drives) {
-    const std::string above = fs::path(drive.path).lexically_normal().string();
-    const bool under = whole.starts_with(above.ends_with('/') ? above : above + "/");
-    if (under && (nearest == nullptr || drive.path.size() > nearest->path.size())) nearest = &drive;
-  }
-  return nearest;
-}
-
-}  // namespace
-
 bool apply_profile(std::vector<StoreDirectory>& store, const MachineProfile& profile) {
   std::vector<std::uint64_t> weights;
   for (StoreDirectory& directory : store) {
-    const DriveProfile* const drive = drive_under(directory.path, profile);
+    const DriveProfile* const drive = profile.under(directory.path);
     if (drive == nullptr) continue;
     directory.outstanding_bytes = drive->outstanding_bytes();
     if (drive->sweep_gb_per_s > 0)
@@ -76,7 +60,7 @@ double profiled_bytes_per_s(const std::vector<StoreDirectory>& store,
   for (const StoreDirectory& directory : store) weights += static_cast<double>(directory.weight);
   double slowest = std::numeric_limits<double>::infinity();
   for (const StoreDirectory& directory : store) {
-    const DriveProfile* const drive = drive_under(directory.path, profile);
+    const DriveProfile* const drive = profile.under(directory.path);
     if (drive == nullptr) return 0;
     const double share = static_cast<double>(directory.weight) / weights;
     slowest = std::min(slowest, 1e9 * std::max(drive->mix_gb_per_s, drive->sweep_gb_per_s) / share);

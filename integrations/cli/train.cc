@@ -322,6 +322,7 @@ int TrainRun::run() {
     log_.add(record);
     if (json_) json_->add_step(to_json(record));
     show(record);
+    compare_with_plan(record);
     if (interrupted_ || (ranks_->count() == 1 && interrupt_requested())) {
       finish_interrupted();
       return kExitInterrupted;

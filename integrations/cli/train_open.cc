@@ -21,6 +21,7 @@ void TrainRun::open() {
   text_ = std::make_unique<gpt::Text>(gpt::Text::load(options_.data, options_.shape.context));
   connect();
   settings_ = changeable_settings(options_, threads());
+  choose();
   device_ = HostDevice::create(runtime_->reactor, options_.device_bytes, runtime_->trace.get(),
                                &runtime_->metrics);
   announce();

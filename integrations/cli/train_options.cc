@@ -93,9 +93,10 @@ Table run_table() {
 
 Table machine_table() {
   return {
-      In::size(
-          "device_memory", &T::device_bytes, kMiB,
-          {.values = "SIZE", .help = "budget of device memory", .among_ranks = AmongRanks::kOwn}),
+      In::size_or_auto("device_memory", &T::device_bytes, kMiB,
+                       {.values = "SIZE|auto",
+                        .help = "budget of device memory; auto: chosen as that of host memory is",
+                        .among_ranks = AmongRanks::kOwn}),
       In::integer("threads", &T::threads, {.min = 0, .max = 1024},
                   {.values = "N", .help = "number of workers; 0 means one for each physical core"}),
       In::integer("nproc", &T::nproc, {.min = 1, .max = 1024},

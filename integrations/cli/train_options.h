@@ -41,7 +41,7 @@ struct TrainOptions {
 
   std::uint64_t eval_every = 0;  ///< 0 if only at the end
   std::uint64_t seed = 1;
-  std::uint64_t device_bytes = 160 * kMiB;
+  std::uint64_t device_bytes = 160 * kMiB;       ///< 0 if `auto` chooses it
   std::size_t threads = 0;                       ///< 0 for one per physical core
   int nproc = 1;                                 ///< number of ranks that this machine runs
   Collectives collectives = Collectives::kAuto;  ///< kAuto leaves it to ZIGGURAT_RANKS

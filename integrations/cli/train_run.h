@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/cli/train_run.h: one run of `ziggurat train`, on one rank. Private to train.cc (its
-// steps and reports), train_open.cc (what they need), train_begin.cc and train_checkpoints.cc.
+// steps and reports), train_open.cc (what they need), train_auto.cc, train_begin.cc and
+// train_checkpoints.cc.
 #pragma once
 
 #include <algorithm>
@@ -24,6 +25,7 @@
 #include "integrations/cli/report.h"
 #include "integrations/cli/run_state.h"
 #include "integrations/cli/step_log.h"
+#include "integrations/cli/train_auto.h"
 #include "integrations/cli/train_options.h"
 #include "integrations/cli/train_ranks.h"
 #include "integrations/gpt/tensor_ranks.h"
@@ -69,6 +71,10 @@ class TrainRun {
   void require_same_run(const StateContent& content, const std::string& from) const;
   std::string run_difference(const std::string& identity, int all_ranks, int tensor_parallel) const;
 
+  // train_auto.cc
+  void choose();
+  void compare_with_plan(const StepRecord& record);
+
   // train_open.cc
   void open();
   void connect();
@@ -108,7 +114,7 @@ class TrainRun {
     return static_cast<std::uint64_t>(options_.shape.tokens_per_step() * place_.data_ranks());
   }
 
-  const TrainOptions& options_;
+  TrainOptions options_;  // with what choose() has chosen, once the ranks are connected
   Strategy strategy_;
   Console console_;
   std::unique_ptr<gpt::Text> text_;
@@ -137,6 +143,8 @@ class TrainRun {
   bool last_save_failed_ = false;
   std::set<std::string> notes_said_;               // the notes on what saves left in the folder
   std::unique_ptr<NewestCheckpoint> checkpoints_;  // null if there is no folder for checkpoints
+  std::optional<TrainChoice> chosen_;              // if the run leaves something to `auto`
+  bool compared_ = false;                          // with what the steps took
   StepLog log_;
   CounterSnapshot at_first_step_;
 };

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/json_text.h: reads JSON as people write it into settings files. Private to
-// config_json.cc.
+// integrations/deepspeed/json_text.h: reads JSON as people write it into settings files.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -61,6 +61,7 @@ std::optional<JsonSetting> read_setting(const json& value, SettingKind kind) {
       return typed_value(kind, std::move(numbers));
     }
     case SettingKind::kSize:
+    case SettingKind::kSizeOrAuto:
       if (!value.is_number_unsigned()) return text_value(value);
       return typed_value(kind, value.get<std::int64_t>());
     case SettingKind::kSwitch:
@@ -83,6 +84,8 @@ std::string_view expected_json(SettingKind kind) {
     case SettingKind::kNumber: return "a number";
     case SettingKind::kNumbers: return "a list of numbers, or a string like \"0.9,0.95\"";
     case SettingKind::kSize: return "a size: a string like \"160MiB\", or a number of bytes";
+    case SettingKind::kSizeOrAuto:
+      return "a size: \"auto\", a string like \"160MiB\", or a number of bytes";
     case SettingKind::kSwitch:
     case SettingKind::kTruth: return "true or false";
     case SettingKind::kGroups:

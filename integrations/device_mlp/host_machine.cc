@@ -2,6 +2,7 @@
 // integrations/device_mlp/host_machine.cc: runs the layers' rules on the CPU, element by element.
 #include <algorithm>
 
+#include "base/bytes.h"
 #include "integrations/device_mlp/machine.h"
 
 namespace ziggurat::device_mlp {
@@ -22,10 +23,10 @@ class HostMachine final : public Machine {
   void run(const Each<EmbedGradient>& program) override { run_each(program); }
   StreamRef& stream() override { return host_; }
   void write(DeviceSpan<std::byte> to, std::span<const std::byte> bytes) override {
-    std::ranges::copy(bytes, HostDevice::view(to).begin());
+    copy_bytes(bytes, HostDevice::view(to));
   }
   void read(std::span<std::byte> to, DeviceSpan<const std::byte> bytes) override {
-    std::ranges::copy(HostDevice::view(bytes), to.begin());
+    copy_bytes(HostDevice::view(bytes), to);
   }
 
  private:

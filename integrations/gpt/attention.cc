@@ -7,11 +7,12 @@
 #include <cmath>
 
 #include "base/bytes.h"
+#include "core/plan/machines/machine.h"
 
 namespace ziggurat::gpt {
 namespace {
 
-constexpr std::int64_t kQueryBlock = 128;
+constexpr std::int64_t kQueryBlock = kAttentionBlock;
 
 std::int64_t scores_leading(std::int64_t context) {
   return static_cast<std::int64_t>(round_up(static_cast<std::uint64_t>(context), 16));

@@ -31,6 +31,30 @@ TEST_F(CostedWorkersTest, EachWorkerHasItsShareOfTheBandwidth) {
   EXPECT_EQ(workers_.busy(), 5 * 1010ns);
 }
 
+TEST_F(CostedWorkersTest, MoreThreadsThanCoresAllGetAnEqualPart) {
+  CostedWorkers workers(reactor_, {.threads = 2, .cores = 3, .bytes_per_second = 2e9});
+  const std::function<void()> job = [] {};
+  WorkGroup group(reactor_);
+  for (int i = 0; i < 2; ++i) group.spawn(workers.run(reactor_, {"job", 750'000}, job));
+  group.spawn(workers.compute_beside(2ms, 2));
+  reactor_.block_on(group.wait_idle());
+  // Four threads on three cores have three quarters of one each, for the first millisecond of work.
+  EXPECT_EQ(reactor_.clock().now(), 1'333'333ns + 1ms);
+  EXPECT_EQ(workers.busy(), 1500us);
+}
+
+/// With a look at the others each millisecond this would take half an hour.
+TEST_F(CostedWorkersTest, PlaysDaysAtOnce) {
+  CostedWorkers workers(reactor_, {.threads = 2, .bytes_per_second = 2e9});
+  const std::function<void()> job = [] {};
+  WorkGroup group(reactor_);
+  group.spawn(workers.compute_beside(std::chrono::hours(240), 2));
+  group.spawn(workers.run(reactor_, {"job", 1'000'000}, job));
+  reactor_.block_on(group.wait_idle());
+  EXPECT_GE(reactor_.clock().now(), std::chrono::hours(240));
+  EXPECT_LE(reactor_.clock().now(), std::chrono::hours(241));
+}
+
 /// Two jobs at a time: the third begins when the first has ended.
 TEST_F(CostedWorkersTest, NotesWhatJobsReadAndWrite) {
   const std::vector<std::byte> memory(300);
@@ -79,6 +103,20 @@ TEST_F(CostedWorkersTest, JobsThatOthersWaitForTakeTurnsWithThoseInOrder) {
   };
   reactor_.block_on(for_each_index(reactor_, jobs.size(), jobs.size(), run));
   EXPECT_EQ(order, "abXcYd");
+}
+
+/// A region takes its time on every worker, and a job comes between two of its tiles.
+TEST_F(CostedWorkersTest, ARegionAndJobsShareTheWorkers) {
+  const std::function<void()> job = [] {};
+  const Nanoseconds each = 1'000'010ns;  // of a job
+  WorkGroup group(reactor_);
+  group.spawn(workers_.compute("region", 3ms));
+  for (int i = 0; i < 2; ++i) group.spawn(workers_.run(reactor_, {"job", 1'000'000}, job));
+  reactor_.block_on(group.wait_idle());
+  EXPECT_EQ(reactor_.clock().now(), 3ms + each);
+  EXPECT_EQ(workers_.busy(), 2 * each) << "compute is no job";
+  reactor_.block_on(workers_.compute("region", 500us));
+  EXPECT_EQ(reactor_.clock().now(), 3ms + each + 500us);
 }
 
 TEST(AbsentMemory, KnowsWhichAddressesHaveMemory) {

@@ -356,6 +356,20 @@ TEST(Retention, RemovesOldCheckpointsOnceTheNewOneIsWhole) {
                                                      checkpoint_name(5), "latest", ".lock"));
 }
 
+// As somebody does who makes room.
+TEST(SaveFolder, IsMadeAgainIfItIsRemovedBetweenSaves) {
+  const ScratchDirectory scratch;
+  const std::string folder = scratch.path() + "/checkpoints";
+  on_ranks({.name = "one"}, scratch, "", [&](CheckpointRank& rank) {
+    for (int step = 0; step < 2; ++step) {
+      rank.step();
+      std::filesystem::remove_all(folder);
+      rank.engine->save_checkpoint({.folder = folder, .resume = {}});
+    }
+  });
+  EXPECT_EQ(file_bytes(folder + "/latest"), checkpoint_name(2) + "\n");
+}
+
 /// A run that went back (an older checkpoint loaded after the loss had spiked) has newer ones
 /// beside it, whatever their steps.
 TEST(Retention, NeverTouchesTheCheckpointThatWasJustMade) {

@@ -74,11 +74,14 @@ std::string refusal(const std::string& text) {
 }
 
 TEST(Manifest, ComesBackAsItWas) {
-  const Manifest manifest = sound_manifest();
-  const std::string text = to_text(manifest);
-  EXPECT_EQ(parse_manifest(text, "x"), manifest);
-  EXPECT_EQ(to_text(parse_manifest(text, "x")), text);
-  EXPECT_THAT(text, HasSubstr("\"loss_scale\":null"));
+  Manifest manifest = sound_manifest();
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    manifest.content.dtype = dtype;
+    const std::string text = to_text(manifest);
+    EXPECT_EQ(parse_manifest(text, "x"), manifest);
+    EXPECT_EQ(to_text(parse_manifest(text, "x")), text);
+    EXPECT_THAT(text, HasSubstr("\"loss_scale\":null"));
+  }
 }
 
 TEST(Manifest, SaysTheLineOfHistoryThatItsStateIsOf) {

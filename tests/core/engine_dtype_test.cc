@@ -124,6 +124,7 @@ INSTANTIATE_TEST_SUITE_P(
     Placements, EngineFp16,
     ::testing::Combine(::testing::Values(DType::kFloat16),
                        ::testing::Values(Where{"AllNvme", "all=nvme"}, Where{"AllHost", "all=host"},
+                                         Where{"AllDevice", "all=device"},
                                          Where{"Guessing", "all=nvme",
                                                EngineConfig::Speculation::kAlways})),
     [](const auto& one) { return std::get<Where>(one.param).name; });

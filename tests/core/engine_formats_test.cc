@@ -6,12 +6,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <limits>
 
 #include "base/error.h"
 #include "base/memory_exhausted.h"
 #include "tests/core/engine_harness.h"
 #include "tests/core/open_store.h"
+#include "tests/support/hard_floats.h"
 
 namespace ziggurat::testing {
 namespace engine_formats_test {
@@ -112,6 +114,25 @@ TEST_P(EveryFormat, GivesTheBitsOfPlainArraysWhateverHappens) {
   }
 }
 
+TEST_P(EveryFormat, GivesTheSameBitsOnEverySimdTarget) {
+  constexpr std::uint64_t kSteps = 2;
+  force_simd_target("scalar");  // the specification
+  PlainTraining expected = plain();
+  for (std::uint64_t step = 0; step < kSteps; ++step) expected.step(step, kLearningRate);
+  std::size_t turn = 0;
+  for_each_target([&] {
+    // On each tier in turn, by one worker or by three.
+    const char* const placement = std::array{kDemo, "all=nvme", "all=host"}[turn % 3];
+    EngineConfig one = config(placement, 8 * kMiB);
+    one.resume = EngineConfig::Resume::kNever;
+    Rig rig(model_, one, turn++ % 2 == 0 ? 1 : 3, 8 * kMiB);
+    for (std::uint64_t step = 0; step < kSteps; ++step)
+      train_step(*rig.engine, model_, step, kLearningRate);
+    EXPECT_TRUE(same_params(*rig.engine, expected, model_)) << placement;
+    rig.engine->make_durable();
+  });
+}
+
 TEST_P(EveryFormat, MovesTheBytesThatItPromises) {
   for (const char* placement : {kDemo, "all=nvme", kOnDevice}) {
     const ScratchDirectory directory;
@@ -163,15 +184,18 @@ TEST_P(EveryFormat, WorksInTheSmallestHostBudgetThatItNames) {
 
 TEST(EngineFormats, SplitMastersGiveTheBitsOfFp32MastersFromStepToStep) {
   const ModelSpec model = small_model();
-  PlainTraining whole(model, kClip, {kAdamW, kFp32});
-  PlainTraining split(model, kClip, {kAdamW, kSplit});
-  for (std::uint64_t step = 0; step < 50; ++step) {
-    ASSERT_EQ(whole.step(step, kLearningRate, loudness_of(step)),
-              split.step(step, kLearningRate, loudness_of(step)));
-  }
-  for (UnitId u = 0; u < model.units.size(); ++u) {
-    const std::vector<float> one = whole.master(u);
-    EXPECT_EQ(std::memcmp(one.data(), split.master(u).data(), one.size() * sizeof(float)), 0);
+  for (const OptimizerKind optimizer : {kAdamW, kLion}) {
+    SCOPED_TRACE(to_string(optimizer));
+    PlainTraining whole(model, kClip, {optimizer, kFp32});
+    PlainTraining split(model, kClip, {optimizer, kSplit});
+    for (std::uint64_t step = 0; step < 50; ++step) {
+      ASSERT_EQ(whole.step(step, kLearningRate, loudness_of(step)),
+                split.step(step, kLearningRate, loudness_of(step)));
+    }
+    for (UnitId u = 0; u < model.units.size(); ++u) {
+      const std::vector<float> one = whole.master(u);
+      EXPECT_EQ(std::memcmp(one.data(), split.master(u).data(), one.size() * sizeof(float)), 0);
+    }
   }
 }
 

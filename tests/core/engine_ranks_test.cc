@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "core/schedule/gradients/gradient_norm.h"
 #include "tests/core/ranks_harness.h"
+#include "tests/support/hard_floats.h"
 
 namespace ziggurat::testing {
 namespace engine_ranks_test {
@@ -40,6 +41,7 @@ struct World {
   int shard_group = 0;
   int node_ranks = 0;
   bool mixed = false;  ///< units have types of their own
+  std::uint64_t prefetch_elements = kElementsMax;
 };
 
 void PrintTo(const World& world, std::ostream* out) { *out << world.name; }
@@ -58,6 +60,7 @@ class EngineRanks : public ::testing::TestWithParam<World> {
     config.strategy.shard_group = world.shard_group;
     if (world.shard_group > 0) config.strategy.name = StrategyName::kHybrid;
     config.strategy.hpz = world.node_ranks;
+    config.prefetch_elements_max = world.prefetch_elements;
     return config;
   }
   ModelSpec model() const {
@@ -103,12 +106,13 @@ INSTANTIATE_TEST_SUITE_P(
         World{.name = "Stage0", .stage = 0}, World{.name = "Stage1", .stage = 1},
         World{.name = "Stage2", .stage = 2}, World{.name = "Stage3", .stage = 3},
         World{.name = "Stage0AllNvme", .stage = 0, .placement = "all=nvme"},
+        World{.name = "Stage1AllNvme", .stage = 1, .placement = "all=nvme"},
         World{.name = "Stage2AllNvme", .stage = 2, .placement = "all=nvme"},
         World{.name = "Stage3AllNvme", .stage = 3, .placement = "all=nvme"},
         World{.name = "Stage0AllDevice", .stage = 0, .placement = "all=device"},
         World{.name = "Stage2AllDevice", .stage = 2, .placement = "all=device"},
         World{.name = "Stage3AllDevice", .stage = 3, .placement = "all=device"},
-        World{.name = "Stage2AllHost", .stage = 2, .placement = "all=host"},
+        World{.name = "Stage2AllHost", .stage = 2, .placement = "all=host", .threads = 2},
         World{.name = "Stage3AllHost", .stage = 3, .placement = "all=host"},
         World{.name = "Stage0Unclipped", .stage = 0, .clip_norm = 0},
         World{.name = "Stage2Unclipped", .stage = 2, .clip_norm = 0},
@@ -147,6 +151,8 @@ INSTANTIATE_TEST_SUITE_P(
         World{.name = "FourRanksStage3", .ranks = 4, .stage = 3, .bucket_elements = 100'000},
         World{.name = "Stage0OneTileBuckets", .stage = 0, .threads = 2, .bucket_elements = 1},
         World{.name = "Stage3OneTileBuckets", .stage = 3, .threads = 2, .bucket_elements = 1},
+        World{
+            .name = "Stage3NothingAhead", .stage = 3, .bucket_elements = 1, .prefetch_elements = 1},
         World{.name = "Stage0Fp32Sums", .stage = 0, .reduce_dtype = DType::kFloat32},
         World{.name = "Stage2Fp32Sums", .stage = 2, .reduce_dtype = DType::kFloat32},
         World{
@@ -173,6 +179,30 @@ INSTANTIATE_TEST_SUITE_P(
         World{.name = "MixedTwoNodesOfTwo", .ranks = 4, .stage = 3, .node_ranks = 2, .mixed = true},
         World{.name = "Stage3LittleDeviceMemory", .stage = 3, .device_bytes = 5 * kMiB / 2}),
     [](const auto& one) { return std::string(one.param.name); });
+
+TEST(EngineRanksSimd, GiveTheSameBitsOnEveryTarget) {
+  constexpr std::uint64_t kSteps = 2;
+  const ModelSpec model = small_model();
+  force_simd_target("scalar");  // the specification
+  PlainTraining expected(model, 1.0F);
+  expected.world_size = 2;
+  for (std::uint64_t step = 0; step < kSteps; ++step) expected.step(step, kLearningRate);
+  int stage = 0;
+  for_each_target([&] {
+    const ScratchDirectory directory;
+    EngineConfig config = small_config(directory.path());
+    config.strategy.zero_stage = stage++ % 4;
+    const auto runtimes = connected_runtimes(2, 1);
+    const auto errors = run_ranks(2, [&](int rank) {
+      RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config);
+      for (std::uint64_t step = 0; step < kSteps; ++step)
+        train_step(*rig.engine, model, step, kLearningRate, {}, 1.0F, rank);
+      EXPECT_TRUE(same_params(*rig.engine, expected, model)) << "rank " << rank;
+      rig.engine->make_durable();
+    });
+    expect_none(errors);
+  });
+}
 
 class EngineRanksOverflow : public EngineRanks {};
 INSTANTIATE_TEST_SUITE_P(

@@ -31,6 +31,7 @@ struct World {
   EngineConfig::Speculation speculation = EngineConfig::Speculation::kAuto;
   int shard_group = 0;
   int node_ranks = 0;
+  std::size_t threads = 1;
 };
 void PrintTo(const World& world, std::ostream* out) { *out << world.name; }
 
@@ -73,7 +74,7 @@ TEST_P(EngineTensor, HoldsTheBitsOfPlainArrays) {
   config.clip_norm = 0;
   config.speculation = EngineConfig::Speculation::kAuto;
   const int ranks = world.parts * world.data;
-  const auto runtimes = connected_runtimes(ranks, 1);
+  const auto runtimes = connected_runtimes(ranks, world.threads);
   const auto errors = run_ranks(ranks, [&](int rank) {
     PartRig rig = on_host(*runtimes[static_cast<std::size_t>(rank)], config);
     for (std::uint64_t step = 0; step < kSteps; ++step) {
@@ -92,7 +93,7 @@ std::vector<double> clipped_norms(const World& world) {
   const ScratchDirectory directory;
   const EngineConfig config = config_of(world, directory.path());
   const int ranks = world.parts * world.data;
-  const auto runtimes = connected_runtimes(ranks, 1);
+  const auto runtimes = connected_runtimes(ranks, world.threads);
   std::vector<std::vector<double>> norms(static_cast<std::size_t>(ranks));
   const auto errors = run_ranks(ranks, [&](int rank) {
     PartRig rig = on_host(*runtimes[static_cast<std::size_t>(rank)], config);
@@ -126,6 +127,7 @@ INSTANTIATE_TEST_SUITE_P(
         World{.name = "TwoPartsOfOneRank", .data = 1}, World{.name = "Stage0", .stage = 0},
         World{.name = "Stage1AllNvme", .stage = 1, .placement = "all=nvme"},
         World{.name = "Stage2OneTileBuckets", .stage = 2, .bucket_elements = 1},
+        World{.name = "Stage2AllHost", .stage = 2, .placement = "all=host", .threads = 2},
         World{.name = "Stage2GuessesWrong", .stage = 2, .speculation = kGuess},
         World{.name = "Stage3", .stage = 3},
         World{.name = "Stage3AllNvme", .stage = 3, .placement = "all=nvme"},
@@ -133,6 +135,11 @@ INSTANTIATE_TEST_SUITE_P(
         World{.name = "FourPartsStage3OfTwo", .parts = 4, .stage = 3},
         World{.name = "ThreeDataRanksStage3", .data = 3, .stage = 3, .bucket_elements = 1},
         World{.name = "TwoGroupsOfTwo", .data = 4, .stage = 3, .shard_group = 2},
+        World{.name = "TwoGroupsOfTwoAllNvme",
+              .data = 4,
+              .stage = 3,
+              .placement = "all=nvme",
+              .shard_group = 2},
         World{.name = "TwoNodesOfTwo", .data = 4, .stage = 3, .node_ranks = 2}),
     [](const auto& one) { return std::string(one.param.name); });
 

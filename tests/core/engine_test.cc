@@ -37,6 +37,7 @@ struct PlacementCase {
   const char* placement;
   float clip_norm;
   std::size_t threads;
+  int slots = 2;
 };
 
 class EveryPlacement : public ::testing::TestWithParam<PlacementCase> {};
@@ -47,6 +48,7 @@ TEST_P(EveryPlacement, GivesTheBitsOfPlainArrays) {
   EngineConfig config = small_config(directory.path());
   config.placement = parse_placement(GetParam().placement);
   config.clip_norm = GetParam().clip_norm;
+  config.slots = GetParam().slots;
   Rig rig(model, config, GetParam().threads, 8 * kMiB);
   PlainTraining plain(model, config.clip_norm);
   for (std::uint64_t step = 0; step < 5; ++step) {
@@ -77,6 +79,11 @@ INSTANTIATE_TEST_SUITE_P(
         PlacementCase{"AllDevice", "all=device", 1.0F, 2},
         PlacementCase{"ParamsOnDevice", "params=device,grads=nvme,optimizer=host", 1.0F, 3},
         PlacementCase{"GradsOnDevice", "params=nvme,grads=device,optimizer=nvme", 1.0F, 2},
+        PlacementCase{"ParamsOnNvme", "params=nvme,grads=host,optimizer=host", 1.0F, 2},
+        PlacementCase{"GradsOnNvme", "params=host,grads=nvme,optimizer=nvme", 1.0F, 2},
+        PlacementCase{"OptimizerOnHost", "params=device,grads=device,optimizer=host", 1.0F, 2},
+        PlacementCase{"DemoOneSlot", "params=host,grads=host,optimizer=nvme", 1.0F, 2, 1},
+        PlacementCase{"NvmeOneSlot", "all=nvme", 1.0F, 1, 1},
         PlacementCase{"NvmeUnclipped", "all=nvme", 0.0F, 2},
         PlacementCase{"DemoUnclipped", "params=host,grads=host,optimizer=nvme", 0.0F, 2},
         PlacementCase{"HostUnclipped", "all=host", 0.0F, 1}),

@@ -217,7 +217,7 @@ TEST_F(OneUnitOnGpu, TheOtherIsRefusedWhileItIsAcquired) {
     FAIL() << "there was room";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);
-    EXPECT_THAT(error.what(), HasSubstr("units that are acquired (0)"));
+    EXPECT_THAT(error.what(), HasSubstr("what is acquired (unit 0)"));
   }
   its_->engine->release(0, *stream.ref);
   its_->engine->acquire(1, *stream.ref);

@@ -373,7 +373,7 @@ TEST_F(OneAtATime, AThreadThatHoldsTheOtherUnitGetsAnError) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);
     EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("acquire(unit 1)"), HasSubstr("units that are acquired (0)")));
+                AllOf(HasSubstr("acquire(unit 1)"), HasSubstr("what is acquired (unit 0)")));
   }
   engine_->release(0, host_);
   engine_->acquire(1, host_);

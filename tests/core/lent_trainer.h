@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <set>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bytes.h"
@@ -160,6 +162,17 @@ class LentTrainer {
                         .params_written = its.written.contains(u)});
     }
     return groups;
+  }
+
+  /// A unit's state by name, as plain arrays have it; and written into both, of a trainer that has
+  /// all units.
+  std::vector<float> state(UnitId unit, std::string_view name) const {
+    return plain_[unit].state(name);
+  }
+  void write_state(LentEngine& engine, UnitId unit, std::string_view name,
+                   std::span<const float> values) {
+    engine.write_state(static_cast<ParamId>(unit), name, values);
+    plain_[unit].write_state(name, values);
   }
 
   ::testing::AssertionResult same() const {

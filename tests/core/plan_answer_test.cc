@@ -183,6 +183,26 @@ TEST(PlanAnswer, WhereNothingFitsItNamesWhatWouldHelp) {
   EXPECT_THAT(decision(job, compare(job)), Not(HasSubstr("would fit with sequences")));
 }
 
+// 512 tokens are the shortest sequences that it proposes.
+TEST(PlanAnswer, ProposesTheLongestSequencesThatFit) {
+  Job job = job_of("llama-3-8b", "4090", 1, 4096);
+  job.micro_batch = 1;
+  const auto fits = [&](std::int64_t sequence) {
+    Job shorter = job;
+    shorter.sequence = sequence;
+    return compare(shorter).best.has_value();
+  };
+  const auto leave_no_room_for = [&](std::int64_t sequence) {
+    while (fits(sequence)) job.machine.device_bytes *= 0.99;
+  };
+  leave_no_room_for(1024);
+  ASSERT_TRUE(fits(512));
+  EXPECT_THAT(decision(job, compare(job)), HasSubstr("sequences of 512 tokens, one at a time"));
+  leave_no_room_for(512);
+  ASSERT_TRUE(fits(256));
+  EXPECT_THAT(decision(job, compare(job)), HasSubstr("shorter sequences."));
+}
+
 TEST(PlanAnswer, SaysTheThresholdsThatItCompares) {
   const Job fits = job_of("llama-3-8b", "h100x8", 8);
   EXPECT_THAT(
@@ -334,10 +354,13 @@ MachineProfile measured() {
   profile.compute = ComputeProfile{.measured_at = "2026-11-29T08:00:00Z",
                                    .threads = 2,
                                    .layer_gflop_per_s = 200,
+                                   .layer_fp32_gflop_per_s = 80,
                                    .unaligned_gflop_per_s = 150,
+                                   .weights_gb_per_s = 40,
                                    .attention_gflop_per_s = 100,
                                    .pass_gb_per_s = 25,
-                                   .copy_gb_per_s = 10};
+                                   .copy_gb_per_s = 10,
+                                   .kernels_gb_per_s = 16};
   for (const double rate : {1.0, 3.0}) {
     profile.drives.push_back({});
     profile.drives.back().path = rate > 2 ? "/fast" : "/slow";
@@ -353,6 +376,7 @@ TEST(PlanThisMachine, IsWhatWasMeasured) {
   EXPECT_DOUBLE_EQ(machine.reach.flash, 0.5);
   EXPECT_DOUBLE_EQ(machine.reach.unaligned, 0.75);
   EXPECT_DOUBLE_EQ(machine.drive_bandwidth, 3e9);
+  EXPECT_DOUBLE_EQ(machine.kernel_bandwidth, 16e9);
   EXPECT_THAT(machine.figures, AllOf(HasSubstr("2 threads"), HasSubstr("drive of /fast")));
   Training training;
   training.model = ModelShape::gpt(12, 1024, 16, 50'304, 1024);
@@ -366,6 +390,77 @@ TEST(PlanThisMachine, IsWhatWasMeasured) {
     if (line.what != "host memory, in the update") continue;
     EXPECT_DOUBLE_EQ(line.seconds, 28 * rank_parameters(training).total() / 20e9);
   }
+}
+
+/// The trainer's layer: products, their weights before them, what lies beside at the rate that was
+/// measured, and attention's scores in blocks of queries.
+TEST(PlanThisMachine, TakesForALayerWhatItsKindsOfWorkTakeTogether) {
+  const MachineProfile profile = measured();
+  const Machine machine = machine_of_profile(profile, {.memory_bytes = 64e9, .drive_bytes = 1e12});
+  Training training;
+  training.model = ModelShape::gpt(12, 1024, 16, 50'304, 1024);
+  training.sequence = 256;
+  training.recompute = Recompute::kFull;
+  const LayerTime whole = layer_time(training, machine, false);
+  EXPECT_DOUBLE_EQ(whole.again, whole.forward);
+  training.software.leaves_out_last = true;
+  const LayerTime time = layer_time(training, machine, false);
+  const double rows = 256, width = 1024;
+  const auto product = [&](double columns, double depth) {
+    return 2 * rows * columns * depth / 200e9 + 2 * depth * columns / 40e9;
+  };
+  EXPECT_NEAR(time.forward - time.again, product(width, 4 * width), 1e-12);
+  const double products = product(3 * width, width) + product(width, width) +
+                          product(4 * width, width) + product(width, 4 * width);
+  const double scores = rows * (256 + 128) / 2;  // of a head
+  const double attention = 2 * 2 * scores * width / 100e9;
+  const double kernels = rows * 42 * width / 16e9;
+  EXPECT_NEAR(time.forward, products + attention + kernels, 1e-12);
+  EXPECT_DOUBLE_EQ(kernel_bytes(training.model), 138 * width);
+}
+
+/// An older program has measured attention's products without the rest of a block of queries.
+TEST(PlanThisMachine, TakesAnOlderProfilesAttentionAsItWasMeasured) {
+  MachineProfile older = measured();
+  older.compute->kernels_gb_per_s = older.compute->weights_gb_per_s = 0;
+  EXPECT_EQ(machine_of_profile(older, {}).attention_block, 0);
+  EXPECT_EQ(machine_of_profile(measured(), {}).attention_block, kAttentionBlock);
+}
+
+TEST(PlanThisMachine, IsSharedByProcessesAndSlowerInFp32) {
+  const Machine machine =
+      machine_of_profile(measured(), {.memory_bytes = 64e9, .drive_bytes = 1e12});
+  const Machine shared = shared_by(machine, 2);
+  EXPECT_EQ(shared.gpus, 2);
+  EXPECT_EQ(shared.threads, 1);
+  EXPECT_DOUBLE_EQ(shared.flops, 100e9);
+  EXPECT_DOUBLE_EQ(shared.kernel_bandwidth, 8e9);
+  EXPECT_DOUBLE_EQ(shared.weight_bandwidth, 20e9);
+  EXPECT_DOUBLE_EQ(shared.device_bytes, 32e9);
+  EXPECT_DOUBLE_EQ(shared.link_bandwidth, 25e9 / 4) << "two copy at once";
+  EXPECT_DOUBLE_EQ(shared.host_bandwidth, 20e9) << "of the node";
+  EXPECT_DOUBLE_EQ(in_fp32(machine).flops, 80e9);
+  EXPECT_DOUBLE_EQ(in_fp32(machine).device_bandwidth, 12.5e9) << "in 16-bit elements";
+  EXPECT_THROW(in_fp32(find_machine("4090")), Error);
+}
+
+TEST(PlanThisMachine, IsSlowerWithFewerThreadsThanWereMeasured) {
+  const Machine machine =
+      machine_of_profile(measured(), {.memory_bytes = 64e9, .drive_bytes = 1e12});
+  const Machine one = with_threads(machine, 1);
+  EXPECT_EQ(one.threads, 1);
+  EXPECT_DOUBLE_EQ(one.flops, 100e9);
+  EXPECT_DOUBLE_EQ(one.kernel_bandwidth, 8e9);
+  EXPECT_DOUBLE_EQ(one.host_bandwidth, machine.host_bandwidth / 2) << "of the update";
+  EXPECT_DOUBLE_EQ(one.link_bandwidth, machine.link_bandwidth) << "one thread copies";
+  EXPECT_DOUBLE_EQ(with_threads(machine, 16).flops, machine.flops) << "there are no other cores";
+}
+
+TEST(PlanThisMachine, IsPlannedAsOneDevice) {
+  Job job = job_of("gpt2", "laptop-8gb", 8, 1024);
+  job.machine = machine_of_profile(measured(), {.memory_bytes = 20e9, .drive_bytes = 1e12});
+  EXPECT_EQ(compare(job).verdicts.at(0).refusal,
+            "the cores of this machine are planned as one device: leave ranks out");
 }
 
 // The device is the host's cores: what is offloaded to host memory frees nothing.

@@ -41,10 +41,13 @@ MachineProfile sample() {
   profile.compute = ComputeProfile{.measured_at = "2026-11-21T12:00:00Z",
                                    .threads = 2,
                                    .layer_gflop_per_s = 200.5,
+                                   .layer_fp32_gflop_per_s = 99.5,
                                    .unaligned_gflop_per_s = 150,
+                                   .weights_gb_per_s = 40,
                                    .attention_gflop_per_s = 100,
                                    .pass_gb_per_s = 25,
-                                   .copy_gb_per_s = 10.25};
+                                   .copy_gb_per_s = 10.25,
+                                   .kernels_gb_per_s = 16.5};
   profile.aio = DeepSpeedAio{.block_size = 524'288, .queue_depth = 32};
   return profile;
 }
@@ -79,6 +82,7 @@ TEST(MachineProfile, ComesBackAsItWasWritten) {
   EXPECT_EQ(read.drives[0].flags, written.drives[0].flags);
   ASSERT_TRUE(read.compute);
   EXPECT_EQ(read.compute->layer_gflop_per_s, 200.5);
+  EXPECT_EQ(read.compute->layer_fp32_gflop_per_s, 99.5);
   EXPECT_EQ(read.compute->threads, 2U);
   ASSERT_TRUE(read.aio);
   EXPECT_EQ(read.aio->queue_depth, 32U);
@@ -156,6 +160,14 @@ TEST(MachineProfile, IsWrittenWholePrivatelyAndWithItsFolders) {
                                    std::filesystem::directory_iterator());
   EXPECT_EQ(count, 1) << "a temporary file was left";
   EXPECT_EQ(to_json_text(read_profile(path).value()), to_json_text(sample()));
+  std::ofstream(path) << R"({"ziggurat_profile": 2})";
+  try {
+    read_profile(path);
+    ADD_FAILURE() << "a profile of another version is read";
+  } catch (const Error& error) {  // measuring reads the file first, so it is no way out by itself
+    EXPECT_THAT(error.what(), HasSubstr("reads version 1; remove the file, or move it away, and "
+                                        "measure the machine again: `ziggurat profile` says how"));
+  }
 }
 
 TEST(MachineProfile, LivesWhereXdgSays) {

@@ -11,15 +11,19 @@
 
 #include "base/memory_exhausted.h"
 #include "tests/core/ranks_harness.h"
-#include "tests/support/sanitized.h"
 
 namespace ziggurat::testing {
 namespace {
 
-/// A small embedding, four equal blocks, a last one that is larger.
-ModelSpec model_in(DType dtype) {
+/// A small embedding, four equal blocks, a last one that is larger; or a large embedding, beside
+/// which all blocks are small.
+ModelSpec model_in(DType dtype, bool small_blocks) {
   ModelSpec model{.name = "planned", .units = {}, .dtype = dtype};
-  for (const std::int64_t count : {150'000, 400'000, 400'000, 400'000, 400'000, 500'000})
+  const std::vector<std::int64_t> counts =
+      small_blocks
+          ? std::vector<std::int64_t>{900'000, 200'000, 200'000, 200'000, 200'000, 200'000}
+          : std::vector<std::int64_t>{150'000, 400'000, 400'000, 400'000, 400'000, 500'000};
+  for (const std::int64_t count : counts)
     model.units.push_back({.name = "unit", .params = {{.name = "weight", .shape = {count}}}});
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     model.units[u].name += std::to_string(u);
@@ -28,11 +32,8 @@ ModelSpec model_in(DType dtype) {
   return model;
 }
 
-#ifdef ZIGGURAT_SANITIZED
-constexpr double kAboveMax = 0.05;  // so slow that fewer records are under way at once
-#else
-constexpr double kAboveMax = 0.02;
-#endif
+constexpr double kAboveMax = 0.05;
+constexpr double kByTiming = 0.08;  // how much is under way at once depends on drive and cores
 
 struct Setting {
   const char* placement = "params=host,grads=host,optimizer=nvme";
@@ -47,17 +48,19 @@ struct Setting {
   bool quantized_weights = false;
   bool saves = false;
   TrainerNeed trainer{};
-  /// How far the plan may be above what was held. More than 2 % is a shortcoming, named here.
+  bool small_blocks = false;
+  /// How far the plan may be above what was held. More than 5 % is a shortcoming, named here.
   double above_max = kAboveMax;
 };
 
 std::string text_of(const Setting& setting) {
-  return fmt::format("{}, {} ranks, stage {}, {}, {}, device {} KiB, host {} KiB, {} slots{}{}{}{}",
-                     setting.placement, setting.ranks, setting.stage, to_string(setting.dtype),
-                     to_string(setting.state), setting.device_kib, setting.host_kib, setting.slots,
-                     setting.keep_gathered ? ", kept" : "",
-                     setting.quantized_weights ? ", quantized" : "", setting.saves ? ", saves" : "",
-                     setting.trainer.held.empty() ? "" : ", tied");
+  return fmt::format(
+      "{}, {} ranks, stage {}, {}, {}, device {} KiB, host {} KiB, {} slots{}{}{}{}{}",
+      setting.placement, setting.ranks, setting.stage, to_string(setting.dtype),
+      to_string(setting.state), setting.device_kib, setting.host_kib, setting.slots,
+      setting.keep_gathered ? ", kept" : "", setting.quantized_weights ? ", quantized" : "",
+      setting.saves ? ", saves" : "", setting.trainer.held.empty() ? "" : ", tied",
+      setting.small_blocks ? ", small blocks" : "");
 }
 
 std::vector<Setting> settings() {
@@ -69,10 +72,11 @@ std::vector<Setting> settings() {
   return {
       {},
       {.host_kib = 16 * 1024},
-      {.host_kib = 24 * 1024},
+      {.host_kib = 24 * 1024, .above_max = kByTiming},
       {.host_kib = 64 * 1024},
       {.device_kib = 4 * 1024},
-      {.device_kib = 6 * 1024},
+      // The unit that would fit beside the last accumulators is not used any more.
+      {.device_kib = 6 * 1024, .above_max = 0.06},
       {.device_kib = 9 * 1024, .host_kib = 20 * 1024},
       {.device_kib = 11 * 1024, .trainer = tied},
       {.device_kib = 24 * 1024, .trainer = tied},
@@ -84,10 +88,40 @@ std::vector<Setting> settings() {
       {.state = {.optimizer = OptimizerKind::kSgd}},
       {.placement = kAllHost},
       {.placement = kAllHost, .state = {.format = StateFormat::kBf16}, .device_kib = 5 * 1024},
-      // Reserves of parameters and gradients are not all in use at once.
-      {.placement = kAllNvme, .host_kib = 6 * 1024, .above_max = 0.04},
+      // In so little memory units on their way and all work items are not there at once.
+      {.placement = kAllNvme, .host_kib = 6 * 1024, .above_max = kByTiming},
       {.placement = kAllNvme, .device_kib = 4 * 1024, .host_kib = 10 * 1024},
+      // What is spare holds several units on their way at once, and gradients in backward.
+      {.placement = kAllNvme, .host_kib = 64 * 1024},
+      {.placement = kAllNvme,
+       .device_kib = 4 * 1024,
+       .host_kib = 64 * 1024,
+       .above_max = kByTiming},
+      {.placement = "params=host,grads=nvme,optimizer=nvme", .host_kib = 64 * 1024},
+      // What comes and goes lies beside what stays, and not between it.
+      {.placement = "params=nvme,grads=host,optimizer=host", .above_max = kByTiming},
+      // Ranks that are at the same place do not gather a unit while they load three others.
+      {.placement = kAllNvme,
+       .ranks = 2,
+       .stage = 2,
+       .host_kib = 64 * 1024,
+       .above_max = kByTiming},
+      {.placement = kAllNvme, .ranks = 2, .stage = 3, .host_kib = 64 * 1024},
       {.placement = kAllDevice},
+      // Three gradients of blocks are on their way at once, or as many as have room.
+      {.host_kib = 24 * 1024, .trainer = {.held = {0}}, .small_blocks = true, .above_max = 0.1},
+      {.device_kib = 24 * 1024,
+       .trainer = {.held = {0}},
+       .small_blocks = true,
+       .above_max = kByTiming},
+      {.placement = kAllDevice, .small_blocks = true, .above_max = kByTiming},
+      {.placement = kMixed, .device_kib = 16 * 1024, .small_blocks = true, .above_max = kByTiming},
+      {.ranks = 2,
+       .stage = 2,
+       .device_kib = 24 * 1024,
+       .small_blocks = true,
+       .above_max = kByTiming},
+      {.ranks = 2, .stage = 3, .device_kib = 24 * 1024, .small_blocks = true},
       // A second accumulator would take what the last gradients need.
       {.placement = "params=host,grads=device,optimizer=nvme", .device_kib = 9 * 1024},
       {.placement = kMixed, .state = {.format = StateFormat::kBf16Moments}},
@@ -105,8 +139,8 @@ std::vector<Setting> settings() {
       {.ranks = 2, .stage = 3, .quantized_weights = true},
       {.placement = kAllDevice, .ranks = 2, .stage = 3, .state = {.format = StateFormat::k8Bit}},
       {.saves = true},
-      {.host_kib = 24 * 1024, .saves = true},
-      {.placement = kAllNvme, .host_kib = 8 * 1024, .saves = true, .above_max = 0.04},
+      {.host_kib = 24 * 1024, .saves = true, .above_max = kByTiming},
+      {.placement = kAllNvme, .host_kib = 8 * 1024, .saves = true, .above_max = kByTiming},
       {.placement = kAllHost, .saves = true},
       {.placement = kAllDevice, .state = {.format = StateFormat::k8Bit}, .saves = true},
       {.ranks = 2, .stage = 2, .saves = true},
@@ -124,7 +158,7 @@ Strategy strategy_of(const Setting& setting) {
 }
 
 RunRequest request_of(const Setting& setting) {
-  RunRequest request{.model = model_in(setting.dtype),
+  RunRequest request{.model = model_in(setting.dtype, setting.small_blocks),
                      .state = setting.state,
                      .sharding = Sharding::of(strategy_of(setting), 0),
                      .placement = parse_placement(setting.placement),
@@ -190,7 +224,7 @@ struct Accounts {
 Accounts accounts_of(const Setting& setting, Budgets budgets) {
   constexpr std::uint64_t kSteps = 8;  // in one of them all work items are in use at once
   const ScratchDirectory directory;
-  const ModelSpec model = model_in(setting.dtype);
+  const ModelSpec model = model_in(setting.dtype, setting.small_blocks);
   const EngineConfig config = config_of(setting, directory.path(), budgets);
   Accounts accounts;
   const auto run = [&](Runtime& runtime, int rank) {
@@ -232,7 +266,7 @@ void expect_near(std::uint64_t planned, std::uint64_t found, const std::string& 
                  double above_max = kAboveMax) {
   if (planned == 0 && found == 0) return;
   const double ratio = static_cast<double>(planned) / static_cast<double>(found);
-  EXPECT_GE(ratio, 0.98) << what << ": planned " << planned << ", found " << found;
+  EXPECT_GE(ratio, 1) << what << ": planned " << planned << ", found " << found;
   EXPECT_LE(ratio, 1 + above_max) << what << ": planned " << planned << ", found " << found;
 }
 
@@ -245,12 +279,13 @@ TEST_P(PlanRun, SaysWhatTheEngineHolds) {
   const Setting& setting = GetParam();
   SCOPED_TRACE(text_of(setting));
   const RunPlan plan = plan_run(request_of(setting));
-  RankMemory memory = rank_memory({.model = model_size(model_in(setting.dtype), 1),
-                                   .recipe = {.dtype = setting.dtype, .state = setting.state},
-                                   .strategy = strategy_of(setting),
-                                   .placement = parse_placement(setting.placement),
-                                   .slots = setting.slots,
-                                   .chunk_tiles_max = plan.chunk_tiles});
+  RankMemory memory =
+      rank_memory({.model = model_size(model_in(setting.dtype, setting.small_blocks), 1),
+                   .recipe = {.dtype = setting.dtype, .state = setting.state},
+                   .strategy = strategy_of(setting),
+                   .placement = parse_placement(setting.placement),
+                   .slots = setting.slots,
+                   .chunk_tiles_max = plan.chunk_tiles});
   add_in_use(memory, plan);
   const Accounts accounts = accounts_of(setting, plan.budgets);
   expect_near(memory.bytes(Tier::kDevice), accounts.device.peak_bytes(),

@@ -110,6 +110,21 @@ TEST(RehearsalFaults, HoldWhatMustBeTrue) {
               static_cast<unsigned long long>(seeds));
 }
 
+/// A run of one slot writes over its only generation: one that ends meanwhile has none.
+TEST(RehearsalFaults, OfARunOfOneSlotMayLeaveNothing) {
+  RehearsalRequest request = request_of(kSettings[0]);
+  request.config.slots = 1;
+  const FaultCampaign campaign(std::move(request));
+  std::uint64_t lost = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    const FaultReport report = campaign.play(seed);
+    ASSERT_THAT(report.broken, ::testing::IsEmpty()) << text_of(report);
+    EXPECT_TRUE(report.did_not_open.empty() || !report.ended_with.empty()) << text_of(report);
+    lost += report.did_not_open.empty() ? 0 : 1;
+  }
+  EXPECT_GT(lost, 0U) << "no seed ends a run within a sweep";
+}
+
 TEST(RehearsalFaults, ASeedRepeatsARunToTheEvent) {
   const FaultCampaign campaign(request_of(kSettings[2]));
   for (const std::uint64_t seed : {3, 4, 5, 6, 7, 8}) {

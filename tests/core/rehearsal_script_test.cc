@@ -74,6 +74,24 @@ TEST(RehearsalScript, AHeadThatIsTheEmbeddingIsHeld) {
   EXPECT_LT(steady(rank), 0.6);
 }
 
+/// What a trainer on the CPU computes takes its cores from the update, and the other way round.
+TEST(RehearsalScript, ATrainerOnTheCpuSharesTheCoresWithTheUpdate) {
+  RehearsalRequest request = equal_run(Tier::kHost);
+  request.costs.assign(kUnits, {.forward_s = 0.02, .backward_s = 0.04});
+  request.machine.workers.bytes_per_second = 20e9;
+  const auto jobs_s = [&](const RehearsedRank& rank) {
+    return rank.steps[2].workers_busy_s / static_cast<double>(request.machine.workers.threads);
+  };
+  const RehearsedRank beside = rehearse(request).front();
+  request.machine.workers_compute = true;
+  const RehearsedRank shared = rehearse(request).front();
+  const double compute_s = kUnits * 0.06;
+  EXPECT_GT(jobs_s(shared), 0.1);
+  EXPECT_LT(steady(beside), compute_s + 0.7 * jobs_s(beside));
+  EXPECT_GE(steady(shared), 0.99 * (compute_s + jobs_s(shared)));
+  EXPECT_LE(steady(shared), 1.1 * (compute_s + jobs_s(shared)));
+}
+
 TEST(RehearsalScript, TracesInVirtualTime) {
   const testing::ScratchDirectory scratch;
   RehearsalRequest request = equal_run(Tier::kNvme);

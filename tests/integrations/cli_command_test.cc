@@ -373,13 +373,11 @@ TEST(CliCommand, SampleIsDeterministicAndLeavesTheStoreAsItWas) {
   EXPECT_EQ(loss_bits(more.out).size(), 1U);
 }
 
-TEST(CliCommand, EveryOptimizerAndFormatTrainsResumesSpeaksAndIsExported) {
+// Every optimizer and format is compared in tests/core (EveryFormat).
+TEST(CliCommand, OptimizersAndFormatsTrainResumeSpeakAndAreExported) {
   const TemporaryFolder folder;
   const Arguments states[] = {
-      {"--optimizer", "adam", "--state-format", "bf16-moments"},
-      {"--optimizer", "adamw", "--state-format", "8bit"},
-      {"--optimizer", "lion", "--state-format", "split", "--lr", "1e-4"},
-      {"--optimizer", "adagrad", "--state-format", "fp32"},
+      {"--optimizer", "adam", "--state-format", "8bit"},
       {"--optimizer", "sgd", "--state-format", "bf16", "--rounding", "stochastic", "--lr", "0.1"}};
   for (const Arguments& state : states) {
     SCOPED_TRACE(fmt::format("{}", fmt::join(state, " ")));
@@ -415,11 +413,7 @@ TEST(CliCommand, AStepMovesTheBytesThatTheFormatPromises) {
     const char* format;
     double read;
     double written;
-  } promises[] = {{"fp32", 12, 12},
-                  {"bf16-moments", 8, 8},
-                  {"8bit", 6.03125, 6.03125},
-                  {"split", 10, 12},
-                  {"bf16", 4, 6}};
+  } promises[] = {{"8bit", 6.03125, 6.03125}, {"split", 10, 12}};
   constexpr double kPadded = 1.08;
   const auto count = static_cast<double>(gpt::make_spec(gpt::parse_model("2x256x4")).count());
   for (const auto& [format, read, written] : promises) {
@@ -486,7 +480,7 @@ TEST(CliCommand, ExportFreesTheWeightsWhateverThePlacement) {
 
 // Seen after 40 steps: a held-out loss of 1.4877 in fp32, 1.4884 in bf16, 1.4879 in fp16;
 // and 1.4426 where fp16 has overflowed at first, since each attempt has data of its own.
-TEST(CliCommand, LearnsAlikeInEveryTypeAndFp16OverflowsUntilItsScaleFits) {
+TEST(CliCommand, Fp16OverflowsUntilItsScaleFitsAndLearnsLikeFp32) {
   const TemporaryFolder folder;
   const auto total = [&](const std::string& name, const Arguments& more) {
     const std::string file = folder / (name + ".json");
@@ -500,9 +494,6 @@ TEST(CliCommand, LearnsAlikeInEveryTypeAndFp16OverflowsUntilItsScaleFits) {
   };
   const double fp32 = loss(total("fp32", {"--dtype", "fp32"}));
   EXPECT_LT(fp32, 2) << "it learned";
-  EXPECT_NEAR(loss(total("bf16", {})), fp32, 0.01 * fp32);
-  EXPECT_NEAR(loss(total("fp16", {"--dtype", "fp16"})), fp32, 0.01 * fp32);
-
   const json overflowed = total("overflowed", {"--dtype", "fp16", "--initial-scale-power", "22"});
   EXPECT_NEAR(loss(overflowed), fp32, 0.1 * fp32);
   EXPECT_EQ(overflowed.at("total").at("steps"), 40);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/integrations/cli_ranks_test.cc: `train --nproc N`: the loss of one rank to a tolerance, one
-// set of bits for all stages and placements, and after the death of any rank a relaunch that goes
-// on where all of them stood.
+// set of bits, and after the death of any rank a relaunch that goes on where all of them stood. All
+// stages, placements and strategies are compared in tests/core (EngineRanks, EngineQuantized).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -64,48 +64,34 @@ TEST_F(CliRanks, HaveTheSameBitsInEveryStagePlacementAndBucketSize) {
   const Arguments two{"--nproc", "2"};
   const auto expected = bits(two);
   ASSERT_EQ(expected.size(), static_cast<std::size_t>(kSteps));
-  for (const Arguments& more :
-       {Arguments{"--zero-stage", "0"}, Arguments{"--zero-stage", "1", "--placement", "all=nvme"},
-        Arguments{"--zero-stage", "3"}, Arguments{"--zero-stage", "3", "--placement", "all=nvme"},
-        Arguments{"--zero-stage", "3", "--reduce-bucket-size", "1", "--prefetch-bucket-size", "1"},
-        Arguments{"--zero-stage", "2", "--placement", "all=host", "--threads", "2"}}) {
-    EXPECT_EQ(bits(two + more), expected) << ::testing::PrintToString(more);
-  }
+  EXPECT_EQ(bits(two + Arguments{"--zero-stage", "3", "--placement", "all=nvme",
+                                 "--reduce-bucket-size", "1", "--prefetch-bucket-size", "1"}),
+            expected);
 }
 
-TEST_F(CliRanks, InGroupsHaveTheSameBitsWhereverStateIs) {
-  const Arguments hybrid{"--nproc",       "4", "--strategy",   "hybrid",
-                         "--shard-group", "2", "--accumulate", "1"};
-  const auto expected = bits(hybrid);
-  EXPECT_EQ(bits(hybrid + Arguments{"--placement", "all=nvme"}), expected);
+TEST_F(CliRanks, InGroupsAndNodesHaveTheBitsOfTheirSums) {
   const Arguments four{"--nproc", "4", "--accumulate", "1"};
   const auto full = bits(four + Arguments{"--strategy", "none"});
-  EXPECT_EQ(bits(four + Arguments{"--strategy", "full", "--hpz", "2"}), full);
-  EXPECT_EQ(bits(four + Arguments{"--strategy", "grad-op", "--placement", "all=nvme"}), full);
+  EXPECT_EQ(bits(four + Arguments{"--strategy", "full", "--hpz", "2", "--placement", "all=nvme"}),
+            full);
+  const auto hybrid = bits(four + Arguments{"--strategy", "hybrid", "--shard-group", "2"});
+  EXPECT_NE(hybrid, full) << "sums of two are rounded before they are added";
   for (const auto& [step, its] : full)
-    EXPECT_NEAR(loss_of(expected.at(step)), loss_of(its), 0.005 * loss_of(its)) << "step " << step;
+    EXPECT_NEAR(loss_of(hybrid.at(step)), loss_of(its), 0.005 * loss_of(its)) << "step " << step;
 }
 
 // Each exchange's error is a fraction of its block's largest value: the loss follows that of exact
-// exchanges to 1 %, in the bits of the layout of ranks and nodes, wherever state is.
+// exchanges to 1 %.
 TEST_F(CliRanks, HaveTheLossOfExactExchangesWithQuantizedOnesToOnePercent) {
   const Arguments four{"--nproc", "4", "--accumulate", "1", "--zero-stage", "3"};
-  const Arguments nodes = four + Arguments{"--ranks-per-node", "2"};
   const auto exact = bits(four);
   ASSERT_EQ(exact.size(), static_cast<std::size_t>(kSteps));
-  for (const Arguments& how :
-       {Arguments{"--quantized-weights"}, Arguments{"--quantized-gradients", "8"},
-        Arguments{"--quantized-weights", "--quantized-gradients", "4"}}) {
-    const auto quantized = bits(nodes + how);
-    EXPECT_NE(quantized, exact) << ::testing::PrintToString(how);
-    for (const auto& [step, its] : exact) {
-      EXPECT_NEAR(loss_of(quantized.at(step)), loss_of(its), 0.01 * loss_of(its))
-          << ::testing::PrintToString(how) << ", step " << step;
-    }
-  }
-  const Arguments both = nodes + Arguments{"--quantized-weights", "--quantized-gradients", "4"};
-  EXPECT_EQ(bits(both + Arguments{"--hpz", "2", "--placement", "all=nvme"}),
-            bits(both + Arguments{"--reduce-bucket-size", "1", "--placement", "all=host"}));
+  const auto quantized =
+      bits(four + Arguments{"--ranks-per-node", "2", "--quantized-weights", "--quantized-gradients",
+                            "4", "--hpz", "2", "--placement", "all=nvme"});
+  EXPECT_NE(quantized, exact);
+  for (const auto& [step, its] : exact)
+    EXPECT_NEAR(loss_of(quantized.at(step)), loss_of(its), 0.01 * loss_of(its)) << "step " << step;
 }
 
 TEST_F(CliRanks, ShowHowQuantizedExchangesGoAndRefuseWhatMakesNone) {
@@ -148,7 +134,6 @@ TEST_F(CliRanks, LeaveAStoreWhoseWeightsAreReadWhateverTheStage) {
   };
   const std::string weights = trained("0", {});
   EXPECT_GT(weights.size(), 0u);
-  EXPECT_TRUE(trained("2", {}) == weights);
   EXPECT_TRUE(trained("3", {"--placement", "all=nvme"}) == weights);
   std::string said;
   for (const char* stage : {"stage0", "stage3"}) {

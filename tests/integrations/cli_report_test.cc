@@ -301,7 +301,9 @@ TEST(CliReport, JsonIsValidAfterEveryStep) {
   EXPECT_EQ(file.at("steps").at(0).at("loss_bits").get<std::string>().size(), 10U);
   EXPECT_EQ(file.at("total").at("counters").at("nvme_read_bytes"), 3'000'000'000);
   EXPECT_EQ(file.at("total").at("tiers").at("device").at("peak_bytes"), 100 * kMiB);
-  EXPECT_THAT(file.at("total").at("bound").at("limit").get<std::string>(), HasSubstr("NVMe"));
+  const nlohmann::json& bound = file.at("total").at("bound");
+  EXPECT_THAT(bound.at("limit").get<std::string>(), HasSubstr("NVMe"));
+  EXPECT_NEAR(bound.at("share").get<double>(), 1.05, 1e-9);  // of steps of one second
   std::filesystem::remove(path);
 }
 

@@ -2,7 +2,7 @@
 add_library(ziggurat_test_ram_engine STATIC ${PROJECT_SOURCE_DIR}/tests/support/ram_engine.cc)
 target_link_libraries(ziggurat_test_ram_engine PUBLIC ziggurat::test_support ziggurat::gpt)
 
-ziggurat_test(gpt_data_test SOURCES gpt_model_test.cc gpt_text_test.cc USES ziggurat::gpt)
+ziggurat_test(gpt_data_test SOURCES gpt_core_rates_test.cc gpt_model_test.cc gpt_text_test.cc USES ziggurat::gpt)
 ziggurat_test(gpt_compute_test
   SOURCES gpt_kernels_test.cc gpt_matmul_test.cc gpt_gradient_test.cc gpt_trainer_test.cc
   USES ziggurat_test_ram_engine)

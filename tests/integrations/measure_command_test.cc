@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -83,9 +84,11 @@ bool folder_allows_direct_io(const TemporaryFolder& folder) {
 TEST(BenchCommand, MeasuresEveryRowLeavesNoFileAndWritesAProfile) {
   const TemporaryFolder folder;
   fs::create_directory(folder.path() / "drive");
+  const auto begun = std::chrono::steady_clock::now();
   const Output output =
       ziggurat(folder.path(), quick(folder) + Arguments{"--path", folder / "drive", "--size",
                                                         "32MiB", "--report", folder / "page.html"});
+  const std::chrono::duration<double> whole = std::chrono::steady_clock::now() - begun;
   ASSERT_EQ(output.exit_code, 0) << output.out << output.err;
   EXPECT_THAT(output.out, HasSubstr("will write about"));
   EXPECT_EQ(files_in(folder.path() / "drive"), 0U);
@@ -107,6 +110,8 @@ TEST(BenchCommand, MeasuresEveryRowLeavesNoFileAndWritesAProfile) {
         << name;
   }
   EXPECT_GT(object.at("adam_alone_gb_per_s").get<double>(), 0);
+  EXPECT_GT(object.at("wall_s").get<double>(), 0);
+  EXPECT_LE(object.at("wall_s").get<double>(), whole.count()) << "it is within the command's own";
 
   const std::optional<MachineProfile> profile = read_profile(folder / "profile.json");
   ASSERT_TRUE(profile);

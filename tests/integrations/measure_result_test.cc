@@ -209,6 +209,13 @@ TEST(BenchTable, KeepsToAHundredColumnsAndNamesEachRow) {
   EXPECT_THAT(all, HasSubstr("of each step on this drive"));
 }
 
+TEST(BenchTable, NamesTheDepthsThatWereMeasured) {
+  SetResult set = sample().sets[0];
+  EXPECT_EQ(depth_text(set), "blocks of 1.0 MiB, in flight 64 (read), 4 (write), 16 (mix)");
+  set.depth[IoMix::kWrite] = {};  // of a file that is only read
+  EXPECT_EQ(depth_text(set), "blocks of 1.0 MiB, in flight 64 (read)");
+}
+
 TEST(BenchTable, ARefusedFigureIsNotPrinted) {
   BenchResult result = sample();
   result.sets[0].rows[0].rounds[0].flags = {{Doubt::kHole, true, "a hole"}};

@@ -17,6 +17,20 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+TEST(ProfileCommand, RefusesBeforeItMeasuresWhatCannotBeMeasured) {
+  const TemporaryFolder folder;
+  const Arguments measure{"profile", "--measure", "--file", folder / "profile.json"};
+  const auto refused = [&](const Arguments& more) {
+    const Output its = ziggurat(folder.path(), measure + more);
+    EXPECT_EQ(its.exit_code, 1);
+    EXPECT_FALSE(fs::exists(folder / "profile.json"));
+    return its.err;
+  };
+  EXPECT_THAT(refused({"--path", folder / "none"}), HasSubstr("/none is no directory"));
+  EXPECT_THAT(refused({"--size", "1"}), HasSubstr("size 1 is too small to measure a drive with"));
+  EXPECT_THAT(refused({"--seconds", "nan"}), HasSubstr("must be a number from 0.05 to 60"));
+}
+
 // Cores and drive are measured, the file is the one that `plan --machine this` reads, and what an
 // older file had of other drives stays.
 TEST(ProfileCommand, MeasuresThisMachineForPlanning) {
@@ -43,8 +57,9 @@ TEST(ProfileCommand, MeasuresThisMachineForPlanning) {
   ASSERT_TRUE(profile.compute);
   const ComputeProfile& compute = *profile.compute;
   for (const double rate :
-       {compute.layer_gflop_per_s, compute.unaligned_gflop_per_s, compute.attention_gflop_per_s,
-        compute.pass_gb_per_s, compute.copy_gb_per_s, profile.host_adam_gb_per_s}) {
+       {compute.layer_gflop_per_s, compute.layer_fp32_gflop_per_s, compute.unaligned_gflop_per_s,
+        compute.attention_gflop_per_s, compute.pass_gb_per_s, compute.copy_gb_per_s,
+        compute.kernels_gb_per_s, profile.host_adam_gb_per_s}) {
     EXPECT_GT(rate, 0);
   }
   EXPECT_EQ(profile.drives.size(), 2U);
@@ -55,6 +70,27 @@ TEST(ProfileCommand, MeasuresThisMachineForPlanning) {
   EXPECT_THAT(planned.out, AllOf(HasSubstr("trains on this machine"),
                                  HasSubstr("Figures of this machine: measured on"),
                                  HasSubstr("drive of " + (folder / "drive"))));
+
+  const Arguments play{"simulate", "--machine", "this", "--model", "2x64x2", "--context", "64"};
+  for (const Arguments& more :
+       {Arguments{}, {"--ranks", "2", "--zero-stage", "3"}, {"--dtype", "fp32"}}) {
+    const Output played = ziggurat(folder.path(), play + more);
+    EXPECT_EQ(played.exit_code, 0) << played.err;
+    EXPECT_THAT(played.out, HasSubstr("the cores' compute"));
+  }
+
+  MachineProfile none = profile;
+  none.compute->weights_gb_per_s = 0;  // as it is where few rows and many take as long, each
+  write_profile(none, file);
+  EXPECT_THAT(ziggurat(folder.path(), {"profile"}).out,
+              HasSubstr("weights take no time of their own"));
+
+  MachineProfile of_another = profile;  // as where machines share a home directory
+  of_another.cpu_model = "Another CPU";
+  write_profile(of_another, file);
+  EXPECT_THAT(ziggurat(folder.path(), question).out,
+              AllOf(HasSubstr("measured on Another CPU"),
+                    HasSubstr("but this machine has another CPU, " + profile.cpu_model)));
   ::unsetenv("XDG_CONFIG_HOME");
 }
 

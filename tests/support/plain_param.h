@@ -7,9 +7,12 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "optimizer/state_values.h"
 #include "optimizer/update.h"
 #include "tests/support/typed_array.h"
 #include "tiers/store/record_hash.h"
@@ -51,6 +54,18 @@ class PlainParam {
     const std::uint64_t master_bytes = record_format(state_).offset(of_master, tiles_);
     std::copy_n(fresh.begin(), master_bytes, record_.begin());
     param_ = values.padded(tiles_ * kTileElements);
+  }
+
+  /// Its state by name, widened to fp32; and written, a master as the parameter too.
+  std::vector<float> state(std::string_view name) const {
+    std::vector<float> values(count_);
+    read_state_values(state_, *find_state(state_.optimizer, name), record_, values);
+    return values;
+  }
+  void write_state(std::string_view name, std::span<const float> values) {
+    write_state_values(state_, *find_state(state_.optimizer, name), values, record_);
+    if (name != "master") return;
+    for (std::size_t i = 0; i < values.size(); ++i) param_.set(i, values[i]);
   }
 
   TypedArray values() const {

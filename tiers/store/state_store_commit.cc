@@ -119,7 +119,7 @@ Task<> StateStore::Impl::seal(std::uint64_t generation, std::span<const std::byt
   const unsigned parity = parity_of(generation);
   encode_table(tables[parity], table_memory);
   std::ranges::fill(blob_memory, std::byte{0});
-  std::ranges::copy(blob, blob_memory.begin());
+  copy_bytes(blob, blob_memory);
 
   Superblock next = newest;
   next.in_progress = false;

@@ -131,7 +131,7 @@ class Builder {
       const auto piece = store_.environment.scratch.first(
           std::min<std::uint64_t>(store_.environment.scratch.size(), size_bytes));
       const std::size_t part = std::min(text.size(), piece.size());
-      std::ranges::copy(std::as_bytes(std::span(text.substr(0, part))), piece.begin());
+      copy_bytes(std::as_bytes(std::span(text.substr(0, part))), piece);
       std::ranges::fill(piece.subspan(part), std::byte{0});
       co_await store_.file->write(offset, piece);
       text.remove_prefix(part);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "tiers/store/store_survey.h"
 
@@ -17,7 +18,7 @@ Task<> StoreSurvey::write_region(std::uint64_t offset, std::span<const std::byte
     const auto piece = environment_.scratch.first(
         std::min<std::uint64_t>(environment_.scratch.size(), region_bytes - done));
     const auto part = bytes.first(std::min(bytes.size(), piece.size()));
-    std::ranges::copy(part, piece.begin());
+    copy_bytes(part, piece);
     std::ranges::fill(piece.subspan(part.size()), std::byte{0});
     co_await file_->write(offset + done, piece);
     bytes = bytes.subspan(part.size());

@@ -10,13 +10,9 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "tiers/store/swap_items.h"
 
 namespace ziggurat {
-namespace {
-constexpr std::uint64_t kItemAlignment =
-    64 * kKiB;  // a multiple of every direct-I/O alignment that is accepted
-}
-
 SwapFile::SwapFile(std::vector<std::uint64_t> item_bytes, std::vector<std::uint32_t> stripes)
     : item_bytes_(std::move(item_bytes)),
       stripes_(std::move(stripes)),
@@ -31,7 +27,7 @@ std::unique_ptr<SwapFile> SwapFile::create(Reactor& reactor, std::vector<StripeP
   for (std::size_t item = 0; item < swap->item_bytes_.size(); ++item) {
     std::uint64_t& size_bytes = sizes[swap->stripes_[item]];
     swap->offsets_.push_back(size_bytes);
-    size_bytes += round_up(swap->item_bytes_[item], kItemAlignment);
+    size_bytes += swap_item_bytes(swap->item_bytes_[item]);
   }
   for (std::size_t i = 0; i < places.size(); ++i) {
     OpenOptions options;
@@ -47,18 +43,16 @@ std::unique_ptr<SwapFile> SwapFile::create(Reactor& reactor, std::vector<StripeP
 
 Task<> SwapFile::write(std::size_t item, std::span<const std::byte> bytes, std::uint64_t hash,
                        IoPriority priority) {
-  ZIGGURAT_CHECK(
-      item < item_bytes_.size() && bytes.size() <= round_up(item_bytes_[item], kItemAlignment),
-      "item {}: {} bytes", item, bytes.size());
+  ZIGGURAT_CHECK(item < item_bytes_.size() && bytes.size() <= swap_item_bytes(item_bytes_[item]),
+                 "item {}: {} bytes", item, bytes.size());
   hashes_[item] = hash;
   written_[item] = true;
   co_await file(item).write(offsets_[item], bytes, priority);
 }
 
 Task<> SwapFile::read(std::size_t item, std::span<std::byte> bytes, IoPriority priority) {
-  ZIGGURAT_CHECK(
-      item < item_bytes_.size() && bytes.size() <= round_up(item_bytes_[item], kItemAlignment),
-      "item {}: {} bytes", item, bytes.size());
+  ZIGGURAT_CHECK(item < item_bytes_.size() && bytes.size() <= swap_item_bytes(item_bytes_[item]),
+                 "item {}: {} bytes", item, bytes.size());
   co_await file(item).read(offsets_[item], bytes, priority);
 }
 

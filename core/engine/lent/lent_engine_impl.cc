@@ -69,8 +69,14 @@ LentEngineImpl::LentEngineImpl(const ModelSpec& model, const EngineConfig& confi
 
 void LentEngineImpl::open(std::span<const TypedSpan<std::byte>> params, StateSource* source,
                           const LoadOptions& options) {
+  state_.runtime().reactor.block_on(opening(params, source, options));
+}
+
+Task<> LentEngineImpl::opening(std::span<const TypedSpan<std::byte>> params, StateSource* source,
+                               LoadOptions options) {
   lent_ = params;
-  open_state(*this, source, options);
+  Task<> its = state_.open(*this, source, options);
+  co_await std::move(its);
   lent_ = {};
 }
 
@@ -302,28 +308,34 @@ void LentEngineImpl::check() {
 
 void LentEngineImpl::expect_gradients() {
   const Turn turn(turn_);
-  run([](TrainingState& state) -> Task<> {
-    state.check();
-    state.sweep().gradient_started(0, state.generation() + 1, nullptr);
-    co_return;
-  }(state_));
+  run(gradients_expected());
+}
+
+Task<> LentEngineImpl::gradients_expected() {
+  state_.check();
+  state_.sweep().gradient_started(0, state_.generation() + 1, nullptr);
+  co_return;
 }
 
 void LentEngineImpl::wait_updated(ParamId param) {
   const Turn turn(turn_);
+  run(param_updated(param));
+}
+
+Task<> LentEngineImpl::param_updated(ParamId param) {
   require_param("wait", param);
-  run([](TrainingState& state, UnitId of) -> Task<> {
-    state.check();
-    co_await state.gates().wait(of);
-  }(state_, state_.lent_place(param).unit));
+  state_.check();
+  co_await state_.gates().wait(state_.lent_place(param).unit);
 }
 
 void LentEngineImpl::wait_all_updated() {
   const Turn turn(turn_);
-  run([](TrainingState& state) -> Task<> {
-    state.check();
-    co_await state.gates().wait_all();
-  }(state_));
+  run(all_updated());
+}
+
+Task<> LentEngineImpl::all_updated() {
+  state_.check();
+  co_await state_.gates().wait_all();
 }
 
 StepResult LentEngineImpl::step(std::span<const TypedSpan<const std::byte>> gradients,

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,6 +28,23 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
             const LoadOptions& options);
   /// For a conversion of a store: notes for description(), and the store's new directories.
   TrainingState& state() noexcept { return state_; }
+
+  // What the calls below do on the reactor's thread, for a trainer that runs there
+  // (lent_tasks.h): one at a time.
+  Task<> opening(std::span<const TypedSpan<std::byte>> params, StateSource* source,
+                 LoadOptions options);
+  /// Notes that this thread is about to acquire or to release a unit. Errors: kInvalidArgument, and
+  /// nothing was changed. acquired() follows, or StreamedParams::release().
+  StreamedParams& begin_acquire(StreamedUnit unit);
+  StreamedParams& begin_release(StreamedUnit unit);
+  Task<std::vector<Event>> acquired(StreamedUnit unit, std::thread::id thread, Acquire why);
+  Task<> param_updated(ParamId param);
+  Task<> all_updated();
+  Task<> gradients_expected();
+  Task<> gradient_added(ParamId param, TypedSpan<const std::byte> values, float scale,
+                        bool instead_of_zeros);
+  Task<StepResult> finish_step(std::span<const TypedSpan<const std::byte>> gradients,
+                               const StepOptions& options);
 
   FromRanks from_ranks() const override {
     return streamed_ ? streamed_->from_ranks() : FromRanks{};
@@ -104,8 +123,6 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   std::optional<Error> refusal_of(std::span<const TypedSpan<const std::byte>> gradients,
                                   const StepOptions& options) const;
   Task<bool> agree(const StepOptions& options, const std::optional<Error>& refusal);
-  Task<StepResult> finish_step(std::span<const TypedSpan<const std::byte>> gradients,
-                               const StepOptions& options);
   void take_counts(const std::vector<bool>& present, std::span<const std::byte> blob);
   Task<> updated_from_memory();
 

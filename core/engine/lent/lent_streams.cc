@@ -26,18 +26,21 @@ bool LentEngineImpl::has_gradient(std::span<const TypedSpan<const std::byte>> gr
 void LentEngineImpl::add_gradient(ParamId param, TypedSpan<const std::byte> values, float scale,
                                   bool instead_of_zeros) {
   const Turn turn(turn_);
+  run(gradient_added(param, values, scale, instead_of_zeros));
+}
+
+Task<> LentEngineImpl::gradient_added(ParamId param, TypedSpan<const std::byte> values, float scale,
+                                      bool instead_of_zeros) {
   require_trained("add_gradient", param);
   require_count("add_gradient", param, values.count());
   GradSums& its = sums("add_gradient");
-  run([](LentEngineImpl& self, GradSums& all, ParamId of, TypedSpan<const std::byte> summand,
-         float factor, bool first) -> Task<> {
-    self.state_.check();
-    self.state_.begin_call();
-    // The step before may still read its sum.
-    co_await self.state_.gates().wait(self.state_.lent_place(of).unit);
-    const std::vector<ChunkRun> runs = self.state_.lent_runs(of);
-    co_await all.add(of, runs, summand, factor, first);
-  }(*this, its, param, values, scale, instead_of_zeros));
+  state_.check();
+  state_.begin_call();
+  // The step before may still read its sum.
+  co_await state_.gates().wait(state_.lent_place(param).unit);
+  const std::vector<ChunkRun> runs = state_.lent_runs(param);
+  Task<> adding = its.add(param, runs, values, scale, instead_of_zeros);
+  co_await std::move(adding);
 }
 
 void LentEngineImpl::discard_sum(ParamId param) {
@@ -92,27 +95,45 @@ auto LentEngineImpl::on_stream(const Use& use) {
   std::rethrow_exception(lost);
 }
 
+StreamedParams& LentEngineImpl::begin_acquire(StreamedUnit unit) {
+  StreamedParams& its = streamed("acquire");
+  its.require_unit("acquire", unit);
+  its.acquiring(unit);
+  return its;
+}
+
+StreamedParams& LentEngineImpl::begin_release(StreamedUnit unit) {
+  StreamedParams& its = streamed("release");
+  its.require_acquired("release", unit);
+  its.released(unit);
+  return its;
+}
+
+Task<std::vector<Event>> LentEngineImpl::acquired(StreamedUnit unit, std::thread::id thread,
+                                                  Acquire why) {
+  Task<std::vector<Event>> its = state_.ending_the_run(streamed_->acquire(unit, thread, why));
+  co_return co_await std::move(its);
+}
+
 // Waits without its turn, because another thread's release() may give back what it waits for.
 void LentEngineImpl::acquire(StreamedUnit unit, StreamRef& stream, Acquire why) {
   StreamedParams* its = nullptr;
   {
     const Turn turn(turn_);
-    its = &streamed("acquire");
-    its->require_unit("acquire", unit);
+    streamed("acquire").require_unit("acquire", unit);
     // Throws, before anything changes, if the stream may not wait.
     on_stream([&] { require_waits(stream); });
-    its->acquiring(unit);
+    its = &begin_acquire(unit);
   }
-  bool acquired = false;
+  bool is_acquired = false;
   try {
     const CountedTime waited(state_.runtime().reactor.clock(), state_.runtime().metrics,
                              Counter::kWaitParamsNs);
-    const std::vector<Event> landed =
-        run(state_.ending_the_run(its->acquire(unit, std::this_thread::get_id(), why)));
-    acquired = true;
+    const std::vector<Event> landed = run(acquired(unit, std::this_thread::get_id(), why));
+    is_acquired = true;
     wait_for(unit, landed, stream);
   } catch (...) {
-    if (acquired) {
+    if (is_acquired) {
       its->released(unit);
       state_.runtime().reactor.post([its, unit] { its->release(unit, {}); });
     }
@@ -135,10 +156,9 @@ void LentEngineImpl::wait_for(StreamedUnit unit, const std::vector<Event>& lande
 
 void LentEngineImpl::release(StreamedUnit unit, StreamRef& stream) {
   const Turn turn(turn_);
-  StreamedParams& its = streamed("release");
-  its.require_acquired("release", unit);
+  streamed("release").require_acquired("release", unit);
   const Event read = on_stream([&] { return stream.record(); });
-  its.released(unit);
+  StreamedParams& its = begin_release(unit);
   state_.runtime().reactor.post([&its, unit, read] { its.release(unit, read); });
 }
 

@@ -171,14 +171,14 @@ Error StreamedParams::no_room(StreamedUnit unit) const {
       needed_bytes += device_bytes(units_[u]);
     }
   }
-  return {
-      ErrorCode::kResourceExhausted,
-      fmt::format("acquire(unit {}): its parameters take {}, and `device_memory` {} has no room "
-                  "for them beside the units that are acquired ({}): release one before, or "
-                  "give {} MiB",
-                  unit, format_bytes(device_bytes(units_[unit])),
-                  format_bytes(state_.device().account().capacity_bytes()), fmt::join(held, ", "),
-                  round_up(needed_bytes, kMiB) / kMiB + 1)};
+  return {ErrorCode::kResourceExhausted,
+          fmt::format(
+              "acquire(unit {}): its parameters take {}, for which the {} for units have no room "
+              "beside what is acquired (unit {}): release one before, or give "
+              "`device_memory={} MiB`",
+              unit, format_bytes(device_bytes(units_[unit])),
+              format_bytes(state_.device().account().capacity_bytes()),
+              fmt::join(held, " and unit "), round_up(needed_bytes, kMiB) / kMiB + 1)};
 }
 
 void StreamedParams::release(StreamedUnit unit, const Event& read) {

@@ -19,8 +19,6 @@ namespace {
 
 /// The strictest alignment of a device's buffers.
 constexpr std::uint64_t kAlignmentBytes = 4096;
-/// How many units are brought ahead of the trainer.
-constexpr std::size_t kUnitsAhead = 2;
 
 }  // namespace
 
@@ -99,9 +97,12 @@ std::unique_ptr<ParamHome> StreamedParams::make_home(Context& context,
 Task<> StreamedParams::build(Context& context) {
   std::size_t most_parts = 1;
   for (const Unit& unit : units_) most_parts = std::max(most_parts, unit.parts.size());
-  ResidencyLimits limits = residency_limits(state_.config());
-  limits.prefetch_units_max = kUnitsAhead * most_parts;
+  ResidencyLimits limits = residency_limits(state_.config(), state_.table());
+  // The table's units are parts of the trainer's, of which two come ahead in any case.
+  const std::size_t two_ahead = kUnitsAheadLeast * most_parts;
+  limits.prefetch_units_max = std::max(limits.prefetch_units_max, two_ahead);
   if (wholes_ != nullptr) {
+    limits.prefetch_units_max = two_ahead;  // which all ranks gather in one order
     co_await wholes_->open(context, *home_);
     residency_ = Residency::create(context, std::move(made_), limits);
   } else {
@@ -286,7 +287,7 @@ Task<> StreamedParams::write_home(ParamId param, TypedSpan<const std::byte> valu
     const std::vector<ParamRun> runs = state_.packed_runs(its.chunk);
     if (its.run.count < chunk.count) co_await home_->bring(its.chunk, item.bytes(), runs);
     const TypedSpan<const std::byte> from = values.subspan(its.run.first, its.run.count);
-    std::ranges::copy(from.bytes, destination.subspan(its.run.begin, its.run.count).bytes.begin());
+    copy_bytes(from.bytes, destination.subspan(its.run.begin, its.run.count).bytes);
     co_await home_->publish(its.chunk, destination, runs);
   }
   if (wholes_ != nullptr) wholes_->written_at_home();

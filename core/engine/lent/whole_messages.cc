@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "core/engine/lent/slice_codes.h"
 #include "core/engine/lent/whole_units.h"
@@ -314,7 +315,7 @@ Task<> WholeUnits::fill(WholeLayout::Run run, bool quantized, std::span<const st
   if (quantized) {
     co_await encode_slice(*context_, its, to);
   } else {
-    std::ranges::copy(its.bytes, to.begin());
+    copy_bytes(its.bytes, to);
   }
 }
 

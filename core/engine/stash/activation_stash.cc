@@ -58,7 +58,7 @@ ActivationStash::Ticket ActivationStash::put(std::span<const std::byte> bytes) {
                             "items back, or give it more memory",
                             format_bytes(bytes.size())));
   }
-  std::ranges::copy(bytes, room.bytes.begin());
+  copy_bytes(bytes, room.bytes);
   filled(room.ticket);
   return room.ticket;
 }
@@ -75,8 +75,7 @@ void ActivationStash::read(Ticket ticket, const Part& part) {
   const std::span<const std::byte> bytes = runtime_.reactor.block_on(stash_->bring(ticket));
   const bool is_inside =
       part.offset_bytes <= bytes.size() && part.into.size() <= bytes.size() - part.offset_bytes;
-  if (is_inside)
-    std::ranges::copy(bytes.subspan(part.offset_bytes, part.into.size()), part.into.begin());
+  if (is_inside) copy_bytes(bytes.subspan(part.offset_bytes, part.into.size()), part.into);
   runtime_.reactor.post([this, ticket] { stash_->release(ticket); });
   if (!is_inside) {
     throw Error(

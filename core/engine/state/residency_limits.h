@@ -6,11 +6,14 @@
 #include <limits>
 
 #include "core/engine/engine_config.h"
+#include "core/engine/outstanding_bytes.h"
+#include "core/plan/prefetch_depth.h"
 #include "core/schedule/params/residency.h"
 
 namespace ziggurat {
 
-inline ResidencyLimits residency_limits(const EngineConfig& config) {
+/// Returns the limits for the units of `table`, of which the plan says how many come ahead.
+inline ResidencyLimits residency_limits(const EngineConfig& config, const ChunkTable& table) {
   // Without a limit, a unit is kept even if its next use is not known.
   const auto limit = [](std::uint64_t elements) {
     return elements < kElementsMax ? elements : std::numeric_limits<std::uint64_t>::max();
@@ -18,7 +21,9 @@ inline ResidencyLimits residency_limits(const EngineConfig& config) {
   return {.max_live_parameters = limit(config.max_live_parameters),
           .max_reuse_distance = limit(config.max_reuse_distance),
           .param_persistence_threshold = config.param_persistence_threshold,
-          .prefetch_elements_max = limit(config.prefetch_elements_max)};
+          .prefetch_elements_max = limit(config.prefetch_elements_max),
+          .prefetch_units_max =
+              units_ahead(table, config.placement, most_outstanding_bytes(config.store))};
 }
 
 }  // namespace ziggurat

@@ -500,7 +500,10 @@ Task<> TrainingState::fill_homes() {
 Task<> TrainingState::fill_home(ChunkId id) {
   std::vector<float> masters(table_->chunk(id).count);
   const std::span<float> real = std::span(masters).first(table_->real_count(id));
-  if (!hand_->make_masters(id, real) && params_->begins_with_zeros()) co_return;
+  bool given = true;
+  const std::function<void()> job = [&] { given = hand_->make_masters(id, real); };
+  co_await context_->run_near(id, {"initialize", real.size_bytes()}, job);
+  if (!given && params_->begins_with_zeros()) co_return;
   const ItemMemory memory = co_await item_of(id);
   co_await make_params(id, {.generation = 0}, std::as_bytes(std::span(masters)), memory.work);
 }

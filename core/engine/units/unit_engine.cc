@@ -56,10 +56,13 @@ Task<> UnitEngine::build() {
     Task<std::unique_ptr<UnitGather>> making = make_gather();
     gather = co_await std::move(making);
   }
-  residency_ = Residency::create(state_.context(), *params_, residency_limits(state_.config()),
-                                 std::move(gather));
-  flow_ = std::make_unique<GradientFlow>(state_.context(), *residency_, *grads_,
-                                         device_plan_.accumulators, state_.reduction());
+  residency_ =
+      Residency::create(state_.context(), *params_,
+                        residency_limits(state_.config(), state_.table()), std::move(gather));
+  flow_ = std::make_unique<GradientFlow>(
+      state_.context(), *residency_, *grads_,
+      GradientFlow::Most{device_plan_.accumulators, device_plan_.own_accumulators},
+      state_.reduction());
 }
 
 /// Sets device memory for whole units aside, the same size on every rank.

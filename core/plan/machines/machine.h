@@ -33,6 +33,7 @@ struct Machine {
   int gpus = 1;         ///< of one node
   double device_bytes = 0;
   double flops = 0;             ///< of 16-bit products, dense, a second
+  double fp32_flops = 0;        ///< of fp32 products; 0 if not known
   double device_bandwidth = 0;  ///< bytes a second of device memory
   int processors = 108;         ///< that share the tiles of a product
   double peer_bandwidth = 0;    ///< bytes a second of a ring among the node's GPUs
@@ -43,6 +44,12 @@ struct Machine {
   double drive_bandwidth = 0;    ///< bytes a second of the node's drives, reads and writes together
   double network_bandwidth = 0;  ///< bytes a second of a node, each direction; 0 for a single node
   bool one_memory = false;       ///< the device is the host's cores, so that both share host_bytes
+  int threads = 0;               ///< of these cores, if it is; 0 if not known
+  /// Bytes a second of what a layer has beside products and attention; 0: as device memory streams.
+  double kernel_bandwidth = 0;
+  double weight_bandwidth = 0;  ///< bytes of weights that cores put in order a second; 0: at once
+  double attention_block =
+      0;  ///< queries that see all keys up to the last one's; 0: their own alone
   Reach reach;
 };
 
@@ -57,6 +64,9 @@ Machine find_machine(const std::string& text);
 /// kInvalidArgument naming `place` and the key.
 Machine parse_machine(std::string_view text, const std::string& place);
 
+/// The queries of a block of the reference trainer's attention (integrations/gpt/attention.h).
+inline constexpr int kAttentionBlock = 128;
+
 struct MachineProfile;
 
 /// The room of a machine, which its profile does not have.
@@ -68,6 +78,18 @@ struct MachineRoom {
 /// Returns the cores of a measured machine as a machine with one device. Errors: kInvalidArgument
 /// if the profile has no figures of them.
 Machine machine_of_profile(const MachineProfile& profile, const MachineRoom& room);
+
+/// Returns a machine whose device is the host's cores as `processes` see it that share them: as one
+/// with so many devices, each an equal part of the cores.
+Machine shared_by(Machine machine, int processes);
+
+/// Returns such a machine if each process computes with `threads`, or as it is if it has no more:
+/// others than those that were measured add nothing.
+Machine with_threads(Machine machine, int threads);
+
+/// Returns the machine as a training in fp32 sees it: with its speed of fp32 products, and memory
+/// that moves half as many elements a second. Errors: kInvalidArgument if that speed is not known.
+Machine in_fp32(Machine machine);
 
 /// Returns this machine, from the profile at its default path. Errors: kInvalidArgument if it has
 /// not been measured; read_profile()'s.

@@ -25,6 +25,13 @@ const DriveProfile* fastest(const MachineProfile& profile) {
   return found == profile.drives.end() || rate_of(*found) <= 0 ? nullptr : &*found;
 }
 
+/// Leaves a part of the cores.
+void take_part(Machine& machine, double part) {
+  for (double* const rate : {&machine.flops, &machine.fp32_flops, &machine.device_bandwidth,
+                             &machine.kernel_bandwidth, &machine.weight_bandwidth})
+    *rate *= part;
+}
+
 double memory_bytes() {
   double all = 0;
   for (const NumaNode& node : Topology::discover().nodes)
@@ -53,6 +60,8 @@ Machine machine_of_profile(const MachineProfile& profile, const MachineRoom& roo
   made.device_bytes = made.host_bytes = room.memory_bytes;
   made.processors = 1;  // the measured products have been cut into tiles already
   made.flops = compute.layer_gflop_per_s * kGiga;
+  made.fp32_flops = compute.layer_fp32_gflop_per_s * kGiga;
+  made.threads = static_cast<int>(compute.threads);
   made.device_bandwidth = compute.pass_gb_per_s * kGiga;
   made.link_bandwidth = compute.copy_gb_per_s * kGiga;
   made.host_bandwidth =
@@ -69,7 +78,42 @@ Machine machine_of_profile(const MachineProfile& profile, const MachineRoom& roo
           : 1;
   made.reach.stream = made.reach.host = 1;
   made.reach.flash = compute.attention_gflop_per_s / compute.layer_gflop_per_s;
+  made.kernel_bandwidth = compute.kernels_gb_per_s * kGiga;
+  made.weight_bandwidth = compute.weights_gb_per_s * kGiga;
+  // Older profiles have the rate of attention's products alone, of which planning takes half.
+  if (compute.kernels_gb_per_s > 0) made.attention_block = kAttentionBlock;
   return made;
+}
+
+Machine shared_by(Machine machine, int processes) {
+  machine.gpus = processes;
+  machine.threads = std::max(1, machine.threads / processes);
+  machine.device_bytes /= processes;
+  take_part(machine, 1.0 / processes);
+  // Each has a thread that copies, until they all copy as fast as memory can be read and written.
+  machine.link_bandwidth = std::min(machine.link_bandwidth, machine.device_bandwidth / 2);
+  return machine;
+}
+
+Machine with_threads(Machine machine, int threads) {
+  if (machine.threads <= 0 || threads >= machine.threads) return machine;
+  const double part = static_cast<double>(threads) / machine.threads;
+  take_part(machine, part);
+  machine.host_bandwidth *= part;
+  machine.threads = threads;
+  return machine;
+}
+
+Machine in_fp32(Machine machine) {
+  if (machine.fp32_flops <= 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("how fast {} multiplies fp32 numbers is not known; of this machine "
+                            "`ziggurat profile` says how to measure it",
+                            machine.name));
+  }
+  machine.flops = machine.fp32_flops;
+  machine.device_bandwidth /= 2;  // kernels compute in fp32 whatever they read, and are as fast
+  return machine;
 }
 
 Machine this_machine() {
@@ -77,7 +121,12 @@ Machine this_machine() {
   MachineRoom room{.memory_bytes = memory_bytes()};
   if (const DriveProfile* const drive = fastest(profile))
     room.drive_bytes = static_cast<double>(filesystem_of(drive->path).available_bytes);
-  return machine_of_profile(profile, room);
+  Machine made = machine_of_profile(profile, room);
+  if (const std::string here = Topology::discover().cpu_model; here != profile.cpu_model) {
+    made.figures += fmt::format(
+        "; but this machine has another CPU, {}: measure it, `ziggurat profile` says how", here);
+  }
+  return made;
 }
 
 }  // namespace ziggurat

@@ -21,7 +21,7 @@
 namespace ziggurat {
 namespace {
 
-constexpr std::uintmax_t kFileBytesMax = 64U << 20U;  // an index names every tensor
+constexpr std::uintmax_t kIndexBytesMax = 64U << 20U;  // an index names every tensor
 constexpr std::int64_t kCountMax = 1'000'000'000;
 constexpr const char* kIndex = "model.safetensors.index.json";
 
@@ -224,7 +224,7 @@ constexpr Family kFamilies[] = {
 std::string file_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw system_error(errno, fmt::format("{} cannot be opened", path));
-  if (std::filesystem::file_size(path) > kFileBytesMax)
+  if (std::filesystem::file_size(path) > kIndexBytesMax)
     throw Error(ErrorCode::kInvalidArgument, fmt::format("{} is too large for a config", path));
   std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (file.bad()) throw system_error(EIO, fmt::format("{} cannot be read", path));

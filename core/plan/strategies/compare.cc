@@ -256,8 +256,11 @@ Verdict judge(const Job& job, std::string name, System system, const ParallelLay
   if (verdict.refusal.empty() && layout.ranks() > job.machine.gpus &&
       job.machine.network_bandwidth <= 0) {
     verdict.refusal =
-        fmt::format("{} has {} GPU{} and no network: give at most so many ranks", job.machine.name,
-                    job.machine.gpus, job.machine.gpus == 1 ? "" : "s");
+        job.machine.one_memory
+            ? fmt::format("the cores of {} are planned as one device: leave ranks out",
+                          job.machine.name)
+            : fmt::format("{} has {} GPU{} and no network: give at most so many ranks",
+                          job.machine.name, job.machine.gpus, job.machine.gpus == 1 ? "" : "s");
   }
   verdict.training = training_of(job, system, layout);
   if (!verdict.refusal.empty()) return verdict;

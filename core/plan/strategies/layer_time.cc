@@ -37,8 +37,17 @@ double seconds_of(const Product& product, const Machine& machine) {
   const double bytes = 2 * (product.rows * product.depth + product.depth * product.columns +
                             product.rows * product.columns);
   constexpr double kProductStream = 0.8;  // products read memory better than passes do
-  return std::max(operations / (machine.flops * machine.reach.product * waves * ragged),
-                  bytes / (machine.device_bandwidth * kProductStream));
+  const double computing = operations / (machine.flops * machine.reach.product * waves * ragged);
+  // Cores put weights in order before they multiply; what a row takes is in their operations.
+  if (machine.weight_bandwidth > 0)
+    return computing + 2 * product.depth * product.columns / machine.weight_bandwidth;
+  return std::max(computing, bytes / (machine.device_bandwidth * kProductStream));
+}
+
+/// Returns the bytes a second of what is neither a product nor attention.
+double kernel_bandwidth(const Machine& machine) {
+  if (machine.kernel_bandwidth > 0) return machine.kernel_bandwidth;
+  return machine.device_bandwidth * machine.reach.stream;
 }
 
 /// Returns the products of a layer's forward, on one rank.
@@ -97,7 +106,8 @@ Attention attention_time(const Training& training, const Machine& machine) {
   const Reach& reach = machine.reach;
   if (training.software.flash) {
     // Causal: half of the scores; backward makes them again, and has five products of two.
-    const double product = scores * depth / (machine.flops * reach.flash);
+    const double whole = std::min(machine.attention_block, sequence) / sequence;
+    const double product = scores * (1 + whole) * depth / (machine.flops * reach.flash);
     return {2 * product, 5 * product};
   }
   const double product = std::max(2 * scores * depth / (machine.flops * reach.product),
@@ -126,7 +136,7 @@ LayerTime layer_time(const Training& training, const Machine& machine, bool expe
   time.backward += attention.backward;
   const double ffn = static_cast<double>(
       experts ? model.experts.ffn * model.experts.per_token + model.experts.shared_ffn : model.ffn);
-  const double memory = machine.device_bandwidth * machine.reach.stream;
+  const double memory = kernel_bandwidth(machine);
   const auto tokens = static_cast<double>(training.tokens());
   const Passes forward = forward_passes(model, ffn);
   const Passes backward = backward_passes(model, ffn);
@@ -134,17 +144,28 @@ LayerTime layer_time(const Training& training, const Machine& machine, bool expe
   constexpr double kNormsAgain = 8;     // two norms read and write 2 bytes each
   const auto hidden = static_cast<double>(model.hidden);
   time.forward += tokens * (forward.whole + forward.divided / tp) / memory;
-  time.backward +=
-      (tokens * (backward.whole + backward.divided / tp) + kAddedGradient * weights) / memory;
+  time.backward += tokens * (backward.whole + backward.divided / tp) / memory +
+                   kAddedGradient * weights / (machine.device_bandwidth * machine.reach.stream);
   time.forward = std::max(time.forward, training.software.host_forward_layer_s);
   time.backward = std::max(time.backward, training.software.host_backward_layer_s);
-  if (training.recompute == Recompute::kFull) time.again = time.forward;
+  if (training.recompute == Recompute::kFull) {
+    time.again = time.forward;
+    if (training.software.leaves_out_last)
+      time.again -= seconds_of(products_of(training, experts).back(), machine);
+  }
   // Scores and their softmax are about a tenth of a layer.
   if (training.recompute == Recompute::kSelective)
     time.again = training.software.flash
                      ? tokens * (kNormsAgain * hidden + (model.gated ? 6 : 4) * ffn / tp) / memory
                      : 0.1 * time.forward;
   return time;
+}
+
+double kernel_bytes(const ModelShape& model) {
+  const auto ffn = static_cast<double>(model.ffn);
+  const Passes forward = forward_passes(model, ffn);
+  const Passes backward = backward_passes(model, ffn);
+  return forward.whole + forward.divided + backward.whole + backward.divided;
 }
 
 double head_time(const Training& training, const Machine& machine) {
@@ -156,7 +177,7 @@ double head_time(const Training& training, const Machine& machine) {
   constexpr double kPasses = 28;  // bytes of an entry: cast, log-softmax, and back
   return 3 * 2 * tokens * columns * static_cast<double>(model.hidden) /
              (machine.flops * machine.reach.product * aligned) +
-         kPasses * tokens * columns / (machine.device_bandwidth * machine.reach.stream);
+         kPasses * tokens * columns / kernel_bandwidth(machine);
 }
 
 }  // namespace ziggurat

@@ -47,6 +47,7 @@ Stage stage_of(const Training& training, const Machine& machine) {
   };
   add(all - with_experts, false);
   add(with_experts, true);
+  const double computed = stage.forward;
   const int per_node = std::min(layout.tp, machine.gpus);
   const double sum = all_reduce_time(training, machine, sum_bytes(training), layout.tp, per_node,
                                      std::max(1, machine.gpus / layout.tp));
@@ -64,7 +65,7 @@ Stage stage_of(const Training& training, const Machine& machine) {
     stage.backward += pass;
   }
   // A layer that is made again whole also repeats its exchanges.
-  if (training.recompute == Recompute::kFull) stage.again = stage.forward;
+  if (training.recompute == Recompute::kFull) stage.again += stage.forward - computed;
   stage.sums = of_a_pass * (2 + (training.recompute == Recompute::kFull ? 1 : 0));
   if (layout.pp > 1) {
     // Each tensor rank sends its part of the rows (Narayanan et al. 2021, section 4.1).

@@ -59,6 +59,9 @@ struct LayerTime {
   double again = 0;  ///< what backward makes again of forward
 };
 LayerTime layer_time(const Training& training, const Machine& machine, bool experts);
+/// Returns the bytes that it counts, for a token, of what a dense layer has beside products and
+/// attention, in forward and backward together.
+double kernel_bytes(const ModelShape& model);
 
 /// Returns the seconds of the head and its loss, forward and backward.
 double head_time(const Training& training, const Machine& machine);

@@ -48,6 +48,9 @@ struct Software {
   /// network carries a byte once for each of the node's ranks that wants it.
   bool direct = false;
   bool vertical = false;  ///< all micro-batches of a layer before the next: one exchange a pass
+  /// A layer that is computed again leaves out the product of its output, which backward does not
+  /// need.
+  bool leaves_out_last = false;
 
   /// Seconds that the host takes to start a layer's work. A shorter layer waits for it.
   double host_forward_layer_s = 0;

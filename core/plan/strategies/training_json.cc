@@ -158,6 +158,7 @@ constexpr Key<Software> kSoftwareKeys[] = {
     {"staged", &Software::staged},
     {"direct", &Software::direct},
     {"vertical", &Software::vertical},
+    {"leaves_out_last", &Software::leaves_out_last},
     {"host_forward_layer_s", &Software::host_forward_layer_s},
     {"host_backward_layer_s", &Software::host_backward_layer_s},
     {"host_micro_batch_s", &Software::host_micro_batch_s},

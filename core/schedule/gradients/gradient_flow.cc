@@ -40,7 +40,7 @@ std::uint64_t GradientFlow::copies_bytes(const ChunkTable& table,
 }
 
 GradientFlow::GradientFlow(Context& context, Residency& residency, UnitGradHome& home,
-                           std::size_t accumulators_max, const ReductionSettings& reduction)
+                           const Most& most, const ReductionSettings& reduction)
     : context_(context),
       residency_(residency),
       home_(home),
@@ -52,10 +52,11 @@ GradientFlow::GradientFlow(Context& context, Residency& residency, UnitGradHome&
           Purpose::kStaging, GradientNorm::memory_bytes(context.table), "sums of squares",
           /*numa_node=*/-1, /*decides=*/true)),
       norm_(context.table, context.ranks.steps->rank(), norm_memory_.bytes()),
+      own_most_(most.own),
       idle_(context.cancel) {
   idle_.set();
   const std::uint64_t largest_bytes = context.table.largest_unit_padded_count() * sizeof(float);
-  for (std::size_t i = 0; i < accumulators_max; ++i) {
+  for (std::size_t i = 0; i < most.set_aside; ++i) {
     spare_.push_back(context.device->allocate(largest_bytes, Purpose::kAccumulators));
   }
   if (copies_bytes(context.table, reduction) > 0)
@@ -68,7 +69,13 @@ GradientFlow::GradientFlow(Context& context, Residency& residency, UnitGradHome&
 /// Takes an accumulator that is set aside, or allocates one for the unit.
 Task<DeviceBuffer> GradientFlow::take_accumulator(std::uint64_t size_bytes) {
   const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
-  if (takes_own_accumulator(size_bytes, largest_bytes)) co_return co_await one_more(size_bytes);
+  if (takes_own_accumulator(size_bytes, largest_bytes)) {
+    while (own_leaving_ >= own_most_) {
+      spare_returned_.reset();
+      co_await spare_returned_.wait();
+    }
+    co_return co_await one_more(size_bytes);
+  }
   while (spare_.empty()) {
     if (units_under_way_ == 0) co_return co_await one_more(size_bytes);  // trainer holds all others
     spare_returned_.reset();
@@ -77,6 +84,12 @@ Task<DeviceBuffer> GradientFlow::take_accumulator(std::uint64_t size_bytes) {
   DeviceBuffer buffer = std::move(spare_.back());
   spare_.pop_back();
   co_return buffer;
+}
+
+/// Whether it is not one of those that are set aside. A constant unit has none.
+bool GradientFlow::is_own(const DeviceBuffer& accumulator) const {
+  const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
+  return accumulator.size_bytes() > 0 && accumulator.size_bytes() != largest_bytes;
 }
 
 /// Allocates an accumulator beyond those that are set aside.
@@ -136,6 +149,7 @@ void GradientFlow::finish(UnitId unit, std::uint64_t generation) {
   set_absent(unit, false);
   const Need need{.generation = generation, .position = finished_units_++};
   if (units_under_way_++ == 0) idle_.reset();
+  if (is_own(buffers_[unit])) ++own_leaving_;
   std::shared_ptr<GradientReducer::Reduction> reduction;
   const bool zero = spec.frozen();  // on every rank
   if (reducer_ && !zero)
@@ -163,8 +177,11 @@ Task<> GradientFlow::flow(UnitId unit, Need need,
     if (!context_.table.constant_everywhere(unit, i)) co_await reduction->reduced[i].wait();
   }
   DeviceBuffer buffer = std::move(buffers_[unit]);
-  const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
-  if (buffer.size_bytes() == largest_bytes) spare_.push_back(std::move(buffer));
+  if (is_own(buffer)) {
+    --own_leaving_;
+  } else if (buffer.size_bytes() > 0) {
+    spare_.push_back(std::move(buffer));
+  }
   buffer = {};
   if (--units_under_way_ == 0) idle_.set();
   // Set even if no accumulator came back: a waiter may have waited for the last unit under way, and

@@ -22,12 +22,17 @@ namespace ziggurat {
 
 class GradientFlow {
  public:
-  /// Sets aside at most `accumulators_max` accumulators of the largest unit's size, before other
-  /// buffers divide the device's memory. With two, one gradient can leave while the next unit's is
-  /// computed. Errors: kResourceExhausted if not even one accumulator fits, or if the reduction's
-  /// buckets do not.
-  GradientFlow(Context& context, Residency& residency, UnitGradHome& home,
-               std::size_t accumulators_max, const ReductionSettings& reduction);
+  /// How many accumulators there are at most: those of the largest unit's size, which are set
+  /// aside, and those of small units, if each unit's gradient is finished before the next one's
+  /// begins. With two, one gradient can leave while the next unit's is computed.
+  struct Most {
+    std::size_t set_aside = 1;
+    std::size_t own = 1;
+  };
+  /// Sets accumulators aside before other buffers divide the device's memory. Errors:
+  /// kResourceExhausted if not even one fits, or if the reduction's buckets do not.
+  GradientFlow(Context& context, Residency& residency, UnitGradHome& home, const Most& most,
+               const ReductionSettings& reduction);
 
   /// Whether a unit takes an accumulator of its own size, because it is so small that one of the
   /// largest size would be wasted on it. (The accumulator of an embedding stays for the whole
@@ -82,6 +87,7 @@ class GradientFlow {
   Task<> sum_copies(ChunkId chunk, TypedDeviceSpan<const std::byte> rounded);
   Task<DeviceBuffer> take_accumulator(std::uint64_t size_bytes);
   Task<DeviceBuffer> one_more(std::uint64_t size_bytes);
+  bool is_own(const DeviceBuffer& accumulator) const;
 
   enum class Stage : std::uint8_t { kNone, kAccumulating, kKept, kFinished };
   Context& context_;
@@ -98,6 +104,8 @@ class GradientFlow {
   std::unique_ptr<GradientReducer> reducer_;  // null if there is only one rank
   std::uint64_t finished_units_ = 0;
   std::size_t units_under_way_ = 0;
+  std::size_t own_most_;         // accumulators of their own size
+  std::size_t own_leaving_ = 0;  // those of them whose gradients are under way
   Signal idle_;
 };
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/runtime/for_each.h"
@@ -26,6 +27,13 @@ void put_first(TypedSpan<const std::byte> values, float scale, std::span<float> 
   for (float& sum : sums) sum *= scale;
 }
 
+/// Writes zeros before and behind a parameter's elements.
+void fill_around(std::span<std::byte> item, DType dtype, const ParamRun& own) {
+  const std::uint64_t begin = own.begin * size_bytes(dtype);
+  std::ranges::fill(item.first(begin), std::byte{0});
+  std::ranges::fill(item.subspan(begin + own.count * size_bytes(dtype)), std::byte{0});
+}
+
 /// Widens values of 16 bits, which are in the upper half of the memory of `wide`, tile by tile from
 /// the front: no tile is written over before it is read.
 void widen_upper_half(DType dtype, std::span<float> wide) {
@@ -34,7 +42,7 @@ void widen_upper_half(DType dtype, std::span<float> wide) {
   for (std::size_t begin = 0; begin < wide.size(); begin += kTileElements) {
     const std::size_t count = std::min<std::size_t>(kTileElements, wide.size() - begin);
     const std::span<const std::byte> from = half.subspan(begin, count).bytes;
-    std::ranges::copy(from, tile.begin());
+    copy_bytes(from, tile);
     widen({dtype, std::span(tile).first(from.size())}, wide.subspan(begin, count));
   }
 }
@@ -113,10 +121,10 @@ Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<cons
     return other.lent != param && coming_[other.lent] && !incomplete_.contains(other.lent);
   });
   const bool begun = coming_[param];
-  if (begun || others) {
+  const bool had_none = !begun && !others;
+  if (!had_none) {
     co_await fetch_wide(id, sums);
   } else {
-    std::ranges::fill(sums, 0.0F);
     // What the chunk had is of no meaning, and so is whether it could be written.
     try {
       co_await written(id);
@@ -131,11 +139,11 @@ Task<> GradSums::add_run(ParamId param, ChunkId id, ParamRun run, TypedSpan<cons
   const std::span<std::byte> item = stored(id, memory.bytes());
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] {
+    if (had_none) fill_around(item, types_[id], run);
     const std::span<float> own = sums.subspan(run.begin, run.count);
     if (as_it_is) {
-      std::ranges::copy(
-          values.bytes,
-          TypedSpan<std::byte>{values.dtype, item}.subspan(run.begin, run.count).bytes.begin());
+      copy_bytes(values.bytes,
+                 TypedSpan<std::byte>{values.dtype, item}.subspan(run.begin, run.count).bytes);
     } else if (!begun && instead_of_zeros) {
       put_first(values, scale, own);
     } else {
@@ -234,7 +242,7 @@ Task<> GradSums::read(ParamId param, std::span<const ChunkRun> runs, std::uint64
                                 context_.table.chunk(id).count);
     co_await fetch_wide(id, sums);
     const std::span<float> part = sums.subspan(run.begin + (begin - run.first), end - begin);
-    std::ranges::copy(part, values.begin() + static_cast<std::ptrdiff_t>(begin - first));
+    std::copy(part.begin(), part.end(), &values[begin - first]);
   }
 }
 

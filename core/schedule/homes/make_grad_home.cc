@@ -19,8 +19,9 @@ std::unique_ptr<UnitGradHome> UnitGradHome::create(Context& context,
   switch (context.placement.grads) {
     case Tier::kHost: return std::make_unique<HostGradHome>(context);
     case Tier::kNvme: return std::make_unique<NvmeGradHome>(context, std::move(places));
-    default: return std::make_unique<DeviceGradHome>(context, std::move(allocate));
+    case Tier::kDevice: return std::make_unique<DeviceGradHome>(context, std::move(allocate));
   }
+  __builtin_unreachable();
 }
 
 std::unique_ptr<GradHome> GradHome::create_lent(Context& context, GradSums* sums) {

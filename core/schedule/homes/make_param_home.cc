@@ -19,8 +19,9 @@ std::unique_ptr<UnitParamHome> UnitParamHome::create(Context& context,
   switch (context.placement.params) {
     case Tier::kHost: return std::make_unique<HostParamHome>(context);
     case Tier::kNvme: return std::make_unique<NvmeParamHome>(context, std::move(places));
-    default: return std::make_unique<DeviceParamHome>(context);
+    case Tier::kDevice: return std::make_unique<DeviceParamHome>(context);
   }
+  __builtin_unreachable();
 }
 
 std::unique_ptr<UnitParamHome> UnitParamHome::create_streamed(Context& context,

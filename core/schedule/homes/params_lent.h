@@ -8,6 +8,7 @@
 #include <functional>
 #include <span>
 
+#include "base/bytes.h"
 #include "core/schedule/homes/param_home.h"
 
 namespace ziggurat {
@@ -42,7 +43,7 @@ class LentParamHome final : public ParamHome {
     if (runs.empty()) co_return;
     const std::function<void()> job = [&] {
       for (const ParamRun& run : runs)
-        std::ranges::copy(lent(run).bytes, values.subspan(run.begin, run.count).bytes.begin());
+        copy_bytes(lent(run).bytes, values.subspan(run.begin, run.count).bytes);
     };
     const LentMemory::Use its(context_.lent);
     co_await context_.run_near(id, {"bring params", 2 * values.bytes.size()}, job);
@@ -52,7 +53,7 @@ class LentParamHome final : public ParamHome {
     if (runs.empty()) co_return;
     const std::function<void()> job = [&] {
       for (const ParamRun& run : runs)
-        std::ranges::copy(values.subspan(run.begin, run.count).bytes, lent(run).bytes.begin());
+        copy_bytes(values.subspan(run.begin, run.count).bytes, lent(run).bytes);
     };
     const LentMemory::Use its(context_.lent);
     co_await context_.run_near(id, {"publish params", 2 * values.bytes.size()}, job);

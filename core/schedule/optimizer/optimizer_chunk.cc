@@ -36,7 +36,7 @@ std::uint64_t OptimizerSweep::not_read_bytes(const ChunkTable& table, const Chun
 LeaseRequest OptimizerSweep::request(const Pass& pass, ChunkId id) const {
   return {.purpose = Purpose::kOptimizer,
           .size_bytes = WorkMemory::lease_bytes(parts_.homes, context_.table, id),
-          .need = {.generation = pass.generation, .position = kFirstRecordPosition + id},
+          .need = {.generation = pass.generation, .position = kFirstRecordPosition + place_[id]},
           .holder = "optimizer chunk",
           .numa_node = context_.node_of(id)};
 }
@@ -98,7 +98,7 @@ Task<bool> OptimizerSweep::wait_for_gradient(Pass& pass, ChunkId id, Item& item)
   bool taken = false;
   PinnedPool::ReclaimId offer = 0;
   if (item.lease && !(arrived.is_set() && pass.scalars.is_set())) {
-    const Need need{.generation = pass.generation, .position = kFirstRecordPosition + id};
+    const Need need{.generation = pass.generation, .position = kFirstRecordPosition + place_[id]};
     offer = context_.pool.offer(item.lease, need, [this, &item, &taken] {
       taken = true;
       item.lease.reset();

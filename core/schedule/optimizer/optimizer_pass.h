@@ -83,8 +83,8 @@ struct OptimizerSweep::Pass : std::enable_shared_from_this<Pass> {
   std::vector<Stage> stages;     // per chunk
   std::vector<ChunkId> guessed;  // updated while the pass was open
   std::deque<ChunkRange> due;    // while the pass is open: chunks whose update may begin
-  ChunkId next = 0;              // after the verdict: chunks before this need no other look
-  ChunkId ahead = 0;             // number of chunks that read_ahead() need not look at again
+  std::size_t next = 0;          // after the verdict: places before this need no other look
+  std::size_t ahead = 0;         // number of chunks that read_ahead() need not look at again
   PassPtr previous;              // the pass before, until that is done
 };
 

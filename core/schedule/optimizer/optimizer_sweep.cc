@@ -4,6 +4,8 @@
 // of a generation in optimizer_seal.cc.
 #include "core/schedule/optimizer/optimizer_sweep.h"
 
+#include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -17,6 +19,21 @@ namespace {
 /// is ever idle.
 constexpr std::size_t kBegunAhead = 4;
 
+/// Returns the chunks in the order in which a forward needs what they update: the table's, but
+/// where a trainer acquires units, those of its first unit come first. A unit may have parameters
+/// from both ends of the model, such as those of no layer.
+std::vector<ChunkId> forward_order(const ChunkTable& table) {
+  const auto acquired = [&](ChunkId id) {
+    const std::optional<std::uint32_t> unit =
+        table.model().units[table.chunk(id).unit].params.front().streamed;
+    return unit ? std::int64_t{*unit} : -1;  // what the trainer has itself is waited for at once
+  };
+  std::vector<ChunkId> order(table.chunks().size());
+  std::iota(order.begin(), order.end(), ChunkId{0});
+  std::ranges::stable_sort(order, {}, acquired);
+  return order;
+}
+
 }  // namespace
 
 OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
@@ -24,6 +41,8 @@ OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
     : context_(context),
       parts_(std::move(parts)),
       settings_(std::move(settings)),
+      order_(forward_order(context.table)),
+      place_(order_.size()),
       chunks_at_once_(settings_.work_items + 2 * context.workers.threads() + kBegunAhead),
       durable_generation_(parts_.store != nullptr ? generation : 0),
       written_generation_(context.table.chunks().size(), generation),
@@ -35,6 +54,7 @@ OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
   for (ChunkId id = 0; id < context.table.chunks().size(); ++id) {
     written_.emplace_back(context.cancel);
     if (settings_.unmade && id < context.table.stored_chunks().size()) stored_in_[id] = kUnmade;
+    place_[order_[id]] = id;
   }
 }
 
@@ -216,10 +236,11 @@ std::optional<ChunkId> OptimizerSweep::next_chunk(Pass& pass) const {
     case Pass::State::kEarned:
     case Pass::State::kCorrected:
     case Pass::State::kUndone:
-      for (; pass.next < pass.stages.size(); ++pass.next) {
-        const Pass::Stage stage = pass.stages[pass.next];
-        if (stage == Pass::Stage::kGuessed && pass.refuted()) return pass.next;
-        if (stage == Pass::Stage::kWaiting && pass.state != Pass::State::kUndone) return pass.next;
+      for (; pass.next < order_.size(); ++pass.next) {
+        const ChunkId id = order_[pass.next];
+        const Pass::Stage stage = pass.stages[id];
+        if (stage == Pass::Stage::kGuessed && pass.refuted()) return id;
+        if (stage == Pass::Stage::kWaiting && pass.state != Pass::State::kUndone) return id;
       }
       return std::nullopt;
   }
@@ -234,9 +255,8 @@ std::optional<ChunkId> OptimizerSweep::next_chunk(Pass& pass) const {
 void OptimizerSweep::read_ahead(const PassPtr& pass) {
   if (!parts_.homes.records.through_store() || pass->state != Pass::State::kOpen) return;
   if (pass->previous && !pass->previous->updated.is_set()) return;
-  const auto count = static_cast<ChunkId>(context_.table.chunks().size());
-  for (; pass->ahead < count; ++pass->ahead) {
-    const ChunkId id = pass->guesses ? count - 1 - pass->ahead : pass->ahead;
+  for (; pass->ahead < order_.size(); ++pass->ahead) {
+    const ChunkId id = order_[pass->guesses ? order_.size() - 1 - pass->ahead : pass->ahead];
     // The record is in memory already if it stays there.
     if (pass->stages[id] != Pass::Stage::kWaiting || parts_.homes.records.stays(id)) continue;
     if (items_out_ >= settings_.work_items) return;

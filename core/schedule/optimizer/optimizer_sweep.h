@@ -213,6 +213,8 @@ class OptimizerSweep {
   Context& context_;
   Parts parts_;
   Settings settings_;
+  std::vector<ChunkId> order_;  // all chunks, as forward needs them
+  std::vector<ChunkId> place_;  // per chunk: its place there
   std::size_t chunks_at_once_;  // the most coroutines of a pass
   std::atomic<std::uint64_t> durable_generation_;
   PassPtr current_;            // pass of the step under way, or of the last step

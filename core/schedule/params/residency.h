@@ -32,7 +32,8 @@ struct ResidencyLimits {
   std::uint64_t param_persistence_threshold = 0;
   /// The most elements that are loaded ahead of the trainer.
   std::uint64_t prefetch_elements_max = std::numeric_limits<std::uint64_t>::max();
-  std::size_t prefetch_units_max = 2;  ///< most units loaded ahead of the trainer
+  /// The most units that are loaded ahead of the trainer (core/plan/prefetch_depth.h).
+  std::size_t prefetch_units_max = 2;
 };
 
 class Residency {

@@ -29,7 +29,7 @@ All of them take these arguments beside those of PyTorch's optimizers:
     accelerator, all cores of this process's share but one. Give fewer if ``DataLoader`` has
     workers.
 ``host_memory``
-    The budget in bytes, or a text like "2GiB". By default, state in host memory takes what it
+    The budget in bytes, or a text like "2GiB". By default, or with "auto", state in host memory takes what it
     needs. State on NVMe takes an eighth of the memory that is free when it is opened, or less if
     that holds all of it. What is kept in memory is written each step, but not read.
 ``state``

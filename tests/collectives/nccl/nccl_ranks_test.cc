@@ -184,26 +184,31 @@ TEST(NcclRanks, TakeOneStageOfDeviceMemoryForAllCommunicators) {
   for (const NcclOutcome& its : ranks) EXPECT_EQ(its.text(), "done\none stage");
 }
 
-/// Bytes on a GPU, or in host memory.
+enum class Home { kHost, kPinned, kDevice };
+
+/// Bytes in host memory, which may be pinned for a GPU, or on it.
 class Bytes {
  public:
-  Bytes(std::size_t n, int gpu) : host_(n), size_(n) {
-    if (gpu < 0) return;
-    if (cudaSetDevice(gpu) != cudaSuccess || cudaMalloc(&device_, n) != cudaSuccess) {
-      throw Error(ErrorCode::kResourceExhausted, "no device memory");
-    }
+  Bytes(std::size_t n, Home home, int gpu) : host_(home == Home::kHost ? n : 0), size_(n) {
+    if (home == Home::kHost) return;
+    cudaSetDevice(gpu);
+    const cudaError_t error =
+        home == Home::kDevice ? cudaMalloc(&device_, n) : cudaMallocHost(&pinned_, n);
+    if (error != cudaSuccess) throw Error(ErrorCode::kResourceExhausted, "no memory of a GPU's");
   }
   ~Bytes() {
     if (device_ != nullptr) cudaFree(device_);
+    if (pinned_ != nullptr) cudaFreeHost(pinned_);
   }
   Bytes(const Bytes&) = delete;
   Bytes& operator=(const Bytes&) = delete;
 
   std::span<std::byte> span() {
-    return {device_ != nullptr ? static_cast<std::byte*>(device_) : host_.data(), size_};
+    return device_ != nullptr ? std::span{static_cast<std::byte*>(device_), size_} : view();
   }
   /// Where the CPU may touch them.
   std::span<std::byte> view() {
+    if (pinned_ != nullptr) return {static_cast<std::byte*>(pinned_), size_};
     if (device_ == nullptr) return host_;
     return {cuda_double::device_bytes(device_, size_), size_};
   }
@@ -213,6 +218,7 @@ class Bytes {
   std::vector<std::byte> host_;
   std::size_t size_;
   void* device_ = nullptr;
+  void* pinned_ = nullptr;
 };
 
 std::vector<float> floats_of(std::span<const std::byte> bytes) {
@@ -248,22 +254,37 @@ Task<> calls_on(Communicator& c, Bytes& in, Bytes& out, Bytes& back) {
   expect(floats_of(out.view()) == std::vector<float>(2 * n / sizeof(float), 3.5F), "all_reduce");
 }
 
+/// Makes every call on this rank's bytes in that memory.
+void run_calls(NcclRank& rank, Home home) {
+  constexpr std::size_t kBytes = 90'000;
+  {
+    Bytes in(kBytes, home, rank.all->rank());
+    Bytes out(2 * kBytes, home, rank.all->rank());
+    Bytes back(2 * kBytes, home, rank.all->rank());
+    rank.run([&] { return calls_on(*rank.all, in, out, back); });
+  }
+  rank.all.reset();
+}
+
 // Each rank chose its way by its own memory, and they hung.
 TEST(NcclRanks, MayHoldTheirBytesInDifferentKindsOfMemory) {
   for (const int on_gpu : {0, 1, 2}) {  // how many ranks
     const auto ranks =
         run_nccl_job({.world = 2, .body = [on_gpu](NcclRank& rank) {
-                        constexpr std::size_t kBytes = 90'000;
-                        const int gpu = rank.all->rank() < on_gpu ? rank.all->rank() : -1;
-                        {
-                          Bytes in(kBytes, gpu);
-                          Bytes out(2 * kBytes, gpu);
-                          Bytes back(2 * kBytes, gpu);
-                          rank.run([&] { return calls_on(*rank.all, in, out, back); });
-                        }
-                        rank.all.reset();
+                        run_calls(rank, rank.all->rank() < on_gpu ? Home::kDevice : Home::kHost);
                       }});
     for (const NcclOutcome& its : ranks) EXPECT_EQ(its.text(), "done") << on_gpu;
+    expect_orderly(ranks);
+  }
+}
+
+// A copy from the GPU to pinned memory goes on behind the call that queued it.
+TEST(NcclRanks, HaveInPinnedMemoryWhatACallHasBrought) {
+  for (const std::string who : {"ranks", "nccl"}) {
+    const auto ranks = run_nccl_job({.world = 2,
+                                     .body = [](NcclRank& rank) { run_calls(rank, Home::kPinned); },
+                                     .reduce = {who, who}});
+    for (const NcclOutcome& its : ranks) EXPECT_EQ(its.text(), "done") << who;
     expect_orderly(ranks);
   }
 }

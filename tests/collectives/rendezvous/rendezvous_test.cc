@@ -161,6 +161,22 @@ TEST(RankOptions, SayWhoAddsWhatGpusSend) {
   EXPECT_THROW(reduce("ring"), Error);
 }
 
+// The ranks meet at the port after torchrun's own, so that one must exist.
+TEST(RankOptions, TakeThePortsThatHaveANextOne) {
+  const auto rendezvous = [](const char* port) {
+    return rank_options(variables({{"RANK", "0"},
+                                   {"WORLD_SIZE", "2"},
+                                   {"LOCAL_RANK", "0"},
+                                   {"MASTER_ADDR", "node0"},
+                                   {"MASTER_PORT", port}}))
+        .rendezvous;
+  };
+  EXPECT_EQ(rendezvous("1"), "node0:2");
+  EXPECT_EQ(rendezvous("65534"), "node0:65535");
+  for (const char* wrong : {"", "0", "-1", "65535", "99999999999", "29500x"})
+    EXPECT_THROW(rendezvous(wrong), Error) << wrong;
+}
+
 TEST(RankOptions, OverSeveralHostsSomebodyMustSayWhere) {
   const auto environment = variables({{"OMPI_COMM_WORLD_RANK", "1"},
                                       {"OMPI_COMM_WORLD_SIZE", "4"},
@@ -330,6 +346,46 @@ TEST(Rendezvous, RanksOfOneHostNeedNoSecretOfTheirUser) {
   EXPECT_THAT(meet(ranks).errors, ::testing::Each(""));
 }
 
+/// Has `port` as any process may, which got it from the kernel for a connection of its own.
+class PortTaken {
+ public:
+  explicit PortTaken(std::uint16_t port)
+      : socket_(context_, tcp::endpoint(asio::ip::address_v4::loopback(), port)) {}
+
+ private:
+  asio::io_context context_;
+  tcp::socket socket_;
+};
+
+TEST(Rendezvous, RanksOfOneHostMeetElsewhereIfTheirPortIsTaken) {
+  const std::uint16_t port = free_port();
+  const PortTaken taken(port);
+  std::vector<RankOptions> ranks{options_of(0, 2, port), options_of(1, 2, port)};
+  for (RankOptions& options : ranks) options.secret.clear();
+  EXPECT_THAT(meet(ranks).errors, ::testing::Each(""));
+}
+
+TEST(Rendezvous, APortThatIsTakenIsNamedWithTheFixWhereNobodyCouldTellAnother) {
+  const std::uint16_t port = free_port();
+  const PortTaken taken(port);
+  std::vector<RankOptions> ranks{options_of(0, 2, port)};
+  EXPECT_THAT(meet(ranks).errors[0],
+              ::testing::AllOf(HasSubstr(std::to_string(port)), HasSubstr("EADDRINUSE"),
+                               HasSubstr("another port, ZIGGURAT_RENDEZVOUS=HOST:PORT")));
+}
+
+TEST(Rendezvous, ARankDoesNotWaitForEverForAProcessThatSaysNothing) {
+  const std::uint16_t port = free_port();
+  asio::io_context context;
+  using Local = asio::local::stream_protocol;
+  const std::string name = std::string(1, '\0') + "ziggurat-rendezvous-" + std::to_string(port);
+  const Local::acceptor silent(context, Local::endpoint(name));
+  RankOptions options = options_of(1, 2, port);
+  options.secret.clear();
+  options.connect_timeout = std::chrono::milliseconds(300);
+  EXPECT_THAT(meet({options}).errors[0], HasSubstr("waited in vain: rank 0 did not come"));
+}
+
 /// What `body` returned in a process of another user.
 std::string as_another_user(uid_t user, const std::function<std::string()>& body) {
   return in_child_process(
@@ -344,7 +400,7 @@ TEST(LocalSecret, IsForProcessesOfTheSameUserAndNobodyElse) {
   const std::string secret = random_secret();
   Reactor reactor;
   reactor.start();
-  const auto giver = std::make_shared<LocalSecret>(reactor, port, secret);
+  const auto giver = std::make_shared<LocalSecret>(reactor, port, LocalInvitation{secret, 7});
   const auto open = [&]() -> Task<> {
     giver->open();
     co_return;
@@ -353,9 +409,10 @@ TEST(LocalSecret, IsForProcessesOfTheSameUserAndNobodyElse) {
   const auto asked = [port] {
     Reactor own;
     own.start();
-    return "got " + own.block_on(local_secret(own, port));
+    const LocalInvitation got = own.block_on(local_invitation(own, port, std::chrono::minutes(1)));
+    return "got " + got.secret + (got.port == 7 ? " at 7" : "");
   };
-  EXPECT_EQ(asked(), "got " + secret);
+  EXPECT_EQ(asked(), "got " + secret + " at 7");
   // A test may fork where there are threads: the child needs nothing of theirs.
   const std::string strangers = as_another_user(kStranger, asked);
   EXPECT_THAT(strangers, ::testing::Not(HasSubstr(secret)));
@@ -379,7 +436,8 @@ TEST(LocalSecret, OneThatAnotherUserHandsOutIsRefusedAndTheUserNamed) {
   if (squatter == 0) {
     if (::setuid(kStranger) != 0) ::_exit(1);
     Reactor reactor;
-    const auto giver = std::make_shared<LocalSecret>(reactor, port, random_secret());
+    const auto giver =
+        std::make_shared<LocalSecret>(reactor, port, LocalInvitation{random_secret(), port});
     const bool told = ::write(ready[1], "x", 1) == 1;
     ::pause();
     ::_exit(told ? 0 : 1);

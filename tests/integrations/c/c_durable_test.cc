@@ -152,34 +152,6 @@ TEST_P(CDurable, AStepWhoseBlobFollowsIsDurableOnceItIsGiven) {
   EXPECT_EQ(steps_of(1), 1U);
 }
 
-TEST_P(CDurable, ABlobMayFollowWhileTheNextGradientsAreExpected) {
-  ASSERT_DONE(open(here()));
-  lend_both(1);
-  ASSERT_DONE(step(blob_follows()));
-  ASSERT_DONE(ziggurat_expect_gradients(engine_));
-  ASSERT_DONE(give_blob("of the first"));
-  ASSERT_DONE(ziggurat_make_durable(engine_));
-  EXPECT_EQ(state().durable_generation, 1U);
-  lend_both(2);
-  ASSERT_DONE(step(blob_follows()));
-  ASSERT_DONE(give_blob("of the second"));
-  ASSERT_DONE(ziggurat_make_durable(engine_));
-  reopen(here());
-  EXPECT_EQ(blob(), "of the second");
-}
-
-TEST_P(CDurable, AStepIsLostWhoseBlobNeverCame) {
-  ASSERT_DONE(open(here()));
-  make_a_step();
-  const TypedArray before = updated(1);
-  lend_both(2);
-  ASSERT_DONE(step(blob_follows()));
-  reopen(here());
-  EXPECT_EQ(state().generation, 1U);
-  EXPECT_EQ(steps_of(0), 1U);
-  EXPECT_EQ(values_[1], before);
-}
-
 TEST_P(CDurable, MemoryIsTheTrainersOnceTheEngineIsClosedInMidUpdate) {
   ASSERT_DONE(open(here()));
   PlainParam expected(values_[1]);
@@ -259,6 +231,34 @@ TEST_F(CPlacement, IsToldBeforeAnythingIsOpened) {
   EXPECT_FALSE(std::filesystem::exists(directory_.path() + "/store"));
 }
 
+TEST_F(CPlacement, IsChosenTogetherWithMemoryForUnits) {
+  const auto memory = [&](const char* facts) {
+    return ziggurat_choose_memory(params_.data(), params_.size(), settings().c_str(), facts,
+                                  text_.data(), text_.size(), nullptr);
+  };
+  ASSERT_DONE(memory(R"({"units_least_bytes": 1048576, "units_all_bytes": 2097152,
+                         "brought_bytes": 2097152, "live_there": true, "gradient_bytes": 2097152,
+                         "free_bytes": 1073741824})"));
+  EXPECT_THAT(text_.data(), ::testing::HasSubstr(R"("memory":2097152,)"));
+  EXPECT_THAT(text_.data(),
+              ::testing::HasSubstr(R"("placement":"params=device,grads=host,optimizer=host")"));
+  EXPECT_THAT(text_.data(), ::testing::HasSubstr(R"("host_memory":0,)"));
+  ASSERT_DONE(memory(R"({"optimizer": "nvme", "params": "nvme", "memory": 3145728,
+                         "free_bytes": 1073741824})"));
+  EXPECT_THAT(text_.data(),
+              ::testing::HasSubstr(R"("placement":"params=nvme,grads=host,optimizer=nvme")"));
+  EXPECT_EQ(memory(R"({"free_bytes": 65536})"), ZIGGURAT_RESOURCE_EXHAUSTED);
+  EXPECT_THAT(ziggurat_last_error(), ::testing::HasSubstr("the least that works is 1.0 MiB"));
+  EXPECT_REFUSED(memory(R"({"free_byte": 1})"), "facts: unknown key \"free_byte\"");
+  EXPECT_REFUSED(memory(R"({"free_bytes": "much"})"),
+                 "facts: \"free_bytes\" must be a whole number below 2^56");
+  EXPECT_REFUSED(memory(R"({"beside_bytes": 18446744073709551615, "free_bytes": 1073741824})"),
+                 "facts: \"beside_bytes\" must be a whole number below 2^56");
+  EXPECT_REFUSED(memory(R"({"params": "disk"})"), "facts: \"params\" must be \"host\" or \"nvme\"");
+  EXPECT_REFUSED(memory("[]"), "facts: the text must be a JSON object");
+  EXPECT_FALSE(std::filesystem::exists(directory_.path() + "/store"));
+}
+
 TEST_F(CPlacement, DividesHostMemoryBeforeAnythingIsOpened) {
   const auto divide = [&](const char* its, std::uint64_t host_bytes,
                           std::int32_t kind = ZIGGURAT_HOST_MEMORY) {
@@ -270,12 +270,14 @@ TEST_F(CPlacement, DividesHostMemoryBeforeAnythingIsOpened) {
   ASSERT_DONE(divide(on_nvme, 0));
   EXPECT_STREQ(text_.data(),
                R"({"all_bytes":7917568,"budget_bytes":7127040,"item_bytes":589824,"items":10,)"
-               R"("read_bytes":0,"records":2,"smallest_bytes":593920})");
+               R"("params_file_bytes":0,"read_bytes":0,"records":2,"smallest_bytes":593920,)"
+               R"("store_bytes":4325376,"sums_file_bytes":0})");
   // With the least each tile is a record. A third of it is the parameter, which is in memory.
   ASSERT_DONE(divide(on_nvme, 196'608));
   EXPECT_STREQ(text_.data(),
                R"({"all_bytes":7917568,"budget_bytes":196608,"item_bytes":196608,"items":1,)"
-               R"("read_bytes":524288,"records":4,"smallest_bytes":196608})");
+               R"("params_file_bytes":0,"read_bytes":524288,"records":4,"smallest_bytes":196608,)"
+               R"("store_bytes":4325376,"sums_file_bytes":0})");
   ASSERT_DONE(divide(on_nvme, 196'607));
   EXPECT_THAT(text_.data(), ::testing::HasSubstr(R"("smallest_bytes":196608)"));
   EXPECT_REFUSED(divide("{}", 0, 2),

@@ -9,6 +9,32 @@ namespace c_interface_test {
 
 class CInterface : public Embedder {};
 
+// Programs that were compiled with a header of this version know the numbers, not the names, and
+// Python reads the header, so that no other test would see one change.
+TEST(CNumbers, AreThoseThatProgramsWereCompiledWith) {
+  EXPECT_EQ(ZIGGURAT_ABI_VERSION, 0);
+  EXPECT_EQ(ZIGGURAT_OK, 0);
+  EXPECT_EQ(ZIGGURAT_INVALID_ARGUMENT, 1);
+  EXPECT_EQ(ZIGGURAT_RESOURCE_EXHAUSTED, 2);
+  EXPECT_EQ(ZIGGURAT_UNAVAILABLE, 3);
+  EXPECT_EQ(ZIGGURAT_DEADLINE_EXCEEDED, 4);
+  EXPECT_EQ(ZIGGURAT_DATA_LOSS, 5);
+  EXPECT_EQ(ZIGGURAT_CANCELLED, 6);
+  EXPECT_EQ(ZIGGURAT_UNIMPLEMENTED, 7);
+  EXPECT_EQ(ZIGGURAT_INTERNAL, 8);
+  EXPECT_EQ(ZIGGURAT_NOT_FINITE, 9);
+  EXPECT_EQ(ZIGGURAT_FP32, 0);
+  EXPECT_EQ(ZIGGURAT_BF16, 1);
+  EXPECT_EQ(ZIGGURAT_FP16, 2);
+  EXPECT_EQ(ZIGGURAT_FROZEN, 1U);
+  EXPECT_EQ(ZIGGURAT_OPTIONAL, 2U);
+  EXPECT_EQ(ZIGGURAT_STREAMED, 4U);
+  EXPECT_EQ(ZIGGURAT_NESTEROV, 1);
+  EXPECT_EQ(ZIGGURAT_MAXIMIZE, 2);
+  EXPECT_EQ(ZIGGURAT_HOST_MEMORY, 0);
+  EXPECT_EQ(ZIGGURAT_CUDA_MEMORY, 1);
+}
+
 TEST_F(CInterface, RefusesSettingsThatMakeNoRunByTheirName) {
   EXPECT_REFUSED(open("{"), "settings");
   EXPECT_REFUSED(

@@ -604,7 +604,7 @@ class Memory:
     def __init__(self, monkeypatch):
         self.used, self.loose, self.other, self.returned = 0, 0, 0, 0
         monkeypatch.setattr(loose_memory, "_used_bytes", lambda: self.used)
-        monkeypatch.setattr(loose_memory, "_resident_bytes", lambda: self.used + self.loose + self.other)
+        monkeypatch.setattr(loose_memory, "resident_bytes", lambda: self.used + self.loose + self.other)
         monkeypatch.setattr(loose_memory, "return_freed", self.give_back)
         monkeypatch.setattr(loose_memory, "_take_huge_pages", lambda: None)
 
@@ -637,7 +637,7 @@ def test_the_c_library_says_what_is_used():
         pytest.skip("the C library has no mallinfo2")
     kept = torch.ones(8 << 20, dtype=torch.uint8)
     assert loose_memory._used_bytes() - before >= kept.nbytes
-    assert loose_memory._resident_bytes() > kept.nbytes
+    assert loose_memory.resident_bytes() > kept.nbytes
 
 
 def test_closing_gives_memory_back(how_kept, tmp_path):

@@ -241,7 +241,7 @@ def test_what_does_not_fit_is_refused(change, words):
         chunked_cross_entropy(**arguments)
 
 
-LARGE, TOKENS, CHUNK, NARROW = 32768, 4096, 128, 32  # whole logits: 512 MiB in fp32
+LARGE, TOKENS, CHUNK, NARROW = 32768, 2048, 128, 32  # whole logits: 256 MiB in fp32
 SLACK_BYTES = 16 * MIB  # what is used once, and what lies between
 
 
@@ -255,7 +255,8 @@ def measure(folder, dtype, chunked, tokens=TOKENS, width=NARROW):
     torch.set_num_threads(1)
     torch.manual_seed(1)
     for words in (64, LARGE, LARGE):  # at first what PyTorch loads once, and its pages
-        hidden = torch.randn(tokens, width).to(dtype).requires_grad_()
+        # Logits that differ little: where exponentials nearly vanish, some processors take 40 times as long.
+        hidden = (torch.randn(tokens, width) / width**0.5).to(dtype).requires_grad_()
         weight = torch.randn(words, width).to(dtype).requires_grad_()
         labels = torch.randint(words, (tokens,))
         memory.return_freed()
@@ -291,7 +292,7 @@ def test_few_tokens_take_no_gradient_of_the_weight_in_fp32(tmp_path):
 
 
 def test_a_sum_that_is_the_gradient_is_not_kept_as_all_logits(tmp_path):
-    tokens, width = 1000, 1024
+    tokens, width = 500, 512
     gradients = 4 * (tokens + LARGE) * width
     assert measured(tmp_path, torch.float32, True, tokens, width) < 16 * CHUNK * LARGE + gradients + SLACK_BYTES
 

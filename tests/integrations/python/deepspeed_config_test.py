@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ziggurat.deepspeed's reading of configs beside DeepSpeed's own, Transformers' and Accelerate's.
+"""Our two readings of configs, by ziggurat.deepspeed and by `ziggurat train`, beside DeepSpeed's own,
+Transformers' and Accelerate's.
 
-The configs are in deepspeed_configs/, in the shapes in which people have them. Run by pytest; as a
-script it exits with 77 where PyTorch, DeepSpeed, transformers, accelerate or pytest is missing.
+The configs are in deepspeed_configs/, in the shapes in which people have them, and in
+deepspeed_cases.json. Each key of the larger ones is left out, too. Run by pytest; as a script it exits
+with 77 where PyTorch, DeepSpeed, transformers, accelerate or pytest is missing.
 """
 
 import importlib.util
@@ -14,11 +16,16 @@ try:
     import pytest
     import torch
     from deepspeed_peers import (
+        CASES,
         FOLDER,
         MODEL,
+        RATES,
+        Refused,
         arguments,
         assert_alike,
+        assert_command_alike,
         by_accelerate,
+        by_command,
         by_transformers,
         deepspeeds,
         ours_of_accelerate,
@@ -201,6 +208,111 @@ def test_a_yaml_file_of_accelerates_is_read_as_accelerate_does(file, ranks, monk
     assert ours_of_accelerate(file, ranks) == filled
     (found,) = deepspeeds([{"config": filled, "world_size": ranks}])
     assert_alike(file, filled, found, ranks)
+
+
+def config_of(case):
+    return case["config"] if "config" in case else {"train_micro_batch_size_per_gpu": 2, **case["more"]}
+
+
+def left_out(config, path=()):
+    """Name and config with each key left out, one at a time."""
+    for key in config:
+        yield ".".join((*path, key)), {k: v for k, v in config.items() if k != key}
+        if isinstance(config[key], dict):
+            for name, inner in left_out(config[key], (*path, key)):
+                yield name, {**config, key: inner}
+
+
+def ours(reader, name, config, found, ranks, folder):
+    """Why one of our readers refuses it; None where its values are those that DeepSpeed found."""
+    try:
+        if reader == "script":
+            read = Config(config, world_size=ranks)
+        else:
+            read = by_command(["config", "--nproc", str(ranks)], config, folder)
+    except (InvalidArgument, Refused) as refusal:
+        return str(refusal)
+    assert read is not None and "refused" not in found, (reader, name, ranks, config, found)
+    if reader == "script":
+        assert_alike(name, config, found, ranks)
+    else:
+        assert_command_alike(name, config, found, ranks, folder)
+    return None
+
+
+LARGE = [name for name in NAMES if name not in REFUSED_ON_A_CPU]
+LARGE += [case["what"] for case in CASES if case.get("left_out")]
+# By either reader, where DeepSpeed takes it, or does not look at it.
+REFUSED_OF = {name: (words,) for name, words in REFUSED_BY_OURS.items()}
+REFUSED_OF["14_stage3_state_in_bf16"] = ('"bf16.bf16_', '"torch_autocast.')
+
+
+def has_auto(config):
+    """Leaves something to a flag of the command's."""
+    return '"auto"' in json.dumps(config)
+
+
+@pytest.fixture(scope="module")
+def variants(configs):
+    """By name: what is left out, ranks, the config and what DeepSpeed makes of it."""
+    wanted = [(name, 2, config) for name, config in configs.items() if name in LARGE]
+    wanted += [(its["what"], its.get("ranks", 2), config_of(its)) for its in CASES if its.get("left_out")]
+    found = {name: [] for name, _, _ in wanted}
+    for name, ranks, config in wanted:
+        found[name] += [("nothing", 1, config), ("nothing", ranks, config)]
+        found[name] += [(left, ranks, without) for left, without in left_out(config)]
+    jobs = [
+        {"config": config, "world_size": ranks, "rates": RATES}
+        for those in found.values()
+        for _, ranks, config in those
+    ]
+    answers = iter(deepspeeds(jobs))
+    return {name: [(*its, next(answers)) for its in those] for name, those in found.items()}
+
+
+@pytest.mark.parametrize("reader", ["script", "command"])
+@pytest.mark.parametrize("name", LARGE)
+def test_whatever_is_left_out_both_readers_are_as_deepspeed(name, reader, variants, tmp_path):
+    for left, ranks, config, found in variants[name]:
+        if reader == "command" and has_auto(config):
+            continue
+        what = f"{name} without {left}"
+        why = ours(reader, what, config, found, ranks, tmp_path)
+        if why is None or "refused" in found:
+            continue
+        by_its_schedule = found["scheduler_name"] is not None and "is missing" in why
+        not_built = any(words in why for words in REFUSED_OF.get(name, ()))
+        assert by_its_schedule or not_built or "scheduler.type" in why, (what, why)
+
+
+def asked(case):
+    """Whether DeepSpeed can be asked: it knows neither our flags nor our names, nor who fills in "auto"."""
+    usual = "not asked" if has_auto(config_of(case)) else ""
+    return "flags" not in case and case.get("deepspeed", usual) != "not asked"
+
+
+def test_both_readers_and_deepspeed_agree_on_every_case(tmp_path):
+    cases = [case for case in CASES if asked(case)]
+    assert len(cases) > 60
+    jobs = [
+        {"config": config_of(case), "world_size": case.get("ranks", 1), "rates": RATES}
+        for case in cases
+    ]
+    for case, found in zip(cases, deepspeeds(jobs), strict=True):
+        what, config, ranks = case["what"], config_of(case), case.get("ranks", 1)
+        of_all = [case[key] for key in ("refused", "engine_refuses") if key in case]
+        refused = of_all or [case[key] for key in case if key.endswith("_refused")]
+        verdict = case.get("deepspeed", "refuses" if refused else "takes")
+        assert ("refused" in found) == (verdict == "refuses"), (what, config, found)
+        for reader in ("script", "command"):
+            words = of_all or [case[key] for key in (f"{reader}_refused",) if key in case]
+            said = not refused or reader in case or "both" in case
+            if not words and (not said or (reader == "command" and has_auto(config))):
+                continue
+            why = ours(reader, what, config, found, ranks, tmp_path)
+            assert (why is not None) == bool(words), (reader, what, why, config)
+            if "engine_refuses" in case and reader == "script":
+                assert case["engine_refuses"] in why
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of configs share: DeepSpeed's reading, Transformers', Accelerate's and ours."""
+"""What the tests of configs share: DeepSpeed's reading, Transformers', Accelerate's and ours, by a
+script and by `ziggurat train`."""
 
 import dataclasses
 import json
@@ -19,8 +20,11 @@ from ziggurat.deepspeed._config import Config
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "deepspeed_configs"
+#: A config a case, and what it means (deepspeed_config_test.cc).
+CASES = json.loads((HERE.parent / "deepspeed_cases.json").read_text())
 MODEL = SimpleNamespace(config=SimpleNamespace(hidden_size=64))
 STEPS = 90  # of training, for schedules
+RATES = 100  # steps whose learning rates are compared
 
 
 def arguments(folder, **more):
@@ -189,12 +193,20 @@ def never_printed(config):
 OUR_CLASS = {"DeepSpeedCPUAdam": "AdamW", "FusedAdam": "AdamW", "AdamW": "AdamW"}
 
 
+#: What deepspeed_values.py answers beside the values of a config.
+NOT_A_VALUE = ("optimizer", "scheduler", "quantized", "made_with", "rates", "no_rates")
+
+
 def assert_alike(name, config, found, ranks=1):
     ours = Config(config, world_size=ranks)
     values = values_of(ours)
-    expected = {k: v for k, v in found.items() if k not in ("optimizer", "scheduler")}
+    expected = {k: v for k, v in found.items() if k not in NOT_A_VALUE}
     if never_printed(config):
         expected["steps_per_print"] = None
+    for those in (values, expected):  # a section that names no device offloads nothing
+        for key in ("offload_param", "offload_optimizer"):
+            if those[key] and those[key]["device"] == "none":
+                those[key] = None
     assert values == expected, name
     if "optimizer" in found:
         theirs = dict(found["optimizer"])
@@ -216,3 +228,80 @@ def assert_schedule(name, ours, theirs):
     for key in ("warmup_num_steps", "total_num_steps"):
         if key in given and key in theirs:
             assert theirs[key] == given[key], (name, key)
+
+
+class Refused(Exception):
+    """The command takes no such config."""
+
+
+def by_command(arguments, config, folder):
+    """What a command of ours says of it, as JSON."""
+    file, report = folder / "ds.json", folder / "report.json"
+    file.write_text(json.dumps(config))  # Infinity as Accelerate writes it
+    command = [os.environ["ZIGGURAT_COMMAND"], *arguments, "--config", file, "--json", report]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 2:
+        raise Refused(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    return json.loads(report.read_text())
+
+
+def commands_values(found, ranks):
+    """DeepSpeed's values by the names of `ziggurat train`; those that both have."""
+    tier = {"none": "device", "cpu": "host", "nvme": "nvme"}
+    offload = {name: found[f"offload_{name}"] or {} for name in ("param", "optimizer")}
+    param, state = (offload[name].get("device", "none") for name in ("param", "optimizer"))
+    grads = "host" if state != "none" else "device"
+    values = {
+        "batch": found["train_micro_batch_size_per_gpu"],
+        "accumulate": found["gradient_accumulation_steps"],
+        "clip": found["gradient_clipping"],
+        "dtype": "fp16" if found["fp16"] else "bf16" if found["bf16_enabled"] else "fp32",
+        "zero_stage": found["zero_stage"],
+        "placement": f"params={tier[param]},grads={grads},optimizer={tier[state]}",
+        **found["zero_sizes"],
+    }
+    for its in offload.values():
+        if its.get("device") == "nvme" and its["nvme_path"]:
+            values["store"] = its["nvme_path"]
+    if found["fp16"]:
+        values |= {name: value for name, value in found["fp16"].items() if name != "auto_cast"}
+    if ranks > 1:
+        stage3 = found["zero_stage"] == 3  # elsewhere its engine does not read them
+        weights, gradients, group = (stage3 and its for its in found["quantized"].values())
+        values["quantized_weights"] = weights
+        values["quantized_gradients"] = 4 if gradients else 16
+        values["hpz"] = group if 1 < group < ranks else 0
+        if found["communication_data_type"] is not None and not gradients:
+            values["reduce_dtype"] = found["communication_data_type"]
+    if "made_with" in found:
+        made = dict(found["made_with"])
+        if "momentum" in made:
+            made["betas"] = [made.pop("momentum"), 0.999]
+        values |= {name: made[name] for name in ("weight_decay", "eps", "betas") if name in made}
+        if found["scheduler_name"] is None:
+            values["lr"] = made["lr"]
+    return values
+
+
+def same(a, b):
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, bool | str) or isinstance(b, bool | str):
+        return a == b
+    return abs(a - b) <= 1e-7 * max(abs(a), abs(b))  # ours may be an fp32
+
+
+def assert_command_alike(name, config, found, ranks, folder):
+    arguments = ["--nproc", str(ranks), "--steps", str(RATES)]
+    settings = by_command(["config", *arguments], config, folder)["settings"]
+    for key, value in commands_values(found, ranks).items():
+        assert same(settings[key]["value"], value), (name, ranks, key, config)
+    if found["scheduler_name"] is None or "rates" not in found:
+        return
+    steps = by_command(["schedule", *arguments], config, folder)["steps"]
+    ours = [step["learning_rate"] for step in steps]
+    # A logarithm and a cosine of our own.
+    most = 1e-12 * max(map(abs, ours)) + 1e-18
+    for step, (mine, theirs) in enumerate(zip(ours, found["rates"], strict=True)):
+        assert abs(mine - theirs) <= most, (name, ranks, step, mine, theirs, config)

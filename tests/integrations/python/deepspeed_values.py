@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What DeepSpeed itself makes of configs: `python deepspeed_values.py < JOBS`, a line of JSON each.
 
-A job is {"config": {..}, "world_size": 1, "run": true}. The values are those of DeepSpeedConfig,
-and with "run" those of the engine that deepspeed.initialize() makes of a small model on the CPU, one process.
-What DeepSpeed refuses is {"refused": "why"}.
+A job is {"config": {..}, "world_size": 1, "run": true, "rates": 100}. The values are those of
+DeepSpeedConfig, and with "run" those of the engine that deepspeed.initialize() makes of a small model
+on the CPU, one process. With "rates" they are also what its optimizer's class is made with, and the
+learning rates of so many steps. What DeepSpeed refuses is {"refused": "why"}.
 """
 
 import contextlib
+import inspect
 import json
 import logging
 import os
@@ -18,7 +20,9 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 with contextlib.redirect_stdout(sys.stderr):
     import deepspeed
     import torch
+    from deepspeed.ops import adagrad, adam, lion
     from deepspeed.runtime import config as runtime_config
+    from deepspeed.runtime import lr_schedules
 
 SIZES = (
     "reduce_bucket_size",
@@ -27,6 +31,7 @@ SIZES = (
     "max_live_parameters",
     "max_reuse_distance",
 )
+QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size")
 SCALE = (
     "loss_scale",
     "initial_scale_power",
@@ -86,12 +91,52 @@ def values_of(read: Any) -> dict[str, Any]:
         "offload_optimizer": offload(zero.offload_optimizer),
         "offload_param": offload(zero.offload_param),
         "zero_sizes": fields(zero, *SIZES),
+        "quantized": fields(zero, *QUANTIZED),
         "aio": dict(read.aio_config),
         "tag_validation": read.checkpoint_config["tag_validation"].upper(),
         "tensorboard": fields(monitor.tensorboard, *names),
         "csv_monitor": fields(monitor.csv_monitor, *names),
         "wandb": fields(monitor.wandb, "enabled", "group", "team", "project"),
     }
+
+
+def made_with(read: Any) -> dict[str, Any]:
+    """What its engine would construct the optimizer with: what is not given is its class's default.
+    Nothing of a class that it would only look for then."""
+    name, params = read.optimizer_name, dict(read.optimizer_params or {})
+    offload = read.zero_config.offload_optimizer
+    offloaded = offload is not None and offload.device != "none"
+    if name in ("adam", "adamw") and not params.get("torch_adam"):
+        cls = adam.DeepSpeedCPUAdam if offloaded else adam.FusedAdam
+    elif name == "lion":
+        cls = lion.DeepSpeedCPULion if offloaded else lion.FusedLion
+    elif name == "adagrad":
+        cls = adagrad.DeepSpeedCPUAdagrad if offloaded else torch.optim.Adagrad
+    else:
+        cls = torch.optim.AdamW if name in ("adam", "adamw") else getattr(torch.optim, name, None)
+    if cls is None:
+        return {}
+    parameters = inspect.signature(cls.__init__).parameters
+    defaults = {key: its.default for key, its in parameters.items()} | params
+    wanted = ("lr", "weight_decay", "eps", "betas", "momentum")
+    return {key: defaults[key] for key in wanted if key in defaults}
+
+
+def rates_of(read: Any, steps: int) -> list[float]:
+    """Of each step, as its engine moves a scheduler: after the step."""
+    params = dict(read.scheduler_params or {})
+    model = [torch.zeros(1, requires_grad=True)]
+    optimizer = torch.optim.SGD(model, lr=made_with(read)["lr"], momentum=0.5)
+    if read.scheduler_name is None:
+        return [optimizer.param_groups[0]["lr"]] * steps
+    if read.scheduler_name == "OneCycle":
+        params["cycle_momentum"] = False  # SGD has no betas; the rate is the same
+    scheduler = getattr(lr_schedules, read.scheduler_name)(optimizer, **params)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        scheduler.step()
+    return rates
 
 
 def optimizer_of(engine: Any) -> dict[str, Any]:
@@ -156,7 +201,15 @@ def read(config: dict[str, Any], world_size: int) -> Any:
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
     try:
-        values = values_of(read(job["config"], job["world_size"]))
+        its = read(job["config"], job["world_size"])
+        values = values_of(its)
+        made = made_with(its) if job.get("rates") and its.optimizer_name is not None else {}
+        if made:
+            values["made_with"] = made
+            try:
+                values["rates"] = rates_of(its, job["rates"])
+            except (AttributeError, TypeError, ValueError) as error:  # what its scheduler's constructor refuses
+                values["no_rates"] = f"{type(error).__name__}: {error}"
         if job.get("run"):
             values |= run(job["config"])
     except Exception as error:  # assertions, validation errors, its own

@@ -20,7 +20,7 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.torch
 from ziggurat._optimizer.device import workers_beside
-from ziggurat._pytorch.accelerator import Accelerator
+from ziggurat._pytorch.accelerator import Accelerator, gpu_of
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -288,6 +288,16 @@ def test_memory_for_cuda_is_registered_with_its_size_until_no_tensor_has_it(monk
     del part
     done = [("synchronize", torch.device("cuda:1")), ("unregister", address)]
     assert runtime.calls[1:] == done
+
+
+def test_a_gpu_has_the_number_that_it_is_named_by(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert [gpu_of(name).index for name in ("cuda:0", "cuda:1", "cuda")] == [0, 1, 1]
+    assert gpu_of("cpu") is None
+    with pytest.raises(ziggurat.InvalidArgument, match="sees 2 GPUs"):
+        gpu_of("cuda:2")
 
 
 def test_memory_that_cannot_be_pinned_is_an_error(monkeypatch):

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 try:
+    import numpy
     import pytest
     import torch
     from small_models import one_thread  # noqa: F401, a fixture
@@ -24,6 +25,7 @@ except ImportError as missing:
 
 import ziggurat.torch
 from ziggurat import InvalidArgument
+from ziggurat._memory.memory import size_text
 
 MOST = 1.05  #: of what is measured, that a plan may say
 
@@ -64,6 +66,17 @@ class Contrasts(torch.nn.Module):
 
     def forward(self, x):
         return (self.image(x) @ self.text(x).T).softmax(-1)
+
+
+class Distances(torch.nn.Module):
+    """Measures how far rows are from others, for which PyTorch has one kernel up to 25 rows and another beyond."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.other = torch.nn.Linear(64, 64), torch.nn.Parameter(torch.randn(400, 64))
+
+    def forward(self, x):
+        return torch.cdist(self.linear(x), self.other)
 
 
 def mlp(dtype=torch.float32, width=256):
@@ -109,6 +122,9 @@ CASES = {
     "LSTM": (Recurrent, rows(11, 16), 20, {}),
     "checkpointed": (Checkpointed, rows(10, 96), 24, {}),
     "contrasts": (Contrasts, rows(32), 300, {}),
+    "distances of 20 rows": (Distances, rows(64), 20, {}),
+    "distances of 30 rows": (Distances, rows(64), 30, {}),
+    "distances of 300 rows": (Distances, rows(64), 300, {}),
 }
 
 
@@ -178,6 +194,12 @@ def test_gradients_that_have_no_room_are_planned_by_shapes(monkeypatch):
     assert not ziggurat.torch.plan(mlp(), torch.randn(8, 64), loss=square, free_memory="64KiB").strategies[0].fits
 
 
+def test_what_does_not_fit_says_how_much_is_too_much():
+    plan = ziggurat.torch.plan(mlp(), torch.randn(8, 64), loss=square, free_memory="64KiB")
+    plain = plan.strategies[0]
+    assert f"{size_text(plain.bytes - (64 << 10))} too much" in str(plan)
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 def test_steps_that_have_no_room_are_planned_by_shapes(error):
     seen = []
@@ -233,6 +255,44 @@ def test_what_cannot_be_planned_is_refused():
         ziggurat.torch.plan(model, batch, "lbfgs", loss=square)
     with pytest.raises(InvalidArgument, match="profiler"), profile(activities=[ProfilerActivity.CPU]):
         ziggurat.torch.plan(model, batch, loss=square)
+
+
+class Constant(torch.nn.Linear):
+    def forward(self, x):
+        return torch.ones(())
+
+
+#: What is given in place of a model, batch and arguments of its own, and words of the refusal.
+REFUSED = {
+    "no module": ({"model": "gpt2"}, "the model is a str"),
+    "no tensor": ({"batch": numpy.zeros((8, 64))}, "ndarray, has no tensor"),
+    "no tensor in it": ({"batch": {"x": 1}}, "dict, has no tensor"),
+    "no rows": ({"batch": torch.zeros(0, 64)}, "no rows"),
+    "another model's optimizer": ({"optimizer": torch.optim.SGD(mlp().parameters())}, "no parameter of the model"),
+    "no function": ({"loss": "mse"}, "loss is a str"),
+    "a constant": ({"model": Constant(64, 64), "loss": lambda output, batch: output}, "depends on no parameter"),
+    "a half": ({"accumulation": 1.5}, "accumulation=1.5"),
+    "a text": ({"ranks": "2"}, "ranks='2'"),
+    "two memories": ({"machine": "h100x8", "free_memory": "1GiB"}, "one of the two"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_plan_is_asked_wrongly_is_refused_by_name(name):
+    its, words = REFUSED[name]
+    asked = {"model": mlp(), "batch": torch.randn(8, 64), "optimizer": "adamw", "loss": square} | its
+    with pytest.raises(InvalidArgument, match=words):
+        ziggurat.torch.plan(asked.pop("model"), asked.pop("batch"), asked.pop("optimizer"), **asked)
+
+
+def test_there_is_no_plan_where_there_is_no_backward():
+    with pytest.raises(InvalidArgument, match="inference_mode"), torch.inference_mode():
+        ziggurat.torch.plan(mlp(), torch.randn(8, 64), loss=square)
+
+
+def test_a_batch_of_shapes_is_planned_by_shapes():
+    plan = ziggurat.torch.plan(mlp(), torch.randn(8, 64, device="meta"), loss=square)
+    assert "by shapes" in plan.by
 
 
 class InOneMemory(torch.nn.Module):

@@ -110,6 +110,40 @@ def test_a_plan_leaves_all_as_it_was_where_the_model_fails():
     assert model.calls == 0
 
 
+class OwnDraws(torch.nn.Module):
+    """Draws from generators of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+        self.of_torch, self.of_python = torch.Generator().manual_seed(1), random.Random(1)
+
+    def forward(self, x):
+        noise = torch.randn(x.shape, generator=self.of_torch)
+        return self.linear(x + noise) * self.of_python.random()
+
+
+def test_generators_of_a_module_go_on_from_where_they_were():
+    model = OwnDraws()
+    before = model.of_torch.get_state(), model.of_python.getstate()
+    ziggurat.torch.plan(model, torch.randn(40, 64), loss=square)
+    assert torch.equal(model.of_torch.get_state(), before[0])
+    assert model.of_python.getstate() == before[1]
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+@pytest.mark.parametrize("by_shapes", [False, True])
+def test_a_batch_that_gets_gradients_gets_none_of_a_plan(count, by_shapes, monkeypatch):
+    if by_shapes:
+        monkeypatch.setattr("ziggurat._plan.live_plan.free_bytes", lambda: 1)
+    batch = torch.randn(count, 64, requires_grad=True)
+    ziggurat.torch.plan(mlp(), batch, loss=square, free_memory="1GiB")
+    assert batch.grad is None
+    batch.grad = torch.ones(count, 64)
+    ziggurat.torch.plan(mlp(), batch, loss=square, free_memory="1GiB")
+    assert torch.equal(batch.grad, torch.ones(count, 64))
+
+
 class SetUp(torch.nn.Module):
     """Sets itself up in its first forward, by a hook that removes itself and a buffer that is not saved."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 try:
     import pytest
     import torch
+    from forked_runs import forked_runs
     from small_models import one_thread  # noqa: F401, a fixture
     from streamed_models import gpt, loss_of, offloaded, pinned, same_with_and_without, stepped, tokens_of, train
     from torch.utils.checkpoint import checkpoint
@@ -199,6 +200,34 @@ def test_threads_without_order_have_right_values_or_an_error():
     assert all("use an offloaded model in one thread at a time" in str(error) for error in errors)
     assert not pinned(model)
     train(model, optimizer, range(1, 2))
+    optimizer.close()
+
+
+def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have(monkeypatch):
+    """One that had come to the model and not yet been let in."""
+    model = gpt()
+    optimizer = offloaded(model)
+    comes, goes_on = threading.Event(), threading.Event()
+
+    def is_of_pytorch(thread: threading.Thread) -> bool:
+        comes.set()
+        goes_on.wait()
+        return False
+
+    def use() -> None:
+        with pytest.raises(ziggurat.InvalidArgument, match="a forked process has no engine"):
+            model(tokens_of(5)[:, :-1])
+
+    monkeypatch.setattr("ziggurat._streaming.one_thread._is_of_pytorch", is_of_pytorch)
+    other = threading.Thread(target=lambda: model(tokens_of(5)[:, :-1]))
+    with forked_runs() as runs:
+        other.start()
+        comes.wait()
+        try:
+            assert runs.status_of(runs.started(use), within=60) == 0
+        finally:
+            goes_on.set()
+            other.join()
     optimizer.close()
 
 

@@ -512,11 +512,13 @@ def test_a_store_that_is_there_counts_as_room(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"memory": None}, "memory is missing"),
+        ({"memory": None}, 'memory="None": give bytes'),
         ({"memory": "much"}, 'memory="much"'),
         ({"tokens": 0}, "tokens=0"),
         ({"accumulation": 0}, "accumulation=0"),
         ({"drive": "fast"}, "drive='fast'"),
+        ({"drive": 1.2}, "drive=1.2"),
+        ({"drive": float("inf")}, "drive=inf"),
         ({"placement": "nvme"}, 'optimizer_placement="host" does not have'),
         ({"optimizer_placement": "auto"}, 'give "host" or "nvme:/path"'),
         ({"optimizer_placement": "tape"}, 'placement="tape"'),
@@ -635,7 +637,7 @@ def test_the_page_has_what_a_person_asks_first():
         "536,970 parameters in 9 units; adamw in fp32",
         "400 tokens in 4 backwards make a step",
         f"it must be at least {memory_for(on_meta(), None)}",
-        "optimizer state, in two slots                 nvme        15.4 MiB",
+        "optimizer state, in two slots                 nvme        18.0 MiB",
         "at 1 GB a second (as given)",
         "the limit is ",
     ):

@@ -118,6 +118,13 @@ def test_no_setting_of_an_engine_is_left_as_the_command_has_it():
     "message, said",
     [
         (
+            "acquire(unit 1): its parameters take 1 KiB, for which the 2 KiB for units have no room "
+            "beside what is acquired (unit 0 and unit 3): release one before, or give "
+            "`device_memory=3 MiB`",
+            "acquire(unit 1): its parameters take 1 KiB, for which the 2 KiB for units have no room "
+            "beside what is acquired (unit 0 and unit 3): release one before",
+        ),
+        (
             "`store=/d`: there is a store already: give another directory, `resume=auto` to go on "
             "from it, or `resume=never` to replace it",
             'placement="nvme:/d": there is a store already: give another directory, '

@@ -27,7 +27,7 @@ from ziggurat._activations.saved import InMemory, saving
 from ziggurat._activations.stash import Item, Stash
 from ziggurat._library.native import InvalidArgument, ResourceExhausted
 from ziggurat._library.standard_error import stderr
-from ziggurat._memory.loose_memory import LooseMemory
+from ziggurat._memory.loose_memory import loose
 from ziggurat._memory.memory import bytes_of, free_bytes, size_text
 from ziggurat._pytorch.spans import bytes_in, is_spread, span_of
 from ziggurat._pytorch.storages import identity
@@ -44,8 +44,6 @@ IN_PLACE = 0.75  #: of the memory is for tensors where PyTorch has them; the oth
 _LARGEST_PART = 8  # how many times a tensor's bytes a storage may have that no graph has made
 _PAGE = 4096  # of which the stash gives whole ones
 _ALIGNMENT = 64  # of PyTorch's memory
-
-_loose = LooseMemory()  # of the process, as the C library is
 
 
 class _Place(NamedTuple):
@@ -100,7 +98,7 @@ class _View:
         place = self._place
         memory = torch.empty(place.shift + place.span_bytes, dtype=torch.uint8, device=self._device)
         if self._lends:
-            _loose.count_freed(memory.nbytes)  # soon, when backward has no use for it any more
+            loose.count_freed(memory.nbytes)  # soon, when backward has no use for it any more
         its = place.over(memory, place.shift)
         if place.is_packed:
             packed = torch.empty(place.shape, dtype=place.dtype, device=self._device)
@@ -292,7 +290,7 @@ class Activations:
         if item is not None:
             whole.leave(item)
             if self._accelerator is None:
-                _loose.count_freed(whole.size_bytes)  # soon, when the forward has no use for it any more
+                loose.count_freed(whole.size_bytes)  # soon, when the forward has no use for it any more
         return item is not None
 
     def _say_too_large(self, size_bytes: int) -> None:

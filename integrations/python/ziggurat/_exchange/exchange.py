@@ -203,12 +203,13 @@ def planned_bytes(
     in_files: bool = False,
     replicas: int = 1,
     in_codes: bool = False,
+    adds: bool = True,
 ) -> int:
     """Returns the most memory that a rank takes to exchange the parameters and their gradients, in
     buckets of BUCKET_BYTES and one parameter more: the sums of its slices, those of one new
     bucket beside the old ones, and what is in flight. `in_files`: large slices are summed in files.
     `replicas`: how many of the ranks have the same slices. `in_codes`: they are encoded from rows that are
-    there beside what is in flight."""
+    there beside what is in flight. `adds`: whether a step has several backwards, so that there are old sums."""
     if not params:
         return 0
     parts = [Cut(param.count, ranks, line).slice for param in params]
@@ -220,11 +221,14 @@ def planned_bytes(
     filled = rows * ranks - sum(param.count for param in params)
     widest = max(max(param.wire, param.own) for param in params)
     bucket = BUCKET_BYTES + max(p.count * max(p.wire, p.own) for p in params) + filled * widest
-    bucket = min(bucket, rows * ranks * widest)
+    every = rows * ranks * widest
+    bucket = min(bucket, every)
     sums_of_one = replicas * bucket // (ranks * min(param.wire for param in params)) * 4
     if replicas > 1:  # a rank's part and all of them, before they are in order
         sums_of_one += (1 + replicas) * sums_of_one // replicas
-    return kept * 4 + sums_of_one + (2 * IN_FLIGHT + in_codes) * bucket
+    alone = bucket == every and len({(param.wire, param.own) for param in params}) == 1  # in one bucket
+    in_flight = 2 * bucket * (1 if alone else IN_FLIGHT)  # what is sent and what comes
+    return kept * 4 + (sums_of_one if adds else 0) + in_flight + in_codes * bucket
 
 
 def in_buckets(

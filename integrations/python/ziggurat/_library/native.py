@@ -41,6 +41,7 @@ __all__ = [
     "GroupStep",
     "HostMemoryPlan",
     "InvalidArgument",
+    "MemoryChoice",
     "NotFinite",
     "Param",
     "PlacementChoice",
@@ -51,9 +52,11 @@ __all__ = [
     "Unavailable",
     "Unimplemented",
     "ZigguratError",
+    "choose_memory",
     "choose_placement",
     "library",
     "plan_host_memory",
+    "simulate",
     "stored_params",
     "version",
 ]
@@ -255,6 +258,28 @@ def choose_placement(
 
 
 @dataclass(frozen=True)
+class MemoryChoice:
+    """What "auto" gives a model whose units are brought (ziggurat_choose_memory())."""
+
+    placement: str  #: "params=device,grads=host,optimizer=nvme"
+    memory: int  #: for units
+    host_memory: int  #: of a state on nvme; 0 of one in host memory
+    takes_bytes: int  #: of memory, without activations
+    drive_bytes: int  #: that a step reads and writes on the drive
+    drive_s: float  #: at the measured rate; 0 if none was measured
+    why: str
+    tables_by_rows: int = 0  #: of how many tables rows are read where they lie, because nothing fits else
+
+
+def choose_memory(params: Sequence[Param], settings: Mapping[str, Any], facts: Mapping[str, Any]) -> MemoryChoice:
+    """Asks the engine's planner what it would take. Opens nothing. Errors: ResourceExhausted if nothing fits."""
+    structs = _structs(params)
+    its, known = (json.dumps(dict(given)).encode() for given in (settings, facts))
+    text = call("ziggurat_choose_memory", structs, len(structs), its, known, words=in_arguments)
+    return MemoryChoice(**json.loads(text))
+
+
+@dataclass(frozen=True)
 class HostMemoryPlan:
     """How an engine that makes a new store divides its host memory (ziggurat_plan_host_memory())."""
 
@@ -265,6 +290,9 @@ class HostMemoryPlan:
     item_bytes: int  #: the most that a record takes while it is updated
     items: int  #: records that are updated at a time
     read_bytes: int  #: of the records that do not stay, so that each step reads them
+    store_bytes: int  #: the store's file
+    params_file_bytes: int  #: of streamed parameters, if they are on NVMe
+    sums_file_bytes: int  #: of sums of gradients, if they are on NVMe
 
 
 def plan_host_memory(
@@ -279,6 +307,32 @@ def plan_host_memory(
         "ziggurat_plan_host_memory", structs, len(structs), given, host_memory or 0, kind, words=in_arguments
     )
     return HostMemoryPlan(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """A step among many, as an engine that is not open plays it (ziggurat_simulate()). Seconds."""
+
+    seconds: float
+    compute_s: float
+    params_s: float  #: in which the trainer waited for parameters
+    gradients_s: float  #: in which it handed gradients over
+    step_s: float  #: in the step's call
+    copies_busy_s: float
+    update_busy_s: float
+    drive_busy_s: float
+    read_bytes: float  #: over the drive
+    written_bytes: float
+    workers: int
+
+
+def simulate(params: Sequence[Param], settings: Mapping[str, Any], recording: Mapping[str, Any]) -> SimulatedStep:
+    """Plays an engine by a recording of a step, on this machine as it was measured. Opens nothing. Errors:
+    InvalidArgument if it was not."""
+    structs = _structs(params)
+    its, known = (json.dumps(dict(given)).encode() for given in (settings, recording))
+    text = call("ziggurat_simulate", structs, len(structs), its, known, words=in_arguments)
+    return SimulatedStep(**json.loads(text))
 
 
 def close(ended: weakref.finalize[..., Any]) -> None:

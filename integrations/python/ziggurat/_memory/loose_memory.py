@@ -17,7 +17,7 @@ from typing import Any
 
 from ziggurat._memory.memory import advise, is_tuned, libc, return_freed
 
-__all__ = ["RESERVE_BYTES", "LooseMemory"]
+__all__ = ["RESERVE_BYTES", "LooseMemory", "loose", "resident_bytes"]
 
 RESERVE_BYTES = 160 << 20  #: of freed memory beyond the most used memory
 _LOOK_BYTES = 16 << 20  # are freed between two looks, which take 20 us
@@ -37,24 +37,29 @@ class LooseMemory:
     def count_freed(self, size_bytes: int) -> None:
         """Tells of memory that is freed soon."""
         self._freed_bytes += size_bytes
-        if self._freed_bytes < _LOOK_BYTES or not self._looking.acquire(blocking=False):
+        if self._freed_bytes >= _LOOK_BYTES:
+            self.look()
+
+    def look(self) -> None:
+        """Gives freed memory back if the process has too much of it."""
+        if not self._looking.acquire(blocking=False):
             return
         try:
             self._freed_bytes = 0
-            self._look()
+            self._return_if_more()
         finally:
             self._looking.release()
 
-    def _look(self) -> None:
-        if _resident_bytes() <= self._limit_bytes():
+    def _return_if_more(self) -> None:
+        if resident_bytes() <= self._limit_bytes():
             return
         used = _used_bytes()
         self._most_used_bytes = max(self._most_used_bytes, used)
-        if _resident_bytes() <= self._limit_bytes():
+        if resident_bytes() <= self._limit_bytes():
             return
         return_freed()
         _take_huge_pages()
-        self._other_bytes = _resident_bytes() - used
+        self._other_bytes = resident_bytes() - used
 
     def _limit_bytes(self) -> int:
         return self._other_bytes + self._most_used_bytes + RESERVE_BYTES
@@ -71,7 +76,7 @@ def _take_huge_pages() -> None:
             advise(begin, end - begin, _MADV_HUGEPAGE)
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     """Returns the process's memory without pages of files."""
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     return (resident - shared) * _PAGE
@@ -104,3 +109,6 @@ def _used_bytes() -> int:
         return 0
     its: _MallInfo = mallinfo()
     return int(its.uordblks) + int(its.hblkhd)
+
+
+loose = LooseMemory()  #: of the process, as the C library is

@@ -27,10 +27,13 @@ def parsed(placement: str) -> tuple[str, str | None]:
     )
 
 
+AUTO = "auto"  #: in place of a tier or a size: the planner chooses it
+
+
 class Homes(NamedTuple):
     """Where an offloaded model's parameters and their gradients are: "host" or "nvme"."""
 
-    params: str
+    params: str  #: AUTO until it is chosen
     grads: str | None  #: None: where there is room
 
     def lives_in_units(self, fits: bool) -> bool:
@@ -40,16 +43,17 @@ class Homes(NamedTuple):
 
     @classmethod
     def of(cls, placement: str) -> Homes:
-        """Reads "host", "nvme", or "params=nvme,grads=nvme". Errors: InvalidArgument for anything
+        """Reads "host", "nvme", "auto", or "params=nvme,grads=nvme". Errors: InvalidArgument for anything
         else."""
         named = placement if "=" in placement else f"params={placement}"
         given = {name: tier for name, _, tier in (part.partition("=") for part in named.split(","))}
         repeated = named.count("=") != len(given)
-        if not repeated and given.keys() <= {"params", "grads"} and set(given.values()) <= {"host", "nvme"}:
-            return cls(given.get("params", "host"), given.get("grads"))
+        if not repeated and given.keys() <= {"params", "grads"} and set(given.values()) <= {"host", "nvme", AUTO}:
+            grads = given.get("grads", AUTO)
+            return cls(given.get("params", "host"), None if grads == AUTO else grads)
         raise InvalidArgument(
             f'offload(placement="{placement}"): give "host", or "nvme" to keep parameters in the '
-            'directory of the optimizer\'s state; with gradients, as in "params=nvme,grads=nvme"'
+            'directory of the optimizer\'s state; with gradients, as in "params=nvme,grads=nvme"; or "auto"'
         )
 
 

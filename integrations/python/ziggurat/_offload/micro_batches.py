@@ -11,8 +11,9 @@ import torch
 
 from ziggurat._library.native import InvalidArgument, Unimplemented
 from ziggurat._offload.attributes import Attributes
-from ziggurat._offload.passes import stages_in, tensors_in
+from ziggurat._offload.passes import stages_in
 from ziggurat._offload.turns import Turns
+from ziggurat._pytorch.tensors_in import tensors_in
 from ziggurat._streaming.streaming import Streaming, streaming_of
 from ziggurat._units.units import ROOT
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -11,7 +12,7 @@ from ziggurat._activations.activations import activations_of
 from ziggurat._library.native import InvalidArgument, require_gpu
 from ziggurat._losses.causal_loss import compute_in_chunks, find_head
 from ziggurat._memory.memory import bytes_of
-from ziggurat._memory.placement import Homes
+from ziggurat._memory.placement import AUTO, Homes
 from ziggurat._offload.encoders import look_at_first_layer
 from ziggurat._offload.passes import enter_at_call
 from ziggurat._offload.tokens import TokenCost
@@ -35,7 +36,7 @@ __all__ = ["offload"]
 def offload(
     model: torch.nn.Module,
     *,
-    memory: int | str,
+    memory: int | str = AUTO,
     placement: str = "host",
     units: Choice = "auto",
     tiles: Tiles | None = None,
@@ -53,10 +54,14 @@ def offload(
     ``placement``
         ``"host"``, or ``"nvme"``: in the directory of the optimizer's state. Gradients stay in
         PyTorch's memory until the step; where they would take more than half of what is free, or
-        with ``"params=nvme,grads=nvme"``, each goes to that directory as backward makes it.
+        with ``"params=nvme,grads=nvme"``, each goes to that directory as backward makes it. ``"auto"``:
+        where a step moves for the shortest time and memory has room, when the engine opens.
     ``memory``
         The hard limit of what is brought: bytes, or a text like "4GiB". Of an embedding that is too
         large for it each batch's rows are read where they lie, unless another module uses the table.
+        Left out, or "auto": as the planner finds it when the engine opens, together with what else is left
+        out, ``host_memory`` and an optimizer's "auto:/path" too. All take up to three quarters of the memory
+        that is free. A line on standard error says the choice, and another one after the fourth step what it took.
     ``units``
         ``"auto"``: the repeated blocks, embeddings and large linear layers outside them; what
         remains is there as long as the model runs. Experts that are modules of their own are units
@@ -100,7 +105,12 @@ def offload(
         )
     check_model(model)
     homes = Homes.of(placement)
-    memory_bytes = bytes_of("memory", memory)
+    memory_bytes = None if memory == AUTO else bytes_of("memory", memory)
+    if torch.device(device).type != "cpu" and (memory_bytes is None or homes.params == AUTO):
+        raise InvalidArgument(
+            f'offload(device="{device}"): "auto" is for a model that computes on the CPU: give memory= for units on '
+            'the GPU, and placement="host" or "nvme"'
+        )
     accelerator = gpu_of(device)
     if accelerator is not None:
         require_gpu(accelerator.index)
@@ -109,7 +119,7 @@ def offload(
     _check_params(division)
     division.leave_in_files({param for param in model.parameters() if param.requires_grad})
     division.set_ranks(rank_count())  # whole units take other memory than parts that one engine has
-    division.require(memory_bytes)
+    division.require(math.inf if memory_bytes is None else memory_bytes)
     found = find_head(model, chunked_loss)
     streaming = Streaming(division, homes, memory_bytes, accelerator)
     streaming.activations = activations_of(streaming, model, activations, activation_memory)

@@ -17,7 +17,7 @@ import copy
 import functools
 import inspect
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -31,6 +31,7 @@ from ziggurat._offload.accelerate import PREPARED
 from ziggurat._offload.tokens import TokenCost
 from ziggurat._pytorch import storages
 from ziggurat._pytorch.subclass import OFFLOADED, reduced, subclass
+from ziggurat._pytorch.tensors_in import tensors_in
 from ziggurat._pytorch.torch_private import (
     at_end_of_backward,
     backward_number,
@@ -376,27 +377,3 @@ def stages_in(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
     """Returns the modules at which micro-batches take turns, and their names."""
     around = ((module, module.__dict__.get(OFFLOADED)) for module in model.modules())
     return {module: its.stage for module, its in around if its is not None and its.stage is not None}
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Returns the tensors in a module's arguments or result, which may contain itself."""
-    found: list[torch.Tensor] = []
-    left: list[Any] = [value]
-    seen: dict[int, Any] = {}  # by id, and kept, so that no other object gets the id
-    while left:
-        one = left.pop()
-        if isinstance(one, torch.Tensor):
-            found.append(one)
-        elif isinstance(one, (list, tuple, dict)) or hasattr(one, "__dataclass_fields__"):
-            if id(one) not in seen:
-                seen[id(one)] = one
-                left.extend(_elements(one))
-    return found
-
-
-def _elements(one: Any) -> Iterable[Any]:
-    if isinstance(one, (list, tuple)):
-        return one
-    if isinstance(one, dict):
-        return one.values()
-    return [getattr(one, name, None) for name in one.__dataclass_fields__]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ziggurat._library.native import InvalidArgument, Unimplemented
-from ziggurat._memory.memory import return_freed
+from ziggurat._memory.loose_memory import loose
 from ziggurat._offload.attributes import Attributes, Kept
 from ziggurat._offload.served import Served
 from ziggurat._pytorch.torch_private import (
@@ -192,7 +192,7 @@ class Turns:
         lane.leave(self._streaming)
         if len(self._lanes) > 1:
             # The C library frees into the thread's own heap, and what those keep would add up.
-            return_freed()
+            loose.look()
         following = self._following()
         if following is None:
             self._end()

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the engines of an optimizer: decides when and where, and under which names and in which
-order the parameters are stored."""
+"""Opens the engines of an optimizer: decides when and where."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -15,34 +14,32 @@ from ziggurat._gradients.gradient_content import Slot
 from ziggurat._library.dtypes import DTYPES
 from ziggurat._library.native import (
     InvalidArgument,
+    MemoryChoice,
     Param,
     PlacementChoice,
     ResourceExhausted,
     Runtime,
     Unimplemented,
-    stored_params,
-    stored_wholes,
 )
+from ziggurat._memory.loose_memory import resident_bytes
+from ziggurat._memory.memory import free_bytes
 from ziggurat._memory.placement import (
-    added_stores,
+    Homes,
     chosen,
     fits_host,
     has_store,
     host_or_drive,
-    ranks_in,
     room_beside_nvme,
     say,
 )
-from ziggurat._optimizer.among_ranks import AmongRanks
-from ziggurat._optimizer.kept import Kept, KeptSlice
+from ziggurat._optimizer.auto_said import say_choice
 from ziggurat._optimizer.opened import Opened
 from ziggurat._optimizer.rounding import draws_noise, require_runs
-from ziggurat._optimizer.state import StateDicts
-from ziggurat._pytorch.names import Named, made_up, matched
+from ziggurat._optimizer.stored_order import StoredOrder
+from ziggurat._plan.asked_of import choose_for, here_bytes
 from ziggurat._ranks.ranks import several_ranks
 from ziggurat._streaming.adapters import bring_for_adapters
-from ziggurat._streaming.streaming import Streaming, kept_by_engine, streaming_around, streaming_of
-
+from ziggurat._streaming.streaming import Streaming, streaming_around, streaming_of
 
 # What open(resume=...) means to the engine.
 _RESUMES: dict[bool | str, str] = {
@@ -63,7 +60,7 @@ def _in_model(param: torch.Tensor) -> str | None:
     return None if found is None else found[1].name
 
 
-class Opening(AmongRanks, StateDicts):
+class Opening(StoredOrder):
     """The part of an engine's optimizer that opens engines."""
 
     placement: str
@@ -72,16 +69,13 @@ class Opening(AmongRanks, StateDicts):
     _lost: bool
     _figures: dict[str, int]
     _slot_of: dict[torch.Tensor, Slot]
-    _spelled: dict[torch.Tensor, str]
     _load: Callable[[Sequence[Part]], tuple[int, dict[str, Any]]] | None
+    _memory: MemoryChoice | None = None  # what the planner has chosen for the engine that opens
+    _begin_bytes: int | None = None  # what the process had then beside the model
     _model_has_values = False  # whether open() leaves offloaded parameters their values
 
     def _in_order(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Sorts the parameters in the model's order."""
-        raise NotImplementedError
-
-    def _given_names(self) -> dict[torch.Tensor, str]:
-        """Returns the names as the script gave them."""
         raise NotImplementedError
 
     def _attach(self, params: Sequence[torch.Tensor]) -> None:
@@ -134,6 +128,7 @@ class Opening(AmongRanks, StateDicts):
         self._sharing.before_open(trained, self._frozen_beside(named))
         if how != "new" and self._tier == "auto":
             self.need_store(f"open(resume={resume!r})")
+        self._choose_memory([param for _, param, _ in new])
         if self._tier == "auto":
             opened = self._open_auto(new)
         else:
@@ -183,7 +178,9 @@ class Opening(AmongRanks, StateDicts):
             settings["store"] = path + added
             if resume == "never" and not self._opened:
                 self._require_none_added(path)
-            if "host_memory" not in settings:
+            if "host_memory" not in settings and self._memory is not None and self._memory.host_memory:
+                settings["host_memory"] = self._memory.host_memory
+            elif "host_memory" not in settings:
                 trained = [param for _, param, _ in new]
                 choice = self._choice(trained, path)
                 room = room_beside_nvme(choice, 0 if streaming is None else streaming.room_bytes(trained))
@@ -216,15 +213,6 @@ class Opening(AmongRanks, StateDicts):
                 self._model_has_values,
             )
 
-    def _part(self, param: torch.Tensor) -> Part:
-        found = kept_by_engine(param)
-        if found is None:
-            return self._sharing.part(param)
-        unit, ranks = found[1].unit.unit, self._sharing.ranks
-        if ranks is not None:
-            return KeptSlice(param, unit.number, unit.is_expert, ranks)
-        return Kept(param, unit.number, optional=unit.is_expert)
-
     def _streaming(
         self, new: list[tuple[str, torch.Tensor, int]], path: str | None
     ) -> Streaming | None:
@@ -247,108 +235,32 @@ class Opening(AmongRanks, StateDicts):
                 f"parameters '{found[0][0]}' and '{other[0]}' are of two offloaded models: give "
                 "each model an optimizer of its own"
             )
-        if path is None and streaming.folder is None and streaming.needs_directory:
+        if path is None:
+            self._require_directory(streaming, streaming.homes)
+        return streaming
+
+    def _require_directory(self, streaming: Streaming, homes: Homes) -> None:
+        """Checks that something of a model can be on a drive, for a state in host memory. Errors:
+        InvalidArgument."""
+        if streaming.folder is None and "nvme" in homes:
             raise InvalidArgument(
                 f"offload() was told to keep parameters or gradients in the directory of the "
                 f'optimizer\'s state, which placement="{self.placement}" puts into host memory: give '
                 'the optimizer "nvme:/path", or offload() "host"'
             )
-        return streaming
-
-    def _require_none_added(self, path: str) -> None:
-        """Errors: InvalidArgument if an earlier run has left stores of parameters that it added,
-        because a run that begins anew would meet them when it adds its own."""
-        found = self._sharing.decided(lambda: added_stores(path))
-        if found:
-            raise InvalidArgument(
-                f'open(resume="never"): {path} also has stores of parameters that an earlier run '
-                f"added to its optimizer, which are not replaced: remove {', '.join(found)}, or give "
-                "another directory"
-            )
-
-    def _has_store(self, store: str) -> bool:
-        """Returns whether the store exists. A store keeps the rounding that it was made with."""
-        return bool(self._sharing.decided(lambda: has_store(store)))
-
-    def _as_stored(
-        self, store: str, new: list[tuple[str, torch.Tensor, int]], resume: str
-    ) -> list[tuple[str, torch.Tensor, int]]:
-        """Returns `new` with the names and in the order of the store, if there is one. Reads rank
-        0's file, which has a part of every parameter."""
-        _, params, _ = zip(*new, strict=True)
-        runtime = self._sharing.runtime(self._workers(params))
-        order = self._sharing.decided(lambda: self._order_in(store, runtime, new, resume))
-        if order is None:
-            return new
-        placed = {place for place, _ in order}
-        empty = [(place, one[0]) for place, one in enumerate(new) if place not in placed]
-        return [(name, *new[place][1:]) for place, name in [*order, *empty]]
-
-    def _order_in(
-        self,
-        store: str,
-        runtime: Runtime,
-        new: list[tuple[str, torch.Tensor, int]],
-        resume: str,
-    ) -> list[tuple[int, str]] | None:
-        """Returns for each parameter of the store its place in `new` and its name in the store.
-        None if there is no store, or if it has just these parameters. What is divided anew is
-        compared as whole parameters."""
-        wholes = stored_wholes(runtime, {"store": store})
-        if resume == "reshard" and wholes is not None:
-            stored = [Named(*one) for one in wholes]
-            shapes = [tuple(param.shape) for _, param, _ in new]
-        else:
-            stored = [Named(*one) for one in stored_params(runtime, {"store": store})]
-            shapes = [tuple(self._part(param).memory().shape) for _, param, _ in new]
-        here = [place for place, shape in enumerate(shapes) if math.prod(shape) > 0]
-        ours = [Named(new[place][0], shapes[place]) for place in here]
-        if not stored or not here or stored == ours:
-            return None
-        given = self._given_names()
-        as_given = [
-            Named(given.get(param) or self._spelled.get(param) or name, shapes[place])
-            for place in here
-            for name, param, _ in [new[place]]
-        ]
-        if len(self.param_groups) > 1 and made_up(one.name for one in ours) and not made_up(
-            one.name for one in stored
-        ):
-            raise InvalidArgument(
-                f"the store {store} knows its parameters by name, but this optimizer has several "
-                "groups without names, whose order may differ: give the optimizer model=, or "
-                "named parameters"
-            )
-        # The parameters' places in the groups' order, by which names are made up.
-        position = {param: i for i, param in enumerate(self._order)}
-        in_groups = sorted(range(len(here)), key=lambda i: position[new[here[i]][1]])
-        spellings = [[own[i] for i in in_groups] for own in (ours, as_given)]
-        try:
-            found = matched(f"the store {store}", stored, spellings)
-        except InvalidArgument:
-            ranks = self._sharing.ranks
-            if resume == "reshard" or ranks_in(store) != (1 if ranks is None else ranks.size):
-                return None  # slices of another number of ranks; the engine reports what differs
-            here_too = {Named(name, tuple(param.shape)) for name, param, _ in new}
-            if {Named(*one) for one in wholes or ()} != here_too:
-                raise
-            raise InvalidArgument(
-                f"the store {store} has these parameters, but its ranks divide them in another way "
-                'than this run does: give Resume or optimizer.open() resume="reshard" to divide the '
-                "store anew, or another directory"
-            ) from None
-        return [
-            (here[in_groups[at]], one.name) for at, one in zip(found, stored, strict=True)
-        ]
 
     def _open_auto(self, new: list[tuple[str, torch.Tensor, int]]) -> Opened:
         """Opens the state in host memory if it fits, else on the drive. What is added later goes to
         the same tier."""
-        held = self._held(param for _, param, _ in new)
-        fits = self._sharing.together(
-            'placement="auto"', lambda: fits_host(held, self._settings, self._path)
-        )
-        if self._sharing.all_of(fits):
+        if self._memory is not None:
+            fits = "optimizer=host" in self._memory.placement  # on all ranks
+        else:
+            held = self._held(param for _, param, _ in new)
+            fits = self._sharing.together(
+                'placement="auto"', lambda: fits_host(held, self._settings, self._path)
+            )
+            fits = self._sharing.all_of(fits)
+        if fits:
             try:
                 opened = self._open(new, None)
                 self._tier = self.placement = "host"
@@ -362,6 +274,35 @@ class Opening(AmongRanks, StateDicts):
         opened = self._open(new, self._path)
         self.need_store("open()")
         return opened
+
+    def _choose_memory(self, new: Sequence[torch.Tensor]) -> None:
+        """Lets the planner choose what offload() and this optimizer leave to it, the same on all ranks: rank 0
+        decides, by the least memory that is free on one of them."""
+        self._memory = None
+        streaming = streaming_around(new)
+        if streaming is None or streaming.is_open or not streaming.leaves_choice:
+            return
+        streaming.divide_among(self._sharing.ranks, self.quantized_weights)
+        streaming.division.leave_in_files(set(new))
+        if self._path is None:
+            self._require_directory(streaming, streaming.given_homes)
+        here = here_bytes(streaming, self)
+        free = min(self._sharing.told(free_bytes()))
+        begin_bytes = resident_bytes() - here
+        choice = MemoryChoice(**self._sharing.decided(lambda: asdict(choose_for(streaming, self, free, here))))
+        streaming.settle(choice)
+        self._memory = choice
+        ranks = self._sharing.ranks
+        if ranks is None or ranks.rank == 0:
+            say_choice(choice, self._path)
+            self._begin_bytes = begin_bytes
+
+    def given_for_plan(self) -> tuple[dict[str, Any], str | None, str]:
+        """Returns the settings of the state, its directory, if it has one, and "host", "nvme" or "auto"."""
+        tier = self._tier
+        if tier == "auto" and self._path is not None and has_store(self._path):
+            tier = "nvme"  # which goes on from there
+        return self._settings, None if tier == "host" else self._path, tier
 
     def _choice(self, params: Iterable[torch.Tensor], path: str | None) -> PlacementChoice:
         """Returns where the engine would keep this process's part of the state."""
@@ -386,6 +327,10 @@ class Opening(AmongRanks, StateDicts):
             held = self._held(param for _, param, _ in self._named() if param.requires_grad)
             in_host, _ = host_or_drive(held, self._settings, self._path)
         return self._settings, None if in_host else self._path
+
+    def trains(self) -> frozenset[torch.Tensor]:
+        """Returns the parameters that a step changes."""
+        return frozenset(param for _, param, _ in self._named() if param.requires_grad)
 
     def trained_beside(self) -> tuple[tuple[str, Any], ...]:
         """Returns the parameters with elements that are trained and not among those that were offloaded."""

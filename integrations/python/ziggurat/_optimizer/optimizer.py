@@ -15,12 +15,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat._exchange.waits import ModuleWaits
-from ziggurat._gradients.engine_content import EngineContent
+from ziggurat._gradients.engine_content import EngineContent, EngineSums
 from ziggurat._gradients.gradient import GradientHooks
 from ziggurat._gradients.gradient_content import Content, Slot
 from ziggurat._library.native import GroupStep, InvalidArgument, Unimplemented
 from ziggurat._library.standard_error import on_terminal
-from ziggurat._memory.placement import parsed
+from ziggurat._memory.placement import AUTO, parsed
 from ziggurat._optimizer.opened import Opened
 from ziggurat._optimizer.reports import Reports
 from ziggurat._optimizer.sharing import Alone
@@ -126,7 +126,7 @@ class EngineOptimizer(Reports):
             self._settings["state_rounding"] = state_rounding
         if param_rounding is not None:
             self._settings["param_rounding"] = param_rounding
-        if host_memory is not None:
+        if host_memory not in (None, AUTO):
             self._settings["host_memory"] = host_memory
         self.hpz = hpz  #: as it was given
         self.quantized_weights, self.quantized_gradients = quantized_weights, quantized_gradients  #: the same
@@ -296,6 +296,7 @@ class EngineOptimizer(Reports):
             for opened in self._opened:
                 waited.enter_context(opened.waited.step)
             self._step()
+        self.compare_with_plan()
         return loss
 
     def _step(self) -> None:

@@ -9,9 +9,10 @@ from collections import Counter
 from typing import NamedTuple
 
 from ziggurat._library.native import Engine, InvalidArgument, Unimplemented
+from ziggurat._optimizer.auto_said import Planned
 from ziggurat._optimizer.opening import Opening
 from ziggurat._optimizer.step_said import say_step
-from ziggurat._plan.asked import asked_of
+from ziggurat._plan.asked_of import asked_of
 from ziggurat._plan.why_slow import Seen, Slow, judged
 from ziggurat._streaming.streaming import Streaming, streaming_around
 
@@ -32,6 +33,7 @@ class _Now(NamedTuple):
 class Reports(Opening):
     """Figures for loggers, and a judgement for people."""
 
+    _planned: Planned | None = None  # of what the planner has chosen, until it was compared
     _judged_at: _Now | None = None  # when why_slow() was called last, or the engine opened
 
     def open(self, *, resume: bool | str = False) -> None:
@@ -39,10 +41,19 @@ class Reports(Opening):
         super().open(resume=resume)
         for opened in self._opened[known:]:
             streaming = streaming_around(opened.members) if opened.keeps else None
-            if streaming is not None:
-                say_step(streaming, opened)
+            if streaming is None:
+                continue
+            say_step(streaming, opened)
+            if self._memory is not None and self._begin_bytes is not None:
+                self._planned = Planned(streaming, self._begin_bytes)
         if self._judged_at is None and self._opened:
             self._judged_at = self._now()
+
+    def compare_with_plan(self) -> None:
+        """Says once, after some steps, what was planned beside what they took, if the planner has chosen."""
+        if self._planned is not None and self.engine is not None:
+            if self._planned.step_made(self.engine.generation, self._counters()):
+                self._planned = None
 
     @property
     def engine(self) -> Engine | None:
@@ -87,8 +98,10 @@ class Reports(Opening):
         ``exchange_bytes``, ``exchange_planned_bytes``
             The memory for what ranks send each other and for the gradients that came, and the most
             that it will be.
-        ``host_budget_bytes``, ``host_used_bytes``
-            The engine's host memory, and what of it is in use now.
+        ``host_budget_bytes``, ``host_used_bytes``, ``host_peak_bytes``
+            The engine's host memory, and what of it is in use now and was at most.
+        ``units_budget_bytes``, ``units_peak_bytes``
+            The engine's memory for an offloaded model's units, on the GPU if they are brought there.
 
         Counters are the process's, and two optimizers share them. Only what was copied from and to
         accelerators, ``brought_``, ``frozen_``, ``tiles_``, ``activations_``, ``from_`` and ``waited_`` is this optimizer's own.
@@ -181,7 +194,7 @@ def _since(before: dict[str, int], now: dict[str, int]) -> dict[str, float]:
     """Returns what counters have counted; of memory, what it is now."""
     told: dict[str, float] = {}
     for name, value in now.items():
-        if name.startswith("host_"):
+        if name.startswith(("host_", "units_")):
             told[name] = value
         elif name.endswith("_ns"):
             told[_told_as(name)] = (value - before.get(name, 0)) / 1e9

@@ -13,7 +13,7 @@ from ziggurat._library.native import ZigguratError
 from ziggurat._library.standard_error import stderr
 from ziggurat._memory.memory import size_text
 from ziggurat._optimizer.opened import Opened
-from ziggurat._plan.asked import asked_of
+from ziggurat._plan.asked_of import asked_of
 from ziggurat._plan.plan_page import Plan
 from ziggurat._streaming.streaming import Streaming
 

@@ -14,11 +14,18 @@ import torch
 
 from ziggurat._exchange.exchange import BUCKET_BYTES, Sent, planned_bytes
 from ziggurat._library.dtypes import DTYPES
-from ziggurat._library.native import HostMemoryPlan, InvalidArgument, Param, ResourceExhausted, plan_host_memory
+from ziggurat._library.native import (
+    HostMemoryPlan,
+    InvalidArgument,
+    MemoryChoice,
+    Param,
+    ResourceExhausted,
+    plan_host_memory,
+)
 from ziggurat._library.packing import TILE
 from ziggurat._library.state_kinds import has_codes
 from ziggurat._memory.file_memory import LARGE_BYTES
-from ziggurat._memory.memory import bytes_of, free_bytes, size_text
+from ziggurat._memory.memory import size_text
 from ziggurat._memory.placement import (
     Homes,
     added_stores,
@@ -30,11 +37,12 @@ from ziggurat._memory.placement import (
 )
 from ziggurat._plan.drive_profile import measured_rate
 from ziggurat._plan.from_ranks import Sized, Wire, brought_from, gradient_bytes
-from ziggurat._plan.plan_page import ACTIVATIONS, Plan
+from ziggurat._plan.plan_page import ACTIVATIONS, GRADIENTS, NOT_SENT, Plan, PlayedStep
+from ziggurat._plan.played_step import played_step
 from ziggurat._plan.step_bound import step_bound
+from ziggurat._plan.times import Times
 from ziggurat._plan.traffic import Settings, State, StepBytes, step_bytes
 from ziggurat._ranks.cuts import Cut
-from ziggurat._streaming.streaming import Streaming
 from ziggurat._units.units import Division, Unit, UnitPart
 
 _SOMEWHERE = 64  #: stands for an address, which nobody follows
@@ -58,6 +66,7 @@ class Asked:
     accumulation: int
     clips: bool
     free: int  #: bytes of memory that the run may take
+    here: int = 0  #: of these, what PyTorch's memory has now, as that of every other rank has
     recomputes: bool = False
     #: the parameters that are trained and came after offload(), as adapters may
     added: tuple[tuple[str, torch.nn.Parameter], ...] = ()
@@ -69,6 +78,7 @@ class Asked:
     hpz: int | None = None  #: how many ranks share copies of what others have
     wire: Wire = Wire()  #: how ranks send each other parameters and gradients
     gpu: str | None = None  #: that units are brought to; None: they are brought to the CPU
+    folder: str | None = None  #: of parameters and gradients on a drive, if the state is in memory
 
     def plan(
         self,
@@ -76,18 +86,20 @@ class Asked:
         rate: tuple[float, str] | None = None,
         compute: tuple[float, float] | None = None,
         has_room: bool = False,
+        times: Times | None = None,
     ) -> Plan:
         """Returns the run's plan. `compute`: the seconds of forward and backward. `has_room`: it has what
-        it takes already."""
-        self._require_directory()
+        it takes already. `times`: of the model as it is, by which a step is played."""
+        self.require_directory()
         if not self.is_open:  # or the engine's units would get other numbers
             self.division.require(self.memory_bytes, own_blocks=has_codes(self.state_format))
-        if rate is None and self.path is not None:
-            found = measured_rate(self.path)
+        where = self.path or self.folder
+        if rate is None and where is not None:
+            found = measured_rate(where)
             rate = None if found is None else (found, "measured by `ziggurat bench io`")
-        state_bytes = self._state_bytes(self._listed())
-        grads = self._grads_on_drive()
-        budget = self._budget(state_bytes, grads)
+        state_bytes = self._state_bytes(self.listed())
+        grads = self.grads_on_drive
+        budget = self._budget(grads)
         in_memory, on_drive, on_gpu = self._where(state_bytes, budget, grads)
         if not has_room:
             self._require_room(in_memory, on_drive)
@@ -95,13 +107,19 @@ class Asked:
             self.division,
             self._added_parts(),
             self._settings(grads),
-            None if budget is None else State(state_bytes, budget.records, budget.read_bytes),
+            State(state_bytes, budget.records, budget.read_bytes) if self.state_on_drive else None,
         )
         step = self._with_ranks(step)
+        if times is not None:
+            passes = (times.seconds_of(backward=False), times.seconds_of(backward=True))
+            compute = (passes[0] * self.accumulation, passes[1] * self.accumulation)
         bound = None
         if rate is not None and compute is not None:
-            leased = 0 if budget is None else budget.items * budget.item_bytes
+            # What stays is written whenever the drive has time, until the next step makes it anew.
+            stays = state_bytes - budget.read_bytes
+            leased = budget.items * budget.item_bytes + max(0, stays) if self.state_on_drive else 0
             bound = step_bound(step, *compute, rate[0], leased)
+        played = "" if times is None else played_step(self, times, None if rate is None else rate[0])
         params = [param for unit in self.division.units for _, param in unit.params]
         params += [param for _, param in self.added]
         return Plan(
@@ -129,6 +147,21 @@ class Asked:
             drive_s=None if rate is None else (step.read + step.written) / rate[0],
             compute_s=None if compute is None else sum(compute),
             bound=bound,
+            played=played if isinstance(played, PlayedStep) else None,
+            played_needs=played if isinstance(played, str) else "",
+        )
+
+    def with_choice(self, choice: MemoryChoice) -> Asked:
+        """Returns the run with what the planner has chosen."""
+        its = dict(part.split("=") for part in choice.placement.split(","))
+        in_host = its["optimizer"] == "host"
+        return replace(
+            self,
+            homes=Homes("nvme" if its["params"] == "nvme" else "host", its["grads"]),
+            memory_bytes=choice.memory,
+            host_memory=choice.host_memory or self.host_memory,
+            state_on_drive=not in_host,
+            path=None if in_host else self.path,
         )
 
     def _sized(self) -> list[Sized]:
@@ -145,7 +178,7 @@ class Asked:
             return step
         once = brought_from(self._sized(), self.ranks, self.wire)
         brought = step.brought_forward + step.brought_backward
-        trained = [Sized(param.numel(), param.element_size(), True) for _, param in self._trained()]
+        trained = [Sized(param.numel(), param.element_size(), True) for _, param in self.trained()]
         return replace(
             step,
             params_from_ranks=brought * once.given // max(1, once.whole),
@@ -164,8 +197,9 @@ class Asked:
             recomputes=self.recomputes,
         )
 
-    def _require_directory(self) -> None:
-        if not self.state_on_drive and "nvme" in (self.homes.params, self.homes.grads):
+    def require_directory(self) -> None:
+        """Errors: InvalidArgument if something is on the drive of a state that is not, and has no directory."""
+        if not self.state_on_drive and self.folder is None and "nvme" in (self.homes.params, self.homes.grads):
             raise InvalidArgument(
                 "plan(): parameters or gradients are in the directory of the optimizer's state, which "
                 'optimizer_placement="host" does not have: give it "nvme:/path", or placement="host"'
@@ -190,20 +224,30 @@ class Asked:
         lent.params, lent.own_blocks, lent.ranks = list(self.added), has_codes(self.state_format), self.ranks
         return [part._replace(added=True) for part in lent.parts()]
 
-    def _trained(self) -> list[tuple[str, torch.nn.Parameter]]:
+    def trained(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Returns what the optimizer trains of the model."""
         return [*((name, param) for _, name, param in self._params(True)), *self.added]
 
-    def _listed(self) -> list[Param]:
+    def listed(self) -> list[Param]:
         """Returns the parameters as the engine is given them: those of tables are lent, and of no use to it
         if they are frozen."""
         kept = [
-            Param(name, self._shape(param), DTYPES[param.dtype], None, unit=unit.number, frozen=not trained)
-            for trained in (True, False)
-            for unit, name, param in self._params(trained)
-            if unit.keeps(param)
+            Param(name, self._shape(param), DTYPES[param.dtype], None, unit=unit.number, frozen=not unit.trains(param))
+            for unit, name, param in self._in_order()
         ]
-        tables = [(name, param) for unit, name, param in self._params(True) if unit.by_rows]
-        return [*self._lent([*self.added, *tables]), *kept]
+        return [*self._lent(self._beside_units()), *kept]
+
+    def numbers(self) -> dict[torch.Tensor, int]:
+        """Returns the parameters' numbers in the engine."""
+        params = [*(param for _, param in self._beside_units()), *(param for _, _, param in self._in_order())]
+        return {param: number for number, param in enumerate(params)}
+
+    def _in_order(self) -> list[tuple[Unit, str, torch.nn.Parameter]]:
+        """Returns what the engine brings. What is frozen comes last."""
+        return [one for trained in (True, False) for one in self._params(trained) if one[0].keeps(one[2])]
+
+    def _beside_units(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [*self.added, *((name, param) for unit, name, param in self._params(True) if unit.by_rows)]
 
     def _lent(self, params: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Param]:
         return [Param(name, self._shape(one), DTYPES[one.dtype], _SOMEWHERE) for name, one in params]
@@ -212,31 +256,34 @@ class Asked:
         """Returns the shape of what the first rank has, which has most."""
         return tuple(param.shape) if self.ranks == 1 else (min(param.numel(), Cut(param.numel(), self.ranks).slice),)
 
-    def _engine_settings(self) -> dict[str, Any]:
+    def engine_settings(self) -> dict[str, Any]:
+        """Returns the settings of the engine that its sizes depend on."""
         return {"optimizer": self.optimizer, "state_format": self.state_format}
 
     def _state_bytes(self, params: Sequence[Param]) -> int:
         """Returns what the engine says of the optimizer's records."""
-        return chosen(params, self._engine_settings(), ".", _PLENTY).state_bytes
+        return chosen(params, self.engine_settings(), ".", _PLENTY).state_bytes
 
-    def _grads_on_drive(self) -> bool:
+    @property
+    def grads_on_drive(self) -> bool:
         if not self.state_on_drive or self.homes.grads is not None:
             return self.homes.grads == "nvme"
         if self.ranks > 1:
             return False
-        return not fits_half(sums_bytes(param for _, param in self._trained()), self.free)
+        return not fits_half(sums_bytes(param for _, param in self.trained()), self.free)
 
-    def _budget(self, state_bytes: int, grads_on_drive: bool) -> HostMemoryPlan | None:
-        """Returns how the engine divides its host memory, or None for a state that is there whole."""
-        if not self.state_on_drive:
-            return None
-        room = self.host_memory
-        if room is None:
-            choice = chosen(self._lent(self._trained()), self._engine_settings(), ".", self.free)
-            on_drive = self.homes.params == "nvme"
-            beside = self._largest_frozen() if on_drive else 0 if self.lives_in_units else self._model_bytes()
-            room = room_beside_nvme(choice, beside + self._staged_bytes)
-        budget = self._divided(grads_on_drive, room)
+    def _room(self) -> int | None:
+        """Returns the engine's host_memory; None: the engine chooses."""
+        if self.host_memory is not None or not self.state_on_drive:
+            return self.host_memory
+        choice = chosen(self._lent(self.trained()), self.engine_settings(), ".", self.free)
+        on_drive = self.homes.params == "nvme"
+        beside = self._largest_frozen() if on_drive else 0 if self.lives_in_units else self._model_bytes()
+        return room_beside_nvme(choice, beside + self._staged_bytes)
+
+    def _budget(self, grads_on_drive: bool) -> HostMemoryPlan:
+        """Returns how the engine divides its host memory."""
+        budget = self._divided(grads_on_drive, self._room())
         if budget.budget_bytes < budget.smallest_bytes:
             raise InvalidArgument(
                 f"host_memory={self.host_memory} is too small: the smallest that works is "
@@ -245,12 +292,26 @@ class Asked:
         return budget
 
     def _divided(self, grads_on_drive: bool, host_memory: int | None = None) -> HostMemoryPlan:
-        params = "device" if self.lives_in_units else self.homes.params
-        grads = "nvme" if grads_on_drive else "host"
-        settings = self._engine_settings() | {"placement": f"optimizer=nvme,params={params},grads={grads}"}
+        settings = self._placed(grads_on_drive)
         if self.ranks > 1:
             settings["wholes"] = self._wholes()
-        return plan_host_memory(self._listed(), settings, host_memory, on_gpu=self.gpu is not None)
+        return plan_host_memory(self.listed(), settings, host_memory, on_gpu=self.gpu is not None)
+
+    def _placed(self, grads_on_drive: bool) -> dict[str, Any]:
+        params = "device" if self.lives_in_units else self.homes.params
+        grads = "nvme" if grads_on_drive else "host"
+        state = "nvme" if self.state_on_drive else "host"
+        return self.engine_settings() | {"placement": f"optimizer={state},params={params},grads={grads}"}
+
+    def opening(self) -> dict[str, Any]:
+        """Returns the settings with which one rank's engine is opened."""
+        settings, room = self._placed(self.grads_on_drive), self._room()
+        units = self.division.taken_by_engine(self.memory_bytes, self.lives_in_units)
+        if units:
+            settings["device_memory"] = units
+        if room is not None:
+            settings["host_memory"] = room
+        return settings | ({"store": self.path or "."} if self.state_on_drive else {})
 
     def _wholes(self) -> list[dict[str, Any]]:
         """Returns the parameters of which each rank keeps a slice, as the engine is given them."""
@@ -263,11 +324,11 @@ class Asked:
 
     def host_memory_for_all(self) -> int:
         """Returns the host_memory with which all records stay, of a state on NVMe."""
-        return self._divided(self._grads_on_drive()).all_bytes
+        return self._divided(self.grads_on_drive).all_bytes
 
     def least_host_memory(self) -> int:
         """Returns the smallest host_memory with which a state on NVMe works."""
-        return self._divided(self._grads_on_drive()).smallest_bytes
+        return self._divided(self.grads_on_drive).smallest_bytes
 
     @property
     def _staged_bytes(self) -> int:
@@ -297,7 +358,7 @@ class Asked:
         return part.by_rows and is_large and self.homes.params == "nvme"
 
     def _where(
-        self, state_bytes: int, budget: HostMemoryPlan | None, grads_on_drive: bool
+        self, state_bytes: int, budget: HostMemoryPlan, grads_on_drive: bool
     ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
         """Returns the bytes in host memory, on the drive and on the GPU, by what they are."""
         trained, frozen = self._parts(True), self._parts(False)
@@ -307,20 +368,25 @@ class Asked:
         in_pytorch = [part for part in trained if not (grads_on_drive and part.elements >= TILE)]
         tables = [part for part in trained if self._has_grad_in_file(part)]
         homes_here = self.homes.params == "host"
-        units = sum(unit.size_bytes for unit in self.division.units)
+        stay = self.lives_in_units or (self.ranks > 1 and self.division.stays(self.memory_bytes))
+        pieces = self.division.taken_by_engine(self.memory_bytes, stay)
+        units = sum(unit.bytes_in_files for unit in self.division.units)
         if self.lives_in_units:  # what is used there is what is kept there
-            pieces = sum(sum(unit.pieces()) for unit in self.division.units)
-            units -= pieces
             homes = pieces + sum(part.home_bytes for part in kept if part.by_rows)
+        else:
+            units += pieces
         here: dict[str, int] = {}
         on_gpu: dict[str, int] = {}
         there = here if self.gpu is None else on_gpu  # where the model computes
         if units:
             there[_IN_USE] = min(self.memory_bytes, units)
+        if self.division.prints_bytes:
+            there["sums that tell of writes to units in use"] = self.division.prints_bytes
         if self.ranks > 1:
             here["gradients: sums of slices, and what is sent"] = self._exchanged(grads_on_drive)
+            here[NOT_SENT] = self._not_sent()
         else:
-            here["gradients"] = sum(
+            here[GRADIENTS] = sum(
                 part.elements * max(part.itemsize, wide)
                 for part in in_pytorch
                 # A sum in the gradient's own type is made where the first summand lies.
@@ -335,6 +401,8 @@ class Asked:
         if self.gpu is not None and self.lives_in_units:
             there["parameters"] = pieces
             homes -= pieces
+        if not homes_here:
+            homes = budget.params_file_bytes + sum(part.home_bytes for part in kept if part.by_rows)
         if homes or self.gpu is None:
             (here if homes_here else drive)["parameters"] = homes
         if self.hpz is not None and self.ranks > 1:
@@ -350,19 +418,19 @@ class Asked:
                 here["copies of parameters that came after offload()"] = sum(param.nbytes for _, param in self.added)
         if self._staged_bytes:
             here["units that are put together for the GPU"] = self._staged_bytes
-        if budget is None:
-            here["optimizer state"] = state_bytes
-        else:
-            in_budget = sum(part.home_bytes for part in kept if not part.by_rows)
-            for_state = budget.budget_bytes - self._staged_bytes
-            for_state -= in_budget if homes_here and not self.lives_in_units else 0
+        in_budget = sum(part.home_bytes for part in kept if not part.by_rows)
+        for_state = budget.budget_bytes - self._staged_bytes
+        for_state -= in_budget if homes_here and not self.lives_in_units else 0
+        if self.state_on_drive:
             here["optimizer state that stays or is on its way"] = for_state
-            drive[_IN_SLOTS] = 2 * state_bytes
-        sums = sum(4 * TILE * part.tiles for part in trained) if grads_on_drive else 0
+            drive[_IN_SLOTS] = budget.store_bytes
+        else:
+            here["optimizer state"] = for_state
+        sums = budget.sums_file_bytes if grads_on_drive else 0
         files = 2 if wide and not grads_on_drive else 1  # what is added, and to what
         in_files = files * sum(part.elements * part.itemsize for part in tables)
         if sums + in_files:
-            drive["gradients"] = sums + in_files
+            drive[GRADIENTS] = sums + in_files
         return here, drive, on_gpu
 
     def _as_sent(self, size_bytes: int) -> int:
@@ -381,14 +449,19 @@ class Asked:
         return max((part.elements * (4 + again * (part.itemsize < 4)) for part in large), default=0)
 
     def _exchanged(self, grads_on_drive: bool) -> int:
-        """Returns what gradients take among several ranks: what is sent and summed, and what backward makes
-        of a bucket before it is sent."""
-        params = [param for _, param in self._trained()]
+        """Returns what gradients take among several ranks where they are sent and summed."""
+        params = [param for _, param in self.trained()]
         sent = [Sent(param.numel(), param.element_size(), param.element_size()) for param in params]
-        made = min(BUCKET_BYTES + max(param.nbytes for param in params), sum(param.nbytes for param in params))
         ranks, in_codes = self.ranks * self.replicas, self.wire.gradient_bits is not None
-        sums = planned_bytes(sent, ranks, in_files=grads_on_drive, replicas=self.replicas, in_codes=in_codes)
-        return sums + made
+        adds = self.accumulation > 1
+        return planned_bytes(
+            sent, ranks, in_files=grads_on_drive, replicas=self.replicas, in_codes=in_codes, adds=adds
+        )
+
+    def _not_sent(self) -> int:
+        """Returns what backward makes of a bucket before it is sent."""
+        sizes = [param.nbytes for _, param in self.trained()]
+        return min(BUCKET_BYTES + max(sizes), sum(sizes))
 
     def _require_room(self, in_memory: dict[str, int], on_drive: dict[str, int]) -> None:
         needed = sum(in_memory.values())
@@ -433,51 +506,3 @@ class Asked:
         if self.homes.grads != "nvme":
             return 'give offload() placement="params=nvme,grads=nvme"'
         return f"memory={smallest} is the smallest that works, and host_memory may be less"
-
-
-def buffer_bytes(model: torch.nn.Module) -> int:
-    return sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
-
-
-def asked_of(
-    streaming: Streaming, accumulation: int, clips: bool, recomputes: bool = False
-) -> Asked:
-    """Returns the run of an offloaded model, with what its optimizer was given. Errors: InvalidArgument
-    where no optimizer trains it yet."""
-    optimizer = None if streaming.optimizer is None else streaming.optimizer()
-    if optimizer is None:
-        raise InvalidArgument(
-            "plan(): the model is offloaded, and no optimizer has its parameters yet: make the "
-            "optimizer, or plan before offload()"
-        )
-    settings, path = optimizer.planned_with()
-    host_memory, homes = settings.get("host_memory"), streaming.homes
-    for opened in optimizer.engines():  # what was chosen counts, however much memory is free now
-        host_memory = opened.figures()["host_budget_bytes"]
-        homes = Homes(homes.params, "nvme" if opened.sums_in_files else "host")
-    is_open = streaming.opened is not None
-    if not is_open:  # another optimizer may train other parameters than the last one did
-        streaming.division.set_trained(None)
-    return Asked(
-        division=streaming.division,
-        is_open=is_open,
-        homes=homes,
-        memory_bytes=streaming.memory_bytes,
-        optimizer=settings["optimizer"],
-        state_format=settings["state_format"],
-        state_on_drive=path is not None,
-        path=path,
-        host_memory=None if host_memory is None else bytes_of("host_memory", host_memory),
-        accumulation=accumulation,
-        clips=clips,
-        recomputes=recomputes or streaming.recomputes,
-        free=free_bytes(),
-        added=optimizer.trained_beside(),
-        buffer_bytes=0 if (model := streaming.model()) is None else buffer_bytes(model),
-        activation_bytes=0 if streaming.activations is None else streaming.activations.memory_bytes,
-        ranks=1 if streaming.ranks is None else streaming.ranks.shards,
-        replicas=1 if streaming.ranks is None else streaming.ranks.replicas,
-        hpz=optimizer.hpz,
-        wire=Wire() if streaming.ranks is None else optimizer.wire(streaming.ranks),
-        gpu=None if streaming.accelerator is None else str(streaming.device),
-    )

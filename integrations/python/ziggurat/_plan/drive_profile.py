@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what `ziggurat bench io` has measured of a drive (core/plan/machine_profile.h)."""
+"""Reads what was measured of a drive and of this machine (core/plan/machine_profile.h)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 _VERSION = 1
+
+
+def is_measured() -> bool:
+    """Returns whether `ziggurat profile --measure` has measured this machine's cores."""
+    return isinstance(_profile().get("compute"), dict)
 
 
 def measured_rate(folder: str) -> float | None:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ziggurat._memory.memory import size_text
+from ziggurat._plan.plan_page import GRADIENTS, NOT_SENT, Plan
 from ziggurat._plan.recorded_step import FORWARD, Moment
 
 UPDATE = 2
@@ -67,6 +69,20 @@ class Held:
     def work_bytes(self) -> int:
         """Returns what a forward or backward takes at most beside gradients that are whole."""
         return int(max(one.held - one.grads for one in self.moments))
+
+    def with_offload(self, plan: Plan) -> int:
+        """Returns the most that a step holds in host memory if the model is offloaded as planned. Gradients that other
+        ranks sum, or that files have, grow no further than what is there of them at once."""
+        there = sum(plan.in_host_memory.get(what, 0) for what in (GRADIENTS, NOT_SENT))
+        at_once: float = there
+        if GRADIENTS in plan.on_drive:
+            grads = [one.grads for one in self.moments]
+            at_once += max(after - before for before, after in itertools.pairwise(grads))
+        if self.accumulation > 1:  # the sums of backwards before are there from the forward on
+            beyond: float = self.work_bytes
+        else:
+            beyond = max(one.held - one.grads + min(one.grads, at_once) for one in self.moments) - there
+        return sum(plan.in_host_memory.values()) + self.batch - int(-beyond // 1)
 
     @property
     def at_rest(self) -> int:

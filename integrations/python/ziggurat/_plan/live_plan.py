@@ -4,30 +4,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from ziggurat._library.abi import call
-from ziggurat._library.native import InvalidArgument, Unimplemented
+from ziggurat._library.native import InvalidArgument
 from ziggurat._memory.memory import bytes_of, free_bytes
 from ziggurat._plan.live_page import Held, LivePlan, Room
+from ziggurat._plan.live_request import Loss, check_batch, plain_module, runs_of
 from ziggurat._plan.live_strategies import strategies
 from ziggurat._plan.recorded_step import Moment, Runs, Step, bytes_of_storages, on_meta, plain, recorded, tensors
 from ziggurat._plan.recorded_update import optimizer_of, recorded_update
 from ziggurat._plan.unchanged import kept
-from ziggurat._units.refusals import check_sharing
 from ziggurat._units.units import ROOT, divide
 
 _ROWS = (2, 3, 4)  # of the steps that are made: batch norm refuses one, and what grows with a square shows in three
 _CHECKED = 7  # rows of a step that must be as those say
+_MANY = 33  # and of another at most, if the batch has them: beyond 25 and 32 rows some kernels go another way
 _NOISE = 64  # bytes by which it may differ
-
-Loss = Callable[[Any, Any], torch.Tensor]
 
 
 def live_plan(
@@ -42,12 +40,13 @@ def live_plan(
     free_memory: int | str | None = None,
 ) -> LivePlan:
     """Returns what a step of `model` holds. plan() says what the arguments are."""
-    model = _plain_module(model)
+    model = plain_module(model)
+    check_batch(batch)
     optimizer = optimizer_of(model, optimizer)
     update = recorded_update(optimizer)
     free = _free(model, optimizer) if free_memory is None else bytes_of("free_memory", free_memory)
     room = Room("this machine", free / ranks, 0.0) if machine is None else _room_of(machine)
-    step, by, fixed = _recorded(model, _runs(model, loss), batch)
+    step, by, fixed = _recorded(model, runs_of(model, loss), batch)
     sizes = list(_by_storage(model.parameters()))
     by_dtype: dict[str, int] = {}
     for dtype, size_bytes, _ in sizes:
@@ -87,61 +86,13 @@ def live_plan(
     )
 
 
-def _plain_module(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns the module that a wrapper has. Errors: Unimplemented for one that others have divided already."""
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
-    model = getattr(model, "_orig_mod", model)
-    check_sharing(model)
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise Unimplemented(
-                f"plan(): module '{name or 'the model'}' is a {type(module).__name__}, which computes with "
-                "no parameters but its own: give plan() the module that it was made from"
-            )
-    if not any(param.requires_grad for param in model.parameters()):
-        raise InvalidArgument(
-            "plan(): no parameter of the model is trained, so that there is no step: call requires_grad_() of those to "
-            "train before"
-        )
-    if any(isinstance(param, torch.nn.parameter.UninitializedTensorMixin) for param in model.parameters()):
-        raise InvalidArgument("plan(): the model has lazy parameters without a shape: call it once before")
-    return model
-
-
-def _runs(model: torch.nn.Module, loss: Loss | None) -> Runs:
-    """Returns a function that computes the loss of a batch, and the output."""
-
-    def run(batch: Any) -> tuple[torch.Tensor, Any]:
-        if isinstance(batch, torch.Tensor):
-            output = model(batch)
-        elif hasattr(batch, "items"):
-            output = model(**batch)
-        else:
-            output = model(*batch)
-        its = _loss_in(output) if loss is None else loss(output, batch)
-        if its is None and isinstance(output, torch.Tensor) and output.numel() == 1:
-            its = output
-        if not isinstance(its, torch.Tensor) or its.numel() != 1:
-            raise InvalidArgument(
-                "plan(): the model returns no loss: give loss=, a function of the output and the batch that returns it"
-            )
-        return its, output
-
-    return run
-
-
-def _loss_in(output: Any) -> Any:
-    return output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-
-
 # -- a step of the whole batch, from steps of a few rows
 
 
 def _recorded(model: torch.nn.Module, run: Runs, batch: Any) -> tuple[Step, str, float]:
     """Returns a step of the whole batch, how it was found, and what a forward saves of no rows."""
     rows = _rows_of(batch)
-    if any(param.is_meta for param in model.parameters()):
+    if any(one.is_meta for one in (*model.parameters(), *tensors(batch))):
         return _of_shapes(model, run, batch, rows, "by shapes, without what kernels take for themselves")
     if _has_no_room(model, _free_here(model)):
         why = "since memory has no room for gradients and a copy of parameters"
@@ -167,6 +118,9 @@ def _of_rows(model: torch.nn.Module, run: Runs, batch: Any, rows: int, free: int
     try:
         recorded(model, run, _cut(batch, rows, _ROWS[0]), _ROWS[0])  # what modules keep from their first forward on
         *steps, check = [recorded(model, run, _cut(batch, rows, few), few) for few in (*_ROWS, _CHECKED)]
+        many = min(rows, _MANY)
+        if _is_as(steps, check) and max(one.held for one in _bound(check, many).moments) <= free:
+            check = recorded(model, run, _cut(batch, rows, many), many)
     except InvalidArgument:
         raise
     except Exception as error:
@@ -174,7 +128,7 @@ def _of_rows(model: torch.nn.Module, run: Runs, batch: Any, rows: int, free: int
             raise
         # The model takes no part of this batch.
         return _of_all(model, run, batch, rows)
-    text = f"by steps of {', '.join(map(str, _ROWS))} and {_CHECKED} rows"
+    text = f"by steps of {', '.join(map(str, _ROWS))} and {check.rows} rows"
     if _is_as(steps, check):
         return _at(steps, rows), text, _through([one.saved for one in steps], 0)
     # Kernels choose other blocks as the batch grows, or the model looks at its values.
@@ -190,7 +144,7 @@ def _of_all(model: torch.nn.Module, run: Runs, batch: Any, rows: int) -> tuple[S
 
 
 def _of_shapes(model: torch.nn.Module, run: Runs, batch: Any, rows: int, by: str) -> tuple[Step, str, float]:
-    moved = tree_map(lambda one: one.to("meta") if isinstance(one, torch.Tensor) else one, _for_tree(batch))
+    moved = tree_map(lambda one: _apart(one, one.to("meta")) if isinstance(one, torch.Tensor) else one, _for_tree(batch))
     return on_meta(model, run, moved, rows), by, 0.0
 
 
@@ -206,9 +160,15 @@ def _cut(batch: Any, rows: int, few: int) -> Any:
     """Returns the first rows of each tensor that has as many as the batch."""
 
     def first(one: Any) -> Any:
-        return one[:few] if isinstance(one, torch.Tensor) and one.dim() and len(one) == rows else one
+        is_cut = isinstance(one, torch.Tensor) and one.dim() and len(one) == rows
+        return _apart(one, one[:few]) if is_cut else one
 
     return tree_map(first, _for_tree(batch))
+
+
+def _apart(one: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """Returns `made` of `one`, with a gradient of its own if that gets one."""
+    return made.detach().requires_grad_(one.requires_grad)
 
 
 def _is_as(steps: list[Step], check: Step) -> bool:

@@ -87,5 +87,4 @@ def _offloaded(model: torch.nn.Module, optimizer: str, held: Held, room: Room, r
         if on_drive:
             asked = replace(asked, host_memory=asked.least_host_memory())
         found = asked.plan(has_room=True)
-        here = sum(found.in_host_memory.values()) + held.batch + held.work_bytes
-        yield Fit(name, here, room.bytes, drive_bytes=sum(found.on_drive.values()))
+        yield Fit(name, held.with_offload(found), room.bytes, drive_bytes=sum(found.on_drive.values()))

@@ -4,18 +4,22 @@ allocated; and what a step of any module holds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from ziggurat._library.native import InvalidArgument
+from ziggurat._library.native import InvalidArgument, ResourceExhausted
 from ziggurat._memory.frozen_files import FileMappings
-from ziggurat._memory.memory import bytes_of, free_bytes, size_of
-from ziggurat._memory.placement import Homes, parsed
-from ziggurat._plan.asked import Asked, asked_of, buffer_bytes
+from ziggurat._memory.memory import bytes_of, free_bytes, size_of, size_text
+from ziggurat._memory.placement import AUTO, Homes, parsed
+from ziggurat._plan.asked import Asked
+from ziggurat._plan.asked_of import asked_of, buffer_bytes
+from ziggurat._plan.chosen_memory import Given, memory_choice
 from ziggurat._plan.from_ranks import Wire
 from ziggurat._plan.plan_page import Plan
+from ziggurat._plan.times import Times
 from ziggurat._pytorch.accelerator import cpu_or_nvidia
 from ziggurat._ranks.codes import grid_of
 from ziggurat._ranks.cuts import check_hpz, shards_of
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
+_SLOWEST_DRIVE = 1000  # bytes a second: less was meant in gigabytes, or is no drive
+
 
 @overload
 def plan(
@@ -45,7 +51,7 @@ def plan(
     free_memory: int | str | None = None,
 ) -> LivePlan: ...
 @overload
-def plan(model: torch.nn.Module, *, tokens: int, **how: Any) -> Plan: ...
+def plan(model: torch.nn.Module, batch: Any = None, *, tokens: int, **how: Any) -> Plan: ...
 def plan(
     model: torch.nn.Module,
     batch: Any = None,
@@ -55,7 +61,7 @@ def plan(
     machine: str | None = None,
     tokens: int | None = None,
     accumulation: int = 1,
-    memory: int | str | None = None,
+    memory: int | str = AUTO,
     placement: str = "host",
     units: Choice = "auto",
     tiles: Tiles | None = None,
@@ -99,14 +105,16 @@ def plan(
     A model on the meta device, or one for whose gradients and a copy of whose parameters this machine has no room, is
     judged by its shapes: what kernels take for themselves is not counted, and a value that the forward asks for is 0.
 
-    Without a `batch`, returns what a run of `model` takes and moves, and the least time of a step. Nothing is allocated,
+    With `tokens`, returns what a run of `model` takes and moves, and the least time of a step. Nothing is allocated,
     and no parameter is read: it may be a model on the meta device, or one that was offloaded, whose own
-    settings and optimizer's count then.
+    settings and optimizer's count then. With a `batch` too, steps of the model as it is are made and timed, and an
+    offloaded model's step is played by them on this machine as `ziggurat profile --measure` has measured it; `loss`
+    is as above.
 
     ``tokens``, ``accumulation``
         Tokens of one backward, and backwards in a step.
     ``memory``, ``placement``, ``units``, ``tiles``
-        As offload() takes them.
+        As offload() takes them, "auto" too: as it would be chosen with what is free here, or with ``free_memory``.
     ``optimizer``, ``optimizer_placement``, ``state_format``, ``host_memory``
         The optimizer's name in lower case, and its arguments. ``optimizer_placement`` is "host" or
         "nvme:/path", or "nvme" where the directory does not matter.
@@ -140,9 +148,13 @@ def plan(
     Errors: InvalidArgument for a `memory` or `host_memory` that is too small, which says how much works;
     ResourceExhausted for what the machine or the drive has no room for.
     """
-    if batch is not None:
-        _require_positive(accumulation=accumulation, ranks=ranks)
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgument(f"plan(): the model is a {type(model).__name__}: give a torch.nn.Module")
+    _require_counts(accumulation=accumulation, ranks=ranks, tokens=tokens)
+    if batch is not None and tokens is None:
         _refuse_offloads(model, locals())
+        if machine is not None and free_memory is not None:
+            raise InvalidArgument("plan(machine=, free_memory=): give one of the two, which both say what memory there is")
         from ziggurat._plan.live_plan import live_plan  # importing ziggurat.torch does not wait for it
 
         return live_plan(
@@ -155,22 +167,25 @@ def plan(
             machine=machine,
             free_memory=free_memory,
         )
-    if tokens is None or loss is not None or machine is not None or not isinstance(optimizer, str):
+    lacks_batch = batch is None and loss is not None
+    if tokens is None or lacks_batch or machine is not None or not isinstance(optimizer, str):
         raise InvalidArgument(
             "plan(): give a batch, of any module; or of a model that is offloaded, or going to be, tokens=, and "
-            "neither loss= nor machine=, and the name of the optimizer"
+            "neither machine=, nor loss= without a batch, and the name of the optimizer"
         )
-    _require_positive(tokens=tokens, accumulation=accumulation, compute_s=compute_s, flops=flops, ranks=ranks)
+    if batch is not None and (compute_s is not None or flops is not None):
+        raise InvalidArgument("plan(batch, tokens=): leave out compute_s= and flops=, which steps of the batch tell")
+    _require_positive(compute_s=compute_s, flops=flops)
     rate = _rate_of(drive)
     streaming = next(filter(None, map(_streaming_of, model.parameters())), None)
     if streaming is not None:
+        if batch is not None:
+            raise InvalidArgument("plan(): the model is offloaded: leave out the batch")
         if streaming.opened is None:
             streaming.division.leave_in_files({one for one in model.parameters() if one.requires_grad})
         asked = asked_of(streaming, accumulation, clips, recomputes)
     else:
         check_model(model)
-        if memory is None:
-            raise InvalidArgument('plan(): memory is missing: give bytes, or a text like "4GiB"')
         tier, path = parsed(optimizer_placement) if optimizer_placement != "nvme" else ("nvme", None)
         if tier == "auto":
             raise InvalidArgument('plan(optimizer_placement="auto"): give "host" or "nvme:/path"')
@@ -187,15 +202,18 @@ def plan(
             grid = grid_of(ranks, ranks_per_node, f"quantized_gradients={quantized_gradients}")
             wire = Wire(wire.weights, quantized_gradients, grid)
         division.set_ranks(shards)
+        homes = Homes.of(placement)
+        if on_gpu and AUTO in (memory, homes.params):
+            raise InvalidArgument(f'plan(device="{device}"): give memory=, and placement="host" or "nvme"')
         asked = Asked(
             division=division,
-            homes=Homes.of(placement),
-            memory_bytes=bytes_of("memory", memory),
+            homes=homes,
+            memory_bytes=0 if memory == AUTO else bytes_of("memory", memory),
             optimizer=optimizer,
             state_format=state_format,
             state_on_drive=tier == "nvme",
             path=path,
-            host_memory=None if host_memory is None else bytes_of("host_memory", host_memory),
+            host_memory=None if host_memory in (None, AUTO) else bytes_of("host_memory", host_memory),
             accumulation=accumulation,
             clips=clips,
             recomputes=recomputes,
@@ -208,6 +226,10 @@ def plan(
             gpu=str(to) if on_gpu else None,
             free=_free(model) if free_memory is None else bytes_of("free_memory", free_memory),
         )
+        if AUTO in (memory, homes.params):
+            asked.require_directory()
+            given = Given(None if memory == AUTO else asked.memory_bytes, homes, tier)
+            asked = asked.with_choice(memory_choice(asked, given))
     work = _work(model, recomputes)
     if flops is not None:
         compute_s = sum(work) * tokens * asked.accumulation / flops
@@ -217,7 +239,27 @@ def plan(
         rate=rate,
         compute=None if compute_s is None else (compute_s * share, compute_s * (1 - share)),
         has_room=streaming is not None,
+        times=None if batch is None else _times(model, batch, loss, asked),
     )
+
+
+def _times(model: torch.nn.Module, batch: Any, loss: Callable[[Any, Any], torch.Tensor] | None, asked: Asked) -> Times:
+    """Records steps of the model. Errors: InvalidArgument for one that computes nothing here; ResourceExhausted for one
+    whose gradients memory has no room for."""
+    from ziggurat._plan.live_request import check_batch, runs_of  # importing ziggurat.torch does not wait for these
+    from ziggurat._plan.recorded_times import bytes_beside, recorded_times
+
+    check_batch(batch)
+    if any(one.is_meta for one in model.parameters()):
+        raise InvalidArgument("plan(batch, tokens=): a model on the meta device computes nothing: leave out the batch")
+    needed, free = bytes_beside(model), free_bytes()
+    if needed > free:
+        raise ResourceExhausted(
+            f"plan(batch, tokens=): steps of the model as it is take {size_text(needed)} beside its parameters and "
+            f"activations, for gradients above all, and {size_text(free)} of memory are free: leave out the batch, and "
+            "give compute_s= or flops="
+        )
+    return recorded_times(model, asked.division, runs_of(model, loss), batch)
 
 
 _WITH_BATCH = {"loss", "machine", "accumulation", "ranks", "free_memory"}
@@ -243,8 +285,7 @@ def _free(model: torch.nn.Module) -> int:
     """Returns what the run may take: what is free, and what the model takes until it is offloaded."""
     mappings = FileMappings()  # what lies in files takes none
     params = (param for param in model.parameters() if not param.is_meta and mappings.of(param) is None)
-    buffers = sum(one.nbytes for one in model.buffers() if not one.is_meta)
-    return free_bytes() + buffers + sum(param.nbytes for param in params)
+    return free_bytes() + buffer_bytes(model, made=True) + sum(param.nbytes for param in params)
 
 
 def _work(model: torch.nn.Module, recomputes: bool) -> tuple[int, int]:
@@ -273,9 +314,15 @@ def _rate_of(drive: float | str | None) -> tuple[float, str] | None:
     if drive is None:
         return None
     rate = size_of(drive) if isinstance(drive, str) else float(drive)
-    if not rate > 0:
+    if not _SLOWEST_DRIVE <= rate < math.inf:
         raise InvalidArgument(f'plan(drive={drive!r}): give bytes a second, or a text like "1.2GB"')
     return rate, "as given"
+
+
+def _require_counts(**given: int | None) -> None:
+    for name, value in given.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise InvalidArgument(f"plan({name}={value!r}): give a whole number from 1 on")
 
 
 def _require_positive(**given: float | None) -> None:

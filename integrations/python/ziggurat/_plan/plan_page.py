@@ -11,8 +11,41 @@ from ziggurat._plan.step_bound import StepBound
 from ziggurat._plan.traffic import StepBytes
 
 
+_BINDS = 0.9  # of a step, what is busy for so long binds it
+_TOLD = 0.005  # of a step, what is worth a word
+
 #: a row of what offload(activations=) has in memory; the others are not known before a forward
 ACTIVATIONS = "activations, within activation_memory"
+GRADIENTS = "gradients"
+NOT_SENT = "gradients that are not sent yet"  #: to other ranks
+
+
+@dataclass(frozen=True)
+class PlayedStep:
+    """A step among many, as the engine is played in virtual time by a recording of the model. Seconds."""
+
+    seconds: float
+    compute_s: float  #: in which PyTorch computes, on cores that do nothing else
+    python_s: float  #: in which hooks and optimizer do their part
+    units_s: float  #: in which the script waits for units
+    gradients_s: float  #: in which backward hands over gradients that are summed in files
+    update_s: float  #: in the step, which updates what is in memory
+    copies_busy_s: float  #: meanwhile
+    update_busy_s: float
+    drive_busy_s: float
+    read_bytes: float  #: over the drive
+    written_bytes: float
+
+    @property
+    def limit(self) -> str:
+        """Returns what binds the step: what is busy for nearly all of it, or what it waits for most."""
+        busy = {"compute": self.compute_s, "the drive": self.drive_busy_s, "copies of units": self.copies_busy_s}
+        most = max(busy, key=lambda name: busy[name])
+        if busy[most] >= _BINDS * self.seconds:
+            return most
+        waits = {"units": self.units_s, "gradients in files": self.gradients_s, "the update": self.update_s}
+        longest = max(waits, key=lambda name: waits[name])
+        return f"{most}, and waits for {longest}" if waits[longest] > (1 - _BINDS) / 2 * self.seconds else most
 
 
 @dataclass(frozen=True)
@@ -42,7 +75,9 @@ class Plan:
     drive_rate_from: str  #: who says so
     drive_s: float | None  #: what the drive takes for a step if nothing else limits it
     compute_s: float | None
-    bound: StepBound | None  #: the least time of a step, if both rates are known
+    bound: StepBound | None  #: the least time of a step that moves all of `step`, if both rates are known
+    played: PlayedStep | None  #: a step as it is expected, if a batch was given and this machine was measured
+    played_needs: str  #: else what that needs
 
     def __str__(self) -> str:
         sections = (self._head(), self._places(), self._moved(), self._time())
@@ -126,11 +161,28 @@ class Plan:
             )
         if self.compute_s is not None:
             lines.append(f"compute takes {self.compute_s:.3g} s")
-        if self.bound is not None:
+        # The least is that of a step which moves the most: what is played may move less.
+        if self.bound is not None and (self.played is None or self.bound.seconds <= self.played.seconds):
             most = self.tokens / self.bound.seconds if self.bound.seconds else math.inf
             rate = f"{most:,.0f} tokens a second"
             lines.append(
                 f"a step takes at least {self.bound.seconds:.3g} s, at most {rate}: the limit is "
                 f"{self.bound.limit}"
             )
+        if self.played is not None:
+            lines.append(_told(self.played))
+        elif self.played_needs:
+            lines.append(f"how long a step takes is not known: {self.played_needs}")
         return lines
+
+
+def _told(step: PlayedStep) -> str:
+    parts = {
+        "compute": step.compute_s,
+        "Python's part": step.python_s,
+        "waits for units": step.units_s,
+        "gradients into files": step.gradients_s,
+        "the update": step.update_s,
+    }
+    told = ", ".join(f"{name} {its:.3g} s" for name, its in parts.items() if its >= _TOLD * step.seconds)
+    return f"a step takes about {step.seconds:.3g} s: {told}; the limit is {step.limit}"

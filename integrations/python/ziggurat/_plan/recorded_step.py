@@ -48,7 +48,7 @@ def recorded(model: torch.nn.Module, run: Runs, batch: Any, rows: int) -> Step:
         return _of_shapes(model, run, batch, rows)
     found: list[tuple[str, int]] = []
     # Copies of buffers are recorded too: the allocator knows the sizes of what it has given while it is recorded.
-    with recorded_allocations(found), unchanged(model, _stand, _copied) as stands:
+    with recorded_allocations(found), unchanged(model, tensors(batch), _stand, _copied) as stands:
         saved = _Saved([*stands.values(), *model.buffers(), *tensors(batch)])
         for stand in stands.values():
             if stand.requires_grad:
@@ -80,7 +80,7 @@ def on_meta(model: torch.nn.Module, run: Runs, batch: Any, rows: int) -> Step:
 
 def _of_shapes(model: torch.nn.Module, run: Runs, batch: Any, rows: int) -> Step:
     counted = Counted()
-    with unchanged(model, _shape, lambda one: one.detach().to("meta")) as stands:
+    with unchanged(model, tensors(batch), _shape, lambda one: one.detach().to("meta")) as stands:
         saved = _Saved([*stands.values(), *model.buffers(), *tensors(batch)])
         for stand in stands.values():
             if stand.requires_grad:

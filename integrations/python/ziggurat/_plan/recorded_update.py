@@ -27,6 +27,9 @@ class Update(NamedTuple):
 def optimizer_of(model: torch.nn.Module, optimizer: Any) -> torch.optim.Optimizer:
     """Returns the optimizer, or makes PyTorch's of that name. Errors: InvalidArgument if it has none."""
     if isinstance(optimizer, torch.optim.Optimizer):
+        its = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        if not any(id(param) in its for param in model.parameters()):
+            raise InvalidArgument("plan(): the optimizer has no parameter of the model: give the one that trains it")
         return optimizer
     if not isinstance(optimizer, str):
         what = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"

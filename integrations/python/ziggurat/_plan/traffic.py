@@ -102,15 +102,10 @@ def step_bytes(
     forward, backward = _brought(division, uses, settings)
     frozen_forward, frozen_backward = _read_frozen(division, settings)
     step = StepBytes(forward, backward, frozen_forward, frozen_backward)
-    if state is None:
-        return step
-    table = math.ceil(_ENTRY_BYTES * state.count / _REGION_BYTES) * _REGION_BYTES
-    step = replace(
-        step,
-        state_read=state.read_bytes,
-        state_written=state.bytes + table + _SEAL_BYTES,
-        **_grads([*trained, *added], settings),
-    )
+    step = replace(step, **_grads([*trained, *added], settings))
+    if state is not None:
+        table = math.ceil(_ENTRY_BYTES * state.count / _REGION_BYTES) * _REGION_BYTES
+        step = replace(step, state_read=state.read_bytes, state_written=state.bytes + table + _SEAL_BYTES)
     if not settings.params_on_drive:
         return step
     tiles = _read_tiles(division, settings, in_own_files=False)

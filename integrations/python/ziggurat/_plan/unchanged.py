@@ -21,15 +21,18 @@ Stand = Callable[[torch.Tensor], torch.Tensor]  # makes what computes in a param
 
 
 @contextlib.contextmanager
-def unchanged(model: torch.nn.Module, param: Stand, buffer: Stand) -> Iterator[dict[torch.nn.Parameter, torch.Tensor]]:
+def unchanged(
+    model: torch.nn.Module, batch: Iterable[torch.Tensor], param: Stand, buffer: Stand
+) -> Iterator[dict[torch.nn.Parameter, torch.Tensor]]:
     """Computes in the block with stand-ins of parameters and buffers, which `param` and `buffer` make, one for each
     however many modules share it. Yields those of parameters. All attributes of modules have their values again
-    afterwards; what a forward changes inside of a list or dictionary that is not PyTorch's own, it has changed."""
+    afterwards, and tensors of the batch their gradients; what a forward changes inside of a list or dictionary that is
+    not PyTorch's own, it has changed."""
     modules = list(dict.fromkeys(model.modules()))
     attributes = [dict(vars(module)) for module in modules]
     tables = [_tables_of(module) for module in modules]
-    own_grads = [(one, one.grad) for one in model.parameters()]
-    with _same_draws(model):
+    own_grads = [(one, one.grad) for one in (*model.parameters(), *batch) if one.is_leaf]
+    with _same_draws(modules):
         try:
             stands = _swap(modules, param, buffer)
             for one, _ in own_grads:
@@ -91,15 +94,23 @@ def _swap(modules: list[torch.nn.Module], param: Stand, buffer: Stand) -> dict[t
 
 
 @contextlib.contextmanager
-def _same_draws(model: torch.nn.Module) -> Iterator[None]:
-    """Gives all generators of random numbers their states again."""
-    gpus = sorted({one.device.index for one in model.parameters() if one.device.type == "cuda"})
+def _same_draws(modules: list[torch.nn.Module]) -> Iterator[None]:
+    """Gives all generators of random numbers their states again, those that modules have of their own too."""
+    params = [one for module in modules for one in module._parameters.values() if one is not None]
+    gpus = sorted({one.device.index for one in params if one.device.type == "cuda"})
     numpy: Any = sys.modules.get("numpy")
-    of_python, of_numpy = random.getstate(), None if numpy is None else numpy.random.get_state()
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    shared: Any = random  # the module itself has the calls of a random.Random
+    own = [value for module in modules for value in vars(module).values()]
+    of_python = [(one, one.getstate()) for one in (shared, *own) if one is random or isinstance(one, random.Random)]
+    of_torch = [(one, one.get_state()) for one in own if isinstance(one, torch.Generator)]
     try:
         with torch.random.fork_rng(devices=gpus):
             yield
     finally:
-        random.setstate(of_python)
+        for generator, state in of_python:
+            generator.setstate(state)
+        for generator, state in of_torch:
+            generator.set_state(state)
         if numpy is not None:
             numpy.random.set_state(of_numpy)

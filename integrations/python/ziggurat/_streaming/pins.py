@@ -475,7 +475,8 @@ class Pins:
         moved = []
         exported = [held for held in unit.held if storages.was_exported(held.storage)]
         try:
-            unseen = [] if unit.prints is None else unit.prints.written()
+            prints, unit.prints = unit.prints, None
+            unseen = [] if prints is None else prints.written()
             changed = [held for held in unit.held if held.was_written()]
             if changed and unit.is_rounded:
                 raise _rounded_value_written(changed[0].name, unit.name)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ziggurat._pytorch.torch_private import uncompiled, without_modes
+from ziggurat._units.units import PRINT_WORDS
 
 if TYPE_CHECKING:
     from ziggurat._streaming.pins import Held
-
-_WORDS = 256  #: of 8 bytes in a row
 
 
 class Prints:
@@ -37,6 +36,6 @@ def _print_of(param: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Returns the sums of rows and of columns of the parameter's bytes, which change with what changes
     a value or moves values, and cost less than a checksum; and the bytes that make no row."""
     values = param.detach().reshape(-1).view(torch.uint8)
-    end = values.numel() - values.numel() % (8 * _WORDS)
-    words = values[:end].view(torch.int64).view(-1, _WORDS)
+    end = values.numel() - values.numel() % (8 * PRINT_WORDS)
+    words = values[:end].view(torch.int64).view(-1, PRINT_WORDS)
     return words.sum(0), words.sum(1), values[end:].clone()

@@ -31,9 +31,9 @@ from ziggurat._library.native import InvalidArgument, Param, Places, ResourceExh
 from ziggurat._library.standard_error import stderr
 from ziggurat._library.state_kinds import has_codes
 from ziggurat._memory.file_memory import empty_in_file, is_in_file, let_pages_go
-from ziggurat._memory.frozen_files import FileRange, SameStays
+from ziggurat._memory.frozen_files import FileMappings, FileRange, SameStays
 from ziggurat._memory.memory import free_bytes, keep_freed, return_freed, size_text
-from ziggurat._memory.placement import Homes, fits_half, sums_bytes
+from ziggurat._memory.placement import AUTO, Homes, fits_half, sums_bytes
 from ziggurat._memory.progress import Progress
 from ziggurat._pytorch import storages
 from ziggurat._pytorch.later import Later
@@ -50,7 +50,7 @@ from ziggurat._units.units import ROOT, Division
 if TYPE_CHECKING:
     from ziggurat._activations.activations import Activations
     from ziggurat._gradients.engine_content import EngineSums
-    from ziggurat._library.native import Engine
+    from ziggurat._library.native import Engine, MemoryChoice
     from ziggurat._optimizer.opened import Opened
     from ziggurat._pytorch.accelerator import Accelerator
     from ziggurat._ranks.ranks import Ranks
@@ -96,9 +96,16 @@ class Streaming(Pins):
         self,
         division: Division,
         homes: Homes,
-        memory_bytes: int,
+        memory_bytes: int | None,
         accelerator: Accelerator | None = None,
     ) -> None:
+        #: what was given: the rest is chosen anew whenever an engine opens
+        self.given_homes, self.given_bytes = homes, memory_bytes
+        self.chosen: MemoryChoice | None = None  #: what was chosen last
+        if memory_bytes is None:  # until it is chosen, all have room
+            memory_bytes = division.ample_bytes
+        if homes.params == AUTO:
+            homes = homes._replace(params="host")
         self.placement = homes.params  #: "host" or "nvme"
         #: the ranks of which each keeps a slice of each parameter, once an optimizer opens the engine
         self.ranks: Ranks | None = None
@@ -325,21 +332,31 @@ class Streaming(Pins):
 
     @property
     def engine_bytes(self) -> int:
-        """What the engine gets of the memory for units, which it takes at once. Where all units are there
-        it has no use for more than they need, and where they come and go for little more."""
-        share_bytes = min(self.memory_bytes, self.division.share_of_engine(self.memory_bytes))
-        all_bytes = self.division.all_bytes
-        if self.tier == "device" or self._stay_for_a_step():
-            return min(share_bytes, all_bytes)
-        return min(share_bytes, max(self.division.smallest()[0], 2 * all_bytes))
+        """What the engine takes of the memory for units."""
+        stay = self.ranks is not None and "max_reuse_distance" not in self.limits and self.division.stays(self.memory_bytes)
+        return self.division.taken_by_engine(self.memory_bytes, self.tier == "device" or stay)
 
-    def _stay_for_a_step(self) -> bool:
-        """Returns whether all units that ranks have put together stay until a step changes all of them, so
-        that there are never holes between them."""
-        if self.ranks is None or not self.fits or "max_reuse_distance" in self.limits:
-            return False
-        units = self.division.units
-        return all(unit.trains(param) for unit in units for _, param in unit.params)
+    @property
+    def leaves_choice(self) -> bool:
+        """Returns whether the memory for units or the placement is left to the planner."""
+        return self.given_bytes is None or self.given_homes.params == AUTO
+
+    @property
+    def here_bytes(self) -> int:
+        """Returns what the model's parameters take of PyTorch's memory, until an engine has them."""
+        if not self.has_values_here:
+            return 0
+        mappings = FileMappings()  # what lies in files takes none
+        held = (held for unit in self.units for held in unit.all_held)
+        here = (held for held in held if not is_in_file(held.param) and mappings.of(held.param) is None)
+        return sum(held.size_bytes for held in here)
+
+    def settle(self, choice: MemoryChoice) -> None:
+        """Takes what the planner has chosen, for the engine that opens next."""
+        its = dict(part.split("=") for part in choice.placement.split(","))
+        self.placement = "nvme" if its["params"] == "nvme" else "host"
+        self.homes = Homes(self.placement, its["grads"])
+        self.memory_bytes, self.chosen = choice.memory, choice
 
     def begin_opening(self, optimizer: Any, names: Sequence[str]) -> None:
         """Tells that `optimizer` is going to open an engine for the parameters `names`. Closes the
@@ -372,6 +389,8 @@ class Streaming(Pins):
         its = set(trained)
         self.division.set_trained(None)
         places = self.division.leave_in_files(its)
+        for _ in range(0 if self.chosen is None else self.chosen.tables_by_rows):
+            self.division.read_a_table_by_rows()  # whose gradients have no room in memory, though the table may
         self.division.require(self.memory_bytes, own_blocks=has_codes(state_format))
         # What an optimizer has only a part of takes a little more. It is not refused what offload() allowed.
         self.division.set_trained(its)

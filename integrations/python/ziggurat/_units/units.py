@@ -21,6 +21,7 @@ ROOT = "(root)"  #: the unit of all parameters that no other unit has
 
 _CPU = torch.device("cpu")
 _SPARE_BYTES = 1 << 20
+PRINT_WORDS = 256  #: of 8 bytes in a row of what a unit is compared with (_streaming/prints.py)
 _STAGED = 2  # units on their way to a GPU: one is put together, one is copied
 _LINE = 64  # bytes: where a whole parameter can begin (core/engine/lent/whole_layout.cc)
 
@@ -78,6 +79,14 @@ class Unit:
         if self.tiles:
             return self.tile_bytes
         return 0 if self.by_rows else sum(param.nbytes for param in self.in_files)
+
+    @property
+    def prints_bytes(self) -> int:
+        """Returns what the unit is compared with as it is let go: of each parameter sums of rows and of columns, and
+        the bytes that make no row."""
+        row_bytes = 8 * PRINT_WORDS
+        sizes = [param.nbytes for _, param in self.params if self.keeps(param)]
+        return sum(row_bytes + 8 * (size // row_bytes) + size % row_bytes for size in sizes)
 
     @property
     def weight(self) -> torch.nn.Parameter:
@@ -193,12 +202,8 @@ class Division:
         what works."""
         for unit in self.units:
             unit.own_blocks = own_blocks
-        tables = (unit for unit in self.units if unit.is_table and not unit.by_rows and not self.brings_all)
         smallest, of_what = self.smallest()
-        for table in sorted(tables, key=lambda unit: unit.size_bytes, reverse=True):
-            if smallest <= memory_bytes:
-                break
-            table.by_rows = True
+        while smallest > memory_bytes and self.read_a_table_by_rows():
             smallest, of_what = self.smallest()
         if memory_bytes < smallest:
             raise InvalidArgument(
@@ -209,6 +214,14 @@ class Division:
         for unit in self.units:
             unit.number = number
             number += not unit.by_rows and any(param not in unit.in_files for _, param in unit.params)
+
+    def read_a_table_by_rows(self) -> bool:
+        """Lets rows of the largest table that is still brought be read where they lie. Returns whether there was one."""
+        tables = [unit for unit in self.units if unit.is_table and not unit.by_rows and not self.brings_all]
+        largest = max(tables, key=lambda unit: unit.size_bytes, default=None)
+        if largest is not None:
+            largest.by_rows = True
+        return largest is not None
 
     def _tiles_that_help(self, memory_bytes: float) -> str:
         """Returns words for the linear layer that too little memory would do for if it had tiles, if there is
@@ -247,6 +260,11 @@ class Division:
     def fits(self, memory_bytes: int) -> bool:
         """Returns whether there is room for all units at once."""
         return sum(unit.size_bytes for unit in self.units) <= memory_bytes
+
+    def stays(self, memory_bytes: int) -> bool:
+        """Returns whether all units that ranks have put together stay until a step changes all of them, so
+        that there are never holes between them."""
+        return self.fits(memory_bytes) and all(unit.trains(param) for unit in self.units for _, param in unit.params)
 
     def keeps_tiles(self, unit: Unit, memory_bytes: int) -> bool:
         """Returns whether there is room for all tiles of a unit beside all other units."""
@@ -294,6 +312,15 @@ class Division:
             words.append(f"and {between} bytes between what lies apart")
         return most, ", ".join(words)
 
+    def taken_by_engine(self, memory_bytes: int, all_stay: bool) -> int:
+        """Returns what the engine takes of the memory for units, at once. Where `all_stay` it has no use for more
+        than they need, and where they come and go for little more."""
+        if not any(unit.pieces() for unit in self.units):
+            return 0
+        share_bytes = min(memory_bytes, self.share_of_engine(memory_bytes))
+        most = self.all_bytes if all_stay else max(self.smallest()[0], 2 * self.all_bytes)
+        return min(share_bytes, most)
+
     def share_of_engine(self, memory_bytes: int) -> int:
         """Returns how much of the memory, which is enough, the engine gets: what it needs for all that
         it has, as far as what stays in files leaves so much."""
@@ -308,13 +335,25 @@ class Division:
         # Pieces differ in their low bits of the address, and the last ends with a page.
         return sum(sum(unit.pieces()) for unit in self.units) + _SPARE_BYTES
 
+    @property
+    def ample_bytes(self) -> int:
+        """Returns the memory with which all units are there at once, wherever what comes and goes lies."""
+        return max(self.smallest()[0], self.all_bytes, sum(unit.size_bytes for unit in self.units))
+
     def _following(self) -> list[tuple[set[Unit], set[Unit]]]:
         """Returns what is pinned together, and what is brought meanwhile."""
         pinned = [entry.pinned() for entry in self.entries]
         return [*pairwise(pinned[1:]), *((one, set()) for one in pinned)]  # after the root's
 
+    @property
+    def prints_bytes(self) -> int:
+        """Returns what the units in use are compared with, at most."""
+        return self._most_of({unit: unit.prints_bytes for unit in self.units})
+
     def _most_in_files(self) -> int:
-        sizes = {unit: unit.bytes_in_files for unit in self.units}
+        return self._most_of({unit: unit.bytes_in_files for unit in self.units})
+
+    def _most_of(self, sizes: Mapping[Unit, int]) -> int:
         return max(sum(sizes[unit] for unit in one | other) for one, other in self._following())
 
 
