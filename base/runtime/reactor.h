@@ -99,6 +99,8 @@ class Reactor {
   /// reactor. Reactor's thread only.
   void external_begin() noexcept { ++external_; }
   void external_end() noexcept { --external_; }
+  /// Whether such work is under way. Reactor's thread only.
+  bool external_work() const noexcept { return external_ > 0; }
 
   /// Adds a handler that is called on the reactor's thread at a lock-up (see above). It must fail
   /// everything that waits.

@@ -3,9 +3,6 @@
 // as closed forms say, and moves what a run with real bytes moves.
 #include "core/rehearsal/lent_rehearsal.h"
 
-#include <chrono>
-#include <thread>
-
 #include "tests/core/lent_trainer.h"
 #include "tests/core/rehearsed_units.h"
 #include "tests/support/scratch_directory.h"
@@ -15,7 +12,6 @@
 namespace ziggurat {
 namespace lent_rehearsal_test {
 
-using namespace std::chrono_literals;
 using namespace testing::rehearsed;
 using Kind = LentEvent::Kind;
 
@@ -168,6 +164,13 @@ TEST(LentRehearsal, PlaysLentParametersAndSums) {
   expect_within(written(rehearse_lent(request)), written(summed), 0.01);
 }
 
+/// Waits until nothing goes on by itself any more: no work elsewhere, and no handler is ready.
+void settle(Reactor& reactor) {
+  const auto busy = [](const Reactor& its) -> Task<bool> { co_return its.external_work(); };
+  // A handler makes the next one ready: each question waits for those that were ready before it.
+  for (int quiet = 0; quiet < 200;) quiet = reactor.block_on(busy(reactor)) ? 0 : quiet + 1;
+}
+
 /// Makes the steps of a recording with real bytes. Returns what was counted from the first step on
 /// until all are durable.
 std::vector<std::uint64_t> counted_in_a_run(const LentRehearsal& request,
@@ -197,10 +200,7 @@ std::vector<std::uint64_t> counted_in_a_run(const LentRehearsal& request,
     for (const LentEvent& event : request.events) {
       if (event.kind == Kind::kAcquire) engine->acquire(event.of, host);
       // A trainer that computes until all is quiet: which transfer ends first does not matter then.
-      for (std::vector<std::uint64_t> last; event.kind == Kind::kCompute && last != counters();) {
-        last = counters();
-        std::this_thread::sleep_for(4ms);
-      }
+      if (event.kind == Kind::kCompute) settle(runtime->reactor);
       if (event.kind == Kind::kRelease) engine->release(event.of, host);
       if (event.kind == Kind::kGradient) gradients[event.of] = memory[event.of].span();
       if (event.kind == Kind::kAddGradient) {

@@ -13,6 +13,7 @@
 #include <array>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <sstream>
 #include <thread>
@@ -28,9 +29,16 @@ using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
+/// A file of /proc/PID: what could be read of it before the process ended.
+std::stringstream process_file(pid_t pid, const std::string& name) {
+  std::stringstream text;
+  text << std::ifstream(fs::path("/proc") / std::to_string(pid) / name).rdbuf();
+  return text;
+}
+
 /// The value of a line of /proc/PID/status, a mask of signals.
 std::uint64_t signals_of(pid_t pid, const std::string& line) {
-  std::istringstream status(contents(fs::path("/proc") / std::to_string(pid) / "status"));
+  std::stringstream status = process_file(pid, "status");
   for (std::string word; status >> word;) {
     if (word != line + ":") continue;
     status >> word;
@@ -46,8 +54,8 @@ bool takes_signals(pid_t pid) {
 
 /// The launcher, and its ranks.
 std::vector<pid_t> processes(pid_t launcher) {
-  const std::string pid = std::to_string(launcher);
-  std::istringstream children(contents(fs::path("/proc") / pid / "task" / pid / "children"));
+  std::stringstream children =
+      process_file(launcher, "task/" + std::to_string(launcher) + "/children");
   std::vector<pid_t> all{launcher};
   for (pid_t child = 0; children >> child;) all.push_back(child);
   return all;
