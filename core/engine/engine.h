@@ -64,8 +64,10 @@ struct GroupStep {
   float weight_decay = 0;
   float grad_scale = 1;  ///< factor by which their gradients are multiplied
   /// How many steps the parameters have made, including this one, if they do not take part in all;
-  /// 0 if they do.
+  /// 0 if they do. With EngineConfig::counts_steps the engine knows.
   std::uint64_t steps = 0;
+  /// Divides the learning rate by 1 + (steps - 1) * lr_decay (torch.optim.Adagrad).
+  float lr_decay = 0;
   /// The trainer has written lent parameters since the last step. Their masters are made from them
   /// again before this step; their moments stay.
   bool params_written = false;

@@ -2,6 +2,7 @@
 // core/engine/engine_config.h: the engine's settings, with their defaults and units.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -54,6 +55,13 @@ struct StoreDirectory {
   std::uint64_t outstanding_bytes = 0;
 };
 
+/// Returns the most that a directory's drive has in flight, as measured; 0 if none was.
+inline std::uint64_t most_outstanding_bytes(std::span<const StoreDirectory> store) {
+  std::uint64_t most = 0;
+  for (const StoreDirectory& directory : store) most = std::max(most, directory.outstanding_bytes);
+  return most;
+}
+
 /// The stage if a config gives neither a stage nor a strategy.
 inline constexpr int kDefaultZeroStage = 2;
 /// A limit in elements that never has an effect, because it is more than any model has.
@@ -63,7 +71,6 @@ inline constexpr std::uint64_t kElementsMax = 1'000'000'000'000'000;
 inline constexpr std::uint64_t kBlobBytesMax = 64 * 1024;
 
 struct StateContent;
-struct StoredRank;
 
 /// A parameter of which each rank has a slice, and which its trainer is brought whole.
 struct WholeParam {
@@ -225,13 +232,12 @@ struct EngineConfig {
   /// are put together of those G ranks' slices, and the trainer gives all that have a slice the
   /// same gradients. Empty if each rank has whole parameters.
   std::vector<WholeParam> wholes;
-  /// For a trainer that lends its memory: returns how many steps the parameter of each unit has
-  /// made, according to `blob`, which is empty if there is none yet. If this is given, stochastic
-  /// rounding of parameters does not need every gradient in every step.
-  std::function<std::vector<std::uint64_t>(std::span<const std::byte> blob)> param_steps;
-  /// For such a trainer: returns this rank's blob if a store is divided anew, from what its ranks
-  /// had (core/checkpoint/joined_state.h). If it is not given, every rank gets the blob of rank 0.
-  std::function<std::vector<std::byte>(std::span<const StoredRank> ranks)> blob_of_ranks;
+  /// For a trainer that lends its memory: the engine counts the steps of each parameter, and takes
+  /// GroupStep::steps from that, whatever the trainer gives. The counts are stored before the
+  /// trainer's blob (core/checkpoint/steps_blob.h), and a store that is divided anew has them by
+  /// whole tensors. With them stochastic rounding of parameters does not need every gradient in
+  /// every step. Each parameter has a group of its own (ParamSpec::group).
+  bool counts_steps = false;
 
   /// Called on the engine's thread just before a generation may become durable. It is for logs that
   /// must not lag behind the store.

@@ -97,6 +97,15 @@ class LentEngine : public StateEngine {
                                           StateSource& source, const LoadOptions& options,
                                           Device* device = nullptr);
 
+  /// Returns how many steps a trained parameter has made, and changes that: the new count is that
+  /// of the next step, and durable with it. Errors: kInvalidArgument without
+  /// EngineConfig::counts_steps.
+  virtual std::uint64_t steps_of(ParamId param) const = 0;
+  virtual void set_steps(ParamId param, std::uint64_t steps) = 0;
+  /// If the store was divided anew since the trainer gave resumed_blob(): how many ranks it had
+  /// then. The blob is that of their rank 0. Otherwise 0.
+  virtual std::uint64_t resumed_blob_ranks() const = 0;
+
   /// Adds `scale` times `values` to a sum of gradients of `param` on NVMe, in fp32; the memory is
   /// the trainer's again on return. The step to come takes the sum in place of an empty gradient.
   /// The first summand is added to zeros, or takes their place (`instead_of_zeros`). Needs

@@ -69,8 +69,7 @@ class LentOnTwins : private RankTwins {
         request_(request),
         sums_(request.model.units.size()),
         gradients_(request.model.units.size()),
-        groups_(group_count(request.model), GroupStep{.learning_rate = 1e-3F}),
-        blob_(request.blob_bytes) {
+        groups_(group_count(request.model), GroupStep{.learning_rate = 1e-3F}) {
     const ModelSpec& model = request.model;
     for (std::size_t p = 0; p < model.units.size(); ++p) {
       const bool streamed = model.units[p].params[0].streamed.has_value();
@@ -217,7 +216,7 @@ class LentOnTwins : private RankTwins {
   }
 
   Task<> make_step(RehearsedStep& step) {
-    StepOptions options{.blob = blob_};
+    StepOptions options{.blob = {}};
     options.groups = groups_;
     options.update_at_once = request_.update_at_once;
     Task<StepResult> stepping = engine_->step(gradients_, options);
@@ -235,7 +234,6 @@ class LentOnTwins : private RankTwins {
   std::vector<bool> sums_;                             // whether there is one
   std::vector<TypedSpan<const std::byte>> gradients_;  // for the step to come
   std::vector<GroupStep> groups_;
-  std::vector<std::byte> blob_;
   bool expecting_ = false;  // gradients of this step
   std::unique_ptr<LentTasks> engine_;
   RehearsedRank its_;

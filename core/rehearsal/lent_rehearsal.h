@@ -45,8 +45,7 @@ struct LentRehearsal {
   /// The type of gradients that are lent to the step, where it is not their parameter's, as that of
   /// sums may be. What is added to sums on NVMe has its parameter's.
   std::optional<DType> gradients = std::nullopt;
-  bool update_at_once = false;   ///< StepOptions::update_at_once
-  std::uint64_t blob_bytes = 0;  ///< of each step's blob
+  bool update_at_once = false;  ///< StepOptions::update_at_once
 };
 
 /// Plays the run, and returns what the rank did. A wait for a parameter (kWait) counts as one for a

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_engine.cc: makes units of parameters, and steps with each parameter's
-// count of steps.
+// integrations/c/embedded_engine.cc: makes units of parameters, and steps with each parameter's own
+// settings.
 #include "integrations/c/embedded_engine.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,6 @@
 
 #include "base/error.h"
 #include "integrations/c/measured_drives.h"
-#include "integrations/c/steps_blob.h"
 #include "integrations/c/wrong.h"
 
 namespace ziggurat {
@@ -55,8 +54,7 @@ ModelSpec model_of(const std::vector<EmbeddedParam>& params,
       throw wrong(fmt::format("two parameters have the name '{}': give each parameter its own name",
                               param.name));
     require_shape(param);
-    // Every parameter is a group of its own: its settings differ from others', if only by its count
-    // of steps.
+    // Each is a group of its own: settings of parameters differ, if only by the count of steps.
     ParamSpec spec{.name = param.name,
                    .shape = param.shape,
                    .group = static_cast<std::uint32_t>(model.units.size())};
@@ -99,10 +97,6 @@ std::size_t trained_count(const std::vector<EmbeddedParam>& params) {
   return static_cast<std::size_t>(std::ranges::count(params, false, &EmbeddedParam::frozen));
 }
 
-std::uint64_t embedded_blob_bytes(std::size_t trained) {
-  return StepsBlob::head_bytes(trained) + kTrainerBlobBytes;
-}
-
 EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params,
                                EmbeddedConfig config)
     : EmbeddedEngine(runtime, params, std::move(config), nullptr) {}
@@ -117,7 +111,6 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
       model_(model_of(params, config.pieces)),
       wholes_(config.wholes),
       trained_(ziggurat::trained_count(params)),
-      steps_(trained_),
       written_(params.size()),
       gradients_(params.size()) {
   std::vector<TypedSpan<std::byte>> lent;
@@ -127,36 +120,12 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
     group_count_ = std::max<std::size_t>(group_count_, param.group + std::size_t{1});
   }
   take_measured(config.store);
-  config.blob_bytes_max = embedded_blob_bytes(trained_);
-  config.param_steps = [count = trained_](std::span<const std::byte> blob) {
-    return StepsBlob::read(blob, count).steps;
-  };
-  config.blob_of_ranks = [this](std::span<const StoredRank> ranks) {
-    std::vector<std::string> wholes;
-    for (const UnitSpec& unit : std::span(model_.units).first(trained_))
-      wholes.push_back(unit.params[0].whole->name);
-    return joined_blob(ranks, wholes);
-  };
+  config.blob_bytes_max = kTrainerBlobBytes;
+  config.counts_steps = true;
   make_device(params, config);
   sums_on_nvme_ = config.placement.grads == Tier::kNvme;
   engine_ = load == nullptr ? LentEngine::open(model_, config, runtime, lent, device())
                             : opened_from(config, *load, lent);
-  read_steps();
-}
-
-void EmbeddedEngine::read_steps() {
-  if (!engine_->resumed()) return;
-  const std::span<const std::byte> blob = engine_->resumed_blob();
-  if (blob.empty()) return;  // of generation 0
-  const StepsBlob its = StepsBlob::read(blob, steps_.size());
-  steps_ = its.steps;
-  blob_ranks_ = its.of_ranks;
-  resumed_blob_.assign(its.own.begin(), its.own.end());
-}
-
-std::vector<std::byte> EmbeddedEngine::with_steps(std::span<const std::byte> blob) const {
-  require_blob(blob);
-  return StepsBlob{.steps = stored_steps_, .of_ranks = 0, .own = blob}.written();
 }
 
 void EmbeddedEngine::require_count(const char* call, std::size_t param, std::size_t count) const {
@@ -205,10 +174,7 @@ std::vector<GroupStep> EmbeddedEngine::param_steps(const EmbeddedStep& step) con
   }
   std::vector<GroupStep> all;
   for (std::size_t p = 0; p < param_count(); ++p) {
-    const EmbeddedGroup& group = step.groups[groups_[p]];
-    GroupStep own = group.step;
-    if (p < trained_) own.steps = steps_[p] + 1;
-    own.learning_rate /= 1.0F + static_cast<float>(own.steps - 1) * group.lr_decay;
+    GroupStep own = step.groups[groups_[p]];
     own.grad_scale = own.grad_scale * step.grad_scale * gradients_[p].scale;
     own.params_written = written_[p];
     all.push_back(own);
@@ -222,40 +188,29 @@ StepResult EmbeddedEngine::step(const EmbeddedStep& step) {
 
 StepResult EmbeddedEngine::make_step(const EmbeddedStep& step) {
   std::vector<GroupStep> groups;
-  std::vector<std::byte> blob;
   try {
     groups = param_steps(step);
     require_blob(step.blob);
   } catch (const Error& error) {
     engine_->refuse_step(error);
   }
-  const std::vector<std::uint64_t> before = steps_;
   std::vector<TypedSpan<const std::byte>> gradients;
-  for (std::size_t p = 0; p < param_count(); ++p) {
-    gradients.push_back(gradients_[p].values);
-    if (p < trained_ && gradients_[p].present()) ++steps_[p];
-  }
-  const std::vector<std::uint64_t> stored_before = std::exchange(stored_steps_, steps_);
-  StepResult result;
-  try {
-    blob = with_steps(step.blob);
-    StepOptions options{.blob = blob};
-    options.groups = groups;
-    options.blob_follows = step.blob_follows;
-    options.update_at_once = step.update_at_once;
-    result = engine_->step(gradients, options);
-  } catch (...) {
-    steps_ = before;
-    stored_steps_ = stored_before;
-    throw;
-  }
+  for (const Gradient& gradient : gradients_) gradients.push_back(gradient.values);
+  StepOptions options{.blob = step.blob};
+  options.groups = groups;
+  options.blob_follows = step.blob_follows;
+  options.update_at_once = step.update_at_once;
+  const StepResult result = engine_->step(gradients, options);
   forget_gradients();
   written_.assign(written_.size(), false);
   return result;
 }
 
 void EmbeddedEngine::give_blob(std::span<const std::byte> blob) {
-  in_turn([&](LentEngine& engine) { engine.give_blob(with_steps(blob)); });
+  in_turn([&](LentEngine& engine) {
+    require_blob(blob);
+    engine.give_blob(blob);
+  });
 }
 
 void EmbeddedEngine::write_state(std::size_t param, std::string_view name,
@@ -269,16 +224,16 @@ void EmbeddedEngine::write_state(std::size_t param, std::string_view name,
 }
 
 void EmbeddedEngine::set_steps(std::size_t param, std::uint64_t steps) {
-  in_turn([&](LentEngine&) {
+  in_turn([&](LentEngine& engine) {
     require_trained("set_steps", param);
-    steps_[param] = steps;
+    engine.set_steps(static_cast<ParamId>(param), steps);
   });
 }
 
 std::uint64_t EmbeddedEngine::steps_of(std::size_t param) const {
   const std::lock_guard lock(mutex_);
   require_count("steps_of", param, count_or_none(param));
-  return param < trained_ ? steps_[param] : 0;
+  return param < trained_ ? engine_->steps_of(static_cast<ParamId>(param)) : 0;
 }
 
 }  // namespace ziggurat

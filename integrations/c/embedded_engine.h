@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/c/embedded_engine.h: a LentEngine, and what its trainer gives it step by step: each
-// parameter has its own type, gradient, count of steps and settings. What is not here is a call of
-// lent().
-//
-// The blob of a generation has each parameter's count of steps before the trainer's own blob.
+// parameter has its own type, gradient and settings. What is not here is a call of lent().
 #pragma once
 
 #include <cstddef>
@@ -45,18 +42,12 @@ ModelSpec embedded_model(const std::vector<EmbeddedParam>& params, const Embedde
 
 /// Returns how many parameters are trained: those that are not frozen.
 std::size_t trained_count(const std::vector<EmbeddedParam>& params);
-/// Returns how large a blob the store of an engine holds that trains so many parameters.
-std::uint64_t embedded_blob_bytes(std::size_t trained);
 
-/// What a step does to the parameters of one group.
-struct EmbeddedGroup {
-  GroupStep step;
-  /// Divides the learning rate of a parameter's step t by 1 + (t - 1) * lr_decay (Adagrad).
-  float lr_decay = 0;
-};
+/// Most bytes of a trainer's blob.
+inline constexpr std::uint64_t kTrainerBlobBytes = std::uint64_t{1} << 20;
 
 struct EmbeddedStep {
-  std::vector<EmbeddedGroup> groups;  ///< as many as the largest EmbeddedParam::group, plus one
+  std::vector<GroupStep> groups;  ///< as many as the largest EmbeddedParam::group, plus one
   float grad_scale = 1;
   std::span<const std::byte> blob;
   bool blob_follows = false;
@@ -149,14 +140,9 @@ class EmbeddedEngine {
 
   StepResult step(const EmbeddedStep& step);
   void give_blob(std::span<const std::byte> blob);
-  /// Returns how many steps the parameter has made.
+  /// LentEngine's counts of steps; 0 for a frozen parameter.
   std::uint64_t steps_of(std::size_t param) const;
-  /// Sets that number. It counts from the next step on, and is durable with that step.
   void set_steps(std::size_t param, std::uint64_t steps);
-  /// Returns the trainer's blob of the generation at which open resumed, and of how many ranks it
-  /// is, as ziggurat_state.blob_ranks.
-  std::span<const std::byte> resumed_blob() const noexcept { return resumed_blob_; }
-  std::uint64_t blob_ranks() const noexcept { return blob_ranks_; }
 
  private:
   struct Gradient {
@@ -198,8 +184,6 @@ class EmbeddedEngine {
   }
   TypedDeviceSpan<std::byte> place(std::size_t param) const;
   std::vector<GroupStep> param_steps(const EmbeddedStep& step) const;
-  std::vector<std::byte> with_steps(std::span<const std::byte> blob) const;
-  void read_steps();
 
   mutable std::mutex mutex_;
   std::mutex copying_;  // taken before mutex_: read_param() and write_param() copy one at a time
@@ -209,14 +193,9 @@ class EmbeddedEngine {
   std::vector<std::uint32_t> groups_;  ///< per parameter
   std::size_t group_count_ = 0;
   bool sums_on_nvme_ = false;
-  std::size_t trained_ = 0;           ///< the first parameters are trained, all others frozen
-  std::vector<std::uint64_t> steps_;  ///< per trained parameter
-  /// Counts of steps as the newest step left them, for its blob, which may come after set_steps().
-  std::vector<std::uint64_t> stored_steps_;
-  std::vector<bool> written_;        ///< per parameter: written since the last step
-  std::vector<Gradient> gradients_;  ///< per parameter, for the step to come
-  std::vector<std::byte> resumed_blob_;
-  std::uint64_t blob_ranks_ = 0;            ///< StepsBlob::of_ranks of the same
+  std::size_t trained_ = 0;                 ///< the first parameters are trained, all others frozen
+  std::vector<bool> written_;               ///< per parameter: written since the last step
+  std::vector<Gradient> gradients_;         ///< per parameter, for the step to come
   std::shared_ptr<EmbeddedDevice> device_;  // null if no parameter is streamed
   std::unique_ptr<LentEngine> engine_;
 };

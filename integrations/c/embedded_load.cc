@@ -7,6 +7,7 @@
 
 #include "base/numerics/typed_value.h"
 #include "core/checkpoint/piece_source.h"
+#include "core/checkpoint/steps_blob.h"
 #include "integrations/c/embedded_engine.h"
 #include "integrations/c/wrong.h"
 
@@ -41,8 +42,9 @@ std::unique_ptr<LentEngine> EmbeddedEngine::opened_from(
     for (std::size_t i = 0; i < values.size(); ++i)
       values[i] = value_at(lent[param].dtype, lent[param].bytes.data(), first + i);
   };
-  stored_steps_ = load.steps;
-  PieceSource source(load.source, std::move(params), with_steps({}), own);
+  std::vector<std::byte> counts =
+      StepsBlob{.steps = load.steps, .of_ranks = 0, .own = {}}.written();
+  PieceSource source(load.source, std::move(params), std::move(counts), own);
   return LentEngine::open(
       model_, config, runtime_, lent, source,
       {.weights_only = load.weights_only, .continues_line = load.continues_line}, device());

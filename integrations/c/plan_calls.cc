@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/checkpoint/blob_header.h"
+#include "core/checkpoint/steps_blob.h"
 #include "core/plan/lent_host_plan.h"
 #include "core/plan/strategies/training_json.h"
 #include "integrations/c/c_call.h"
@@ -33,8 +34,8 @@ std::string host_memory_json(const std::vector<ziggurat::EmbeddedParam>& params,
                      .whole_unit_bytes = on_gpu ? ziggurat::largest_unit_bytes(config.wholes) : 0},
        .host_budget_bytes = host_bytes,
        .slots = config.slots,
-       .blob_room_bytes = ziggurat::kBlobHeadBytes +
-                          ziggurat::embedded_blob_bytes(ziggurat::trained_count(params))});
+       .blob_room_bytes = ziggurat::kBlobHeadBytes + ziggurat::kTrainerBlobBytes +
+                          ziggurat::StepsBlob::head_bytes(ziggurat::trained_count(params))});
   return nlohmann::json{{"smallest_bytes", plan.smallest_bytes},
                         {"budget_bytes", plan.budget_bytes},
                         {"all_bytes", plan.all_bytes},

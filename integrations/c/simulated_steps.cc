@@ -14,7 +14,6 @@
 #include "core/rehearsal/lent_rehearsal.h"
 #include "core/rehearsal/rehearsed_training.h"
 #include "integrations/c/measured_drives.h"
-#include "integrations/c/steps_blob.h"
 #include "integrations/c/wrong.h"
 
 namespace ziggurat {
@@ -187,15 +186,11 @@ std::string simulated_steps_json(const std::vector<EmbeddedParam>& params, Embed
   LentRehearsal request{.model = embedded_model(params, config)};
   const json recorded = read_recording(recording);
   take_recording(recorded, request);
-  const std::size_t trained = trained_count(params);
-  config.blob_bytes_max = embedded_blob_bytes(trained);
-  config.param_steps = [trained](std::span<const std::byte>) {
-    return std::vector<std::uint64_t>(trained);
-  };
+  config.blob_bytes_max = kTrainerBlobBytes;
+  config.counts_steps = true;
   take_measured(config.store);
   request.machine = machine_for(config, rate_for(recorded, config), threads_of(recorded));
   request.config = std::move(config);
-  request.blob_bytes = StepsBlob::head_bytes(trained);
   request.steps = kSteps;
   return mean_step(rehearse_lent(request), request.machine).dump();
 }

@@ -62,6 +62,7 @@ ziggurat::GroupStep group_of(const ziggurat_group& given) {
           .beta2 = given.beta2,
           .eps = given.eps,
           .weight_decay = given.weight_decay,
+          .lr_decay = given.lr_decay,
           .dampening = given.dampening,
           .nesterov = (given.flags & ZIGGURAT_NESTEROV) != 0,
           .maximize = (given.flags & ZIGGURAT_MAXIMIZE) != 0};
@@ -69,9 +70,8 @@ ziggurat::GroupStep group_of(const ziggurat_group& given) {
 
 ziggurat::EmbeddedStep step_of(const ziggurat_step_options& given) {
   ziggurat::EmbeddedStep step;
-  for (const ziggurat_group& group : array_of(given.groups, given.group_count, "groups")) {
-    step.groups.push_back({.step = group_of(group), .lr_decay = group.lr_decay});
-  }
+  for (const ziggurat_group& group : array_of(given.groups, given.group_count, "groups"))
+    step.groups.push_back(group_of(group));
   if ((given.flags & ~(ZIGGURAT_BLOB_FOLLOWS | ZIGGURAT_UPDATE_AT_ONCE)) != 0) {
     throw wrong(fmt::format(
         "options.flags is {:#x}: give ZIGGURAT_BLOB_FOLLOWS, ZIGGURAT_UPDATE_AT_ONCE, both or 0",
@@ -382,8 +382,8 @@ ziggurat_status ziggurat_engine_state(ziggurat_engine engine, ziggurat_state* st
     own.resumed = its.resumed() ? 1 : 0;
     own.generation = its.generation();
     own.durable_generation = its.durable_generation();
-    own.blob_bytes = open->engine->resumed_blob().size();
-    own.blob_ranks = open->engine->blob_ranks();
+    own.blob_bytes = its.resumed_blob().size();
+    own.blob_ranks = its.resumed_blob_ranks();
     give(own, state);
   });
 }
@@ -391,7 +391,7 @@ ziggurat_status ziggurat_engine_state(ziggurat_engine engine, ziggurat_state* st
 ziggurat_status ziggurat_read_blob(ziggurat_engine engine, void* blob, uint64_t capacity_bytes) {
   return guarded([&] {
     const std::shared_ptr<OpenEngine> open = engines().find(engine);
-    ziggurat::give_blob_bytes(open->engine->resumed_blob(), blob, capacity_bytes);
+    ziggurat::give_blob_bytes(open->engine->lent().resumed_blob(), blob, capacity_bytes);
   });
 }
 

@@ -11,7 +11,7 @@
 #include "base/bytes.h"
 #include "base/disk_full.h"
 #include "base/memory_exhausted.h"
-#include "core/engine/outstanding_bytes.h"
+#include "core/engine/engine_config.h"
 #include "core/plan/auto_placement.h"
 
 namespace ziggurat::cli {

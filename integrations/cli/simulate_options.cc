@@ -11,8 +11,8 @@
 
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
+#include "core/engine/engine_config.h"
 #include "core/engine/engine_settings.h"
-#include "core/engine/outstanding_bytes.h"
 #include "core/plan/auto_placement.h"
 #include "core/plan/models/model_units.h"
 #include "core/rehearsal/rehearsed_training.h"

@@ -87,14 +87,13 @@ TEST(EngineSettings, HaveEveryFieldOfTheConfig) {
                speculation, max_live_parameters, max_reuse_distance, param_persistence_threshold,
                slots, blob_bytes_max, durable_every_s, durable_every_steps, checkpoint, resume,
                run_identity, numerics_fingerprint, progress, before_reshard, first_elements, wholes,
-               param_steps, blob_of_ranks, before_seal] = config;
+               counts_steps, before_seal] = config;
   // A rank's own: its directories, what its trainer takes, what it calls back.
   static_cast<void>(std::tie(store, checkpoint, trainer_device_bytes, trainer_held_units, progress,
-                             before_reshard, first_elements, param_steps, blob_of_ranks,
-                             before_seal));
+                             before_reshard, first_elements, before_seal));
   static_cast<void>(wholes);  // compared by WholeUnits
-  // One that lends its memory sets room aside for its blob, and it is alone.
-  static_cast<void>(blob_bytes_max);
+  // One that lends its memory sets room aside for its blob, and counts or not, and it is alone.
+  static_cast<void>(std::tie(blob_bytes_max, counts_steps));
   // Compared by agree_on_settings() and check_identity() themselves.
   static_cast<void>(std::tie(run_identity, numerics_fingerprint));
   // In the table: strategy, quantization and optimizer have several entries each.

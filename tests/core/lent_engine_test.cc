@@ -62,7 +62,7 @@ TEST_P(LentBits, AreThoseOfPlainArraysWhateverHappens) {
   EngineConfig config = config_of(kind(), where(), directory);
   const std::uint64_t smallest = smallest_budget(model(), config);
   LentTrainer trainer(model(), config.optimizer.state, kind().rounding);
-  config.param_steps = [&](std::span<const std::byte>) { return trainer.steps(); };
+  config.counts_steps = true;
   for (const std::uint64_t budget : {smallest, 64 * kMiB}) {
     for (const std::size_t threads : {1U, 3U}) {
       SCOPED_TRACE(::testing::Message() << threads << " workers in " << budget);

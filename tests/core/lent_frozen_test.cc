@@ -62,11 +62,8 @@ class Opened {
     std::vector<TypedSpan<std::byte>> lent(model.units.size());
     given_ = given;
     for (std::size_t p = 0; p < given_.size(); ++p) lent[p] = given_[p].span();
-    config.param_steps = [this, trained = trained()](std::span<const std::byte>) {
-      return std::vector<std::uint64_t>(trained, steps_);
-    };
+    config.counts_steps = true;
     engine = LentEngine::open(model, std::move(config), *runtime_, lent, device_.get());
-    steps_ = engine->generation();
   }
   std::size_t trained() const {
     return static_cast<std::size_t>(std::ranges::count_if(
@@ -96,10 +93,8 @@ class Opened {
     std::vector<TypedArray> gradients(model_.units.size());
     std::vector<TypedSpan<const std::byte>> lent(model_.units.size());
     std::vector<GroupStep> groups(model_.units.size());
-    ++steps_;
     for (std::size_t p = 0; p < trained(); ++p) {
       groups[p].learning_rate = 0.01F;
-      groups[p].steps = steps_;
       if (p % left_out == left_out - 1) continue;
       gradients[p] = TypedArray(DType::kFloat32, model_.units[p].count());
       for (std::size_t i = 0; i < gradients[p].count(); ++i)
@@ -117,7 +112,6 @@ class Opened {
     return reinterpret_cast<std::byte*>(engine->place(param).bytes.address());
   }
   ModelSpec model_;
-  std::uint64_t steps_ = 0;
   std::vector<TypedArray> given_;
   std::unique_ptr<Runtime> runtime_ = runtime_of(2);
   std::unique_ptr<HostDevice> device_ = HostDevice::create(runtime_->reactor, 6 * kMiB);
@@ -248,9 +242,7 @@ TEST(FrozenParams, BeginWithZerosOnADeviceThatWasUsed) {
   const ModelSpec model = mixed_model();
   EngineConfig config = config_of({kFp32, DType::kBFloat16}, Where::kNvme, directory);
   config.placement.params = Tier::kDevice;
-  config.param_steps = [](std::span<const std::byte>) {
-    return std::vector<std::uint64_t>(kTrained);
-  };
+  config.counts_steps = true;
   const std::vector<TypedSpan<std::byte>> none(model.units.size());
   const auto engine = LentEngine::open(model, config, *runtime, none, device.get());
   Host host;

@@ -235,15 +235,13 @@ class Twins {
       alone_values_.push_back(values);
       values_.push_back(std::move(values));
     }
-    config_.param_steps = [this](std::span<const std::byte>) { return steps_; };
+    config_.counts_steps = true;
     if (where != Where::kMemory) config_.host_budget_bytes = smallest_budget(model_, config_);
     engine_ = opened();
     for (std::size_t p = 0; p < kSizes.size(); ++p) {
       EngineConfig config = config_of(kind, Where::kMemory, directory_);
       config.host_budget_bytes = 0;
-      config.param_steps = [this, p](std::span<const std::byte>) {
-        return std::vector<std::uint64_t>{steps_[p]};
-      };
+      config.counts_steps = true;
       ModelSpec own{.name = "own", .units = {model_.units[p]}, .dtype = kind.dtype};
       own.units[0].params[0].group = 0;
       const TypedSpan<std::byte> lent = alone_values_[p].span();
@@ -266,12 +264,13 @@ class Twins {
         ++steps_[p];
       } else if (coin(3)) {
         steps_[p] += 2;  // a trainer may set them
+        engine_->set_steps(static_cast<ParamId>(p), steps_[p]);
+        alone_[p]->set_steps(0, steps_[p]);
       }
       groups.push_back({.learning_rate = 0.01F * static_cast<float>(p + 1),
                         .beta2 = 0.95F,
                         .eps = coin(5) ? 0.0F : 1e-8F,
                         .weight_decay = p % 2 == 0 ? 0.1F : 0.0F,
-                        .steps = steps_[p],
                         .params_written = written});
       lent.emplace_back(gradients[p].span());
     }

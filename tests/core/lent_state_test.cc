@@ -43,7 +43,7 @@ struct Training {
     EngineConfig config =
         config_of({.format = state.format, .dtype = model.dtype}, place.where, directory);
     config.optimizer.state = state;
-    config.param_steps = [this](std::span<const std::byte>) { return trainer.steps(); };
+    config.counts_steps = true;
     if (place.least_memory) config.host_budget_bytes = smallest_budget(model, config);
     engine = LentEngine::open(model, config, *runtime, trainer.lent());
   }

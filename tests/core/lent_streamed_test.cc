@@ -36,7 +36,7 @@ class Streamed {
         config_(std::move(config)),
         device_bytes_(device_bytes),
         trainer(model_, config_.optimizer.state, rounding) {
-    config_.param_steps = [this](std::span<const std::byte>) { return trainer.steps(); };
+    config_.counts_steps = true;
   }
 
   void open(std::size_t threads = 2) {

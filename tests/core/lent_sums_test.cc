@@ -47,7 +47,7 @@ TEST_P(LentSums, HaveTheBitsOfPlainArraysInAnyMemory) {
   const ModelSpec model = lent_model(kCounts, kind.dtype);
   const std::uint64_t smallest = smallest_budget(model, config);
   LentTrainer trainer(model, config.optimizer.state, kind.rounding);
-  config.param_steps = [&](std::span<const std::byte>) { return trainer.steps(); };
+  config.counts_steps = true;
   for (const std::uint64_t budget : {smallest, 64 * kMiB}) {
     config.host_budget_bytes = budget;
     for (std::size_t i = 0; i < steps.size(); i += 2) {
@@ -68,7 +68,7 @@ class LentSumsOnAFailingDrive : public ::testing::Test {
   LentSumsOnAFailingDrive() {
     EngineConfig config = config_of(kind_, Where::kNvme, directory_);
     config.placement.grads = Tier::kNvme;
-    config.param_steps = [this](std::span<const std::byte>) { return trainer_.steps(); };
+    config.counts_steps = true;
     runtime_->io_engine = [this](Reactor& reactor, const std::string& path) {
       auto faulty = std::make_unique<FaultyEngine>(reactor, choose_io_engine(reactor, path));
       drive_ = faulty.get();

@@ -189,8 +189,6 @@ class LentTrainer {
     }
     return ::testing::AssertionSuccess();
   }
-  /// That each unit has made, the one that is being made with them.
-  const std::vector<std::uint64_t>& steps() const { return steps_; }
   /// As in a new process, which has yet to open the engine.
   void forget() {
     for (TypedArray& values : params) std::ranges::fill(values.bytes, std::byte{0x55});

@@ -94,7 +94,7 @@ class StreamedGpu {
         config_(std::move(config)),
         device_bytes_(device_bytes),
         trainer(model_, config_.optimizer.state, rounding) {
-    config_.param_steps = [this](std::span<const std::byte>) { return trainer.steps(); };
+    config_.counts_steps = true;
     for (const TypedArray& values : trainer.params) {
       begins_.push_back(all_bytes_);
       all_bytes_ += round_up(values.bytes.size(), 64);

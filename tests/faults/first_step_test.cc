@@ -25,7 +25,7 @@ class FirstStep : public ::testing::TestWithParam<std::tuple<LentKind, std::size
  protected:
   ModelSpec model() const { return lent_model(kCounts, kind().dtype); }
   const LentKind& kind() const { return std::get<0>(GetParam()); }
-  EngineConfig config(LentTrainer& trainer) const {
+  EngineConfig config() const {
     EngineConfig config = config_of(kind(), Where::kNvme, directory_);
     config.store.clear();
     for (std::size_t stripe = 0; stripe < std::get<1>(GetParam()); ++stripe) {
@@ -34,7 +34,7 @@ class FirstStep : public ::testing::TestWithParam<std::tuple<LentKind, std::size
       config.store.push_back({path});
     }
     config.host_budget_bytes = budget_;
-    config.param_steps = [&trainer](std::span<const std::byte>) { return trainer.steps(); };
+    config.counts_steps = true;
     return config;
   }
   LentTrainer trainer() const { return LentTrainer(model(), {.format = kind().format}); }
@@ -46,7 +46,7 @@ class FirstStep : public ::testing::TestWithParam<std::tuple<LentKind, std::size
       LentTrainer its = trainer();
       const auto runtime = runtime_of(2);
       striker.take(*runtime);
-      const auto engine = LentEngine::open(model(), config(its), *runtime, its.lent());
+      const auto engine = LentEngine::open(model(), config(), *runtime, its.lent());
       while (engine->generation() < kSteps) its.step(*engine, {.left_out = {1}});
       engine->make_durable();
     });
@@ -66,8 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(FirstStep, IsThereAsAWholeOrNotAtAll) {
   if (std::get<1>(GetParam()) == 2) {  // no record stays in memory
-    LentTrainer its = trainer();
-    budget_ = smallest_budget(model(), config(its));
+    budget_ = smallest_budget(model(), config());
   }
   std::set<std::uint64_t> found;
   bool ended = false;
@@ -78,18 +77,11 @@ TEST_P(FirstStep, IsThereAsAWholeOrNotAtAll) {
     // What the run that nobody killed has, step by step.
     LentTrainer its = trainer();
     const auto runtime = runtime_of(2);
-    EngineConfig config = this->config(its);
     std::uint64_t generation = 0;
-    config.param_steps = [&](std::span<const std::byte>) { return its.steps(); };
     {
-      // How far it came is known only when it is open; its counts are those of that step.
-      LentTrainer look = trainer();
-      EngineConfig looking = this->config(look);
-      looking.param_steps = [&](std::span<const std::byte>) {
-        return std::vector<std::uint64_t>(kCounts.size());
-      };
+      LentTrainer look = trainer();  // how far it came is known only when it is open
       look.forget();
-      const auto engine = LentEngine::open(model(), looking, *runtime, look.lent());
+      const auto engine = LentEngine::open(model(), config(), *runtime, look.lent());
       generation = engine->generation();
       found.insert(engine->resumed() ? generation : 0);
       EXPECT_EQ(engine->resumed(), generation > 0) << "killed at call " << call;
@@ -97,7 +89,7 @@ TEST_P(FirstStep, IsThereAsAWholeOrNotAtAll) {
     ASSERT_LE(generation, kSteps);
     for (std::uint64_t s = 1; s <= generation; ++s) its.plain_step(s, {.left_out = {1}});
     if (generation > 0) its.forget();
-    const auto engine = LentEngine::open(model(), config, *runtime, its.lent());
+    const auto engine = LentEngine::open(model(), config(), *runtime, its.lent());
     ASSERT_TRUE(its.same()) << "killed at call " << call << ", found step " << generation;
     its.step(*engine, {.left_out = {0}});
     engine->make_durable();

@@ -78,6 +78,7 @@ Task<> LentEngineImpl::opening(std::span<const TypedSpan<std::byte>> params, Sta
   Task<> its = state_.open(*this, source, options);
   co_await std::move(its);
   lent_ = {};
+  steps_ = state_.counts();
 }
 
 void LentEngineImpl::validate() {
@@ -127,6 +128,10 @@ void LentEngineImpl::validate() {
         names.insert(unit.params[0].name).second,
         fmt::format("two parameters have the name '{}': give each its own", unit.params[0].name));
     unit.params[0].lent = static_cast<ParamId>(u);
+    require(!config.counts_steps || unit.params[0].group == u,
+            fmt::format("parameter '{}' is in group {}, but the engine counts steps: give each "
+                        "parameter the group of its own number",
+                        unit.params[0].name, unit.params[0].group));
     require_frozen_last(model, u);
     require_place(unit.params[0]);
     if (!firsts.empty()) unit.params[0].first_element = firsts[u];
@@ -338,6 +343,40 @@ Task<> LentEngineImpl::all_updated() {
   co_await state_.gates().wait_all();
 }
 
+/// Returns what stands in the blob with which the engine was opened.
+StepsBlob LentEngineImpl::resumed_steps() const {
+  const std::span<const std::byte> blob = state_.resumed_blob();
+  if (state_.config().counts_steps) return StepsBlob::read(blob, state_.stored_count());
+  return {.steps = {}, .of_ranks = 0, .own = blob};
+}
+
+void LentEngineImpl::require_counts(const char* call, ParamId param) const {
+  require_trained(call, param);
+  if (state_.config().counts_steps) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}(): this engine counts no steps: open it with "
+                          "EngineConfig::counts_steps",
+                          call));
+}
+
+std::uint64_t LentEngineImpl::steps_of(ParamId param) const {
+  const Turn turn(turn_);
+  require_counts("steps_of", param);
+  return steps_[param];
+}
+
+void LentEngineImpl::set_steps(ParamId param, std::uint64_t steps) {
+  const Turn turn(turn_);
+  require_counts("set_steps", param);
+  steps_[param] = steps;
+}
+
+void LentEngineImpl::give_blob(std::span<const std::byte> blob) {
+  const Turn turn(turn_);
+  if (!state_.config().counts_steps) return take_blob(blob);
+  take_blob(StepsBlob{.steps = state_.counts(), .of_ranks = 0, .own = blob}.written());
+}
+
 StepResult LentEngineImpl::step(std::span<const TypedSpan<const std::byte>> gradients,
                                 const StepOptions& options) {
   const Turn turn(turn_);
@@ -385,7 +424,7 @@ std::optional<Error> LentEngineImpl::refusal_of(
   bool some_left_out = false;
   for (ParamId p = 0; p < state_.stored_count(); ++p)
     some_left_out = some_left_out || !has_gradient(gradients, p);
-  const bool counted = table.rounding() && state_.config().param_steps;
+  const bool counted = table.rounding() && state_.config().counts_steps;
   const bool drawn = drawn_by(table.state().format, state_.rounding()).param;
   if (!some_left_out || !drawn || counted || holds_param(table.state().format)) return std::nullopt;
   return Error(
@@ -423,8 +462,10 @@ Task<bool> LentEngineImpl::agree(const StepOptions& options, const std::optional
 /// Makes a step. No update starts before the trainers of all ranks have agreed to the step, so none
 /// is ever undone.
 Task<StepResult> LentEngineImpl::finish_step(std::span<const TypedSpan<const std::byte>> gradients,
-                                             const StepOptions& options) {
+                                             const StepOptions& given) {
   state_.check();
+  const CountedStep counted = counted_step(gradients, given);
+  const StepOptions& options = counted.options;
   std::optional<Error> refusal = refusal_of(gradients, options);
   try {
     if (sums_ && !refusal) co_await sums_->settle();
@@ -451,19 +492,38 @@ Task<StepResult> LentEngineImpl::finish_step(std::span<const TypedSpan<const std
   for (ChunkId id = 0; id < table.chunks().size(); ++id) grads_->arrived(id).set();
   const auto grad_scale = static_cast<float>(1.0 / state_.gradient_divisor(options));
   const StepScalars steps = state_.scalars(options, grad_scale);
-  take_counts(present, options.blob);
+  take_counts(present, counted.steps);
   state_.end_step(steps, options.blob, options.blob_follows, checkpoint);
   if (options.update_at_once) co_await updated_from_memory();
   co_return StepResult{.generation = state_.generation(),
                        .grad_norm = std::numeric_limits<double>::quiet_NaN()};
 }
 
-/// Takes the counts of steps from the step's blob. If a parameter's count has changed and no
-/// gradient of this step rounds it, it is made again from its masters.
+/// Returns the step with the engine's counts of steps, where it counts.
+LentEngineImpl::CountedStep LentEngineImpl::counted_step(
+    std::span<const TypedSpan<const std::byte>> gradients, const StepOptions& given) const {
+  CountedStep its{.steps = steps_, .groups = {}, .blob = {}, .options = given};
+  if (!state_.config().counts_steps) return its;
+  its.groups.assign(given.groups.begin(), given.groups.end());
+  for (ParamId p = 0; p < its.steps.size(); ++p) {
+    if (p < its.groups.size()) its.groups[p].steps = steps_[p] + 1;
+    if (p < gradients.size() && has_gradient(gradients, p)) ++its.steps[p];
+  }
+  its.blob = StepsBlob{.steps = its.steps, .of_ranks = 0, .own = given.blob}.written();
+  its.options.groups = its.groups;
+  its.options.blob = its.blob;
+  return its;
+}
+
+/// Takes the counts of steps. If a parameter's count has changed and no gradient of this step
+/// rounds it, it is made again from its masters.
 void LentEngineImpl::take_counts(const std::vector<bool>& present,
-                                 std::span<const std::byte> blob) {
-  const std::vector<std::uint64_t> before = state_.take_counts(blob);
-  if (!drawn_by(state_.table().state().format, state_.rounding()).param) return;
+                                 std::vector<std::uint64_t> counts) {
+  const std::vector<std::uint64_t> before = state_.counts();
+  steps_ = counts;
+  state_.take_counts(std::move(counts));
+  const ChunkTable& table = state_.table();
+  if (!table.rounding() || !drawn_by(table.state().format, state_.rounding()).param) return;
   const ParamSteps steps = state_.steps_in(state_.generation());
   for (ParamId p = 0; p < before.size(); ++p) {
     if (present[p] || steps.of(p) == before[p]) continue;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/checkpoint/steps_blob.h"
 #include "core/engine/lent/streamed_params.h"
 #include "core/engine/lent_engine.h"
 #include "core/engine/state/state_door.h"
@@ -46,6 +47,11 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   Task<StepResult> finish_step(std::span<const TypedSpan<const std::byte>> gradients,
                                const StepOptions& options);
 
+  std::uint64_t steps_of(ParamId param) const override;
+  void set_steps(ParamId param, std::uint64_t steps) override;
+  std::span<const std::byte> resumed_blob() const override { return resumed_steps().own; }
+  std::uint64_t resumed_blob_ranks() const override { return resumed_steps().of_ranks; }
+  void give_blob(std::span<const std::byte> blob) override;
   FromRanks from_ranks() const override {
     return streamed_ ? streamed_->from_ranks() : FromRanks{};
   }
@@ -123,13 +129,26 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   std::optional<Error> refusal_of(std::span<const TypedSpan<const std::byte>> gradients,
                                   const StepOptions& options) const;
   Task<bool> agree(const StepOptions& options, const std::optional<Error>& refusal);
-  void take_counts(const std::vector<bool>& present, std::span<const std::byte> blob);
+  struct CountedStep {
+    std::vector<std::uint64_t> steps;  ///< as the step leaves them
+    std::vector<GroupStep> groups;
+    std::vector<std::byte> blob;
+    StepOptions options;  ///< views of the two above
+  };
+  CountedStep counted_step(std::span<const TypedSpan<const std::byte>> gradients,
+                           const StepOptions& given) const;
+  void take_counts(const std::vector<bool>& present, std::vector<std::uint64_t> counts);
+  StepsBlob resumed_steps() const;
+  void require_counts(const char* call, ParamId param) const;
   Task<> updated_from_memory();
 
   std::span<const TypedSpan<std::byte>> lent_;  // per parameter; set while the engine is opened
   std::unique_ptr<StreamedParams> streamed_;    // null if all parameters are lent
   std::unique_ptr<GradSums> sums_;              // null if gradients are not summed on NVMe
   GradHome* grads_ = nullptr;                   // the state's
+  // How many steps each trained parameter has made, if they are counted. Between steps the trainer
+  // may set other numbers, which the state takes with the next step.
+  std::vector<std::uint64_t> steps_;
 };
 
 }  // namespace ziggurat

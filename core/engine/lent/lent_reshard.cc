@@ -18,6 +18,7 @@
 #include "base/numerics/typed_value.h"
 #include "core/checkpoint/joined_state.h"
 #include "core/checkpoint/piece_source.h"
+#include "core/checkpoint/steps_blob.h"
 #include "core/engine/state/reshard_in_place.h"
 #include "core/sharding/packing.h"
 #include "core/sharding/piece_layout.h"
@@ -165,8 +166,10 @@ std::vector<PieceSource::Param> LentReshard::parts() const {
 
 /// Returns the blob with which this rank's trainer goes on.
 std::vector<std::byte> LentReshard::blob() const {
-  if (opening_.config.blob_of_ranks) return opening_.config.blob_of_ranks(whole_->ranks());
-  return whole_->content().blob;
+  if (!opening_.config.counts_steps) return whole_->content().blob;
+  std::vector<std::string> wholes;
+  for (const UnitSpec& unit : model_.units) wholes.push_back(unit.params.front().whole->name);
+  return joined_blob(whole_->ranks(), wholes);
 }
 
 /// Values of a parameter that is no part of a tensor.

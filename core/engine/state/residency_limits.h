@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "core/engine/engine_config.h"
-#include "core/engine/outstanding_bytes.h"
 #include "core/plan/prefetch_depth.h"
 #include "core/schedule/params/residency.h"
 

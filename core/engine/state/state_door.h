@@ -41,11 +41,7 @@ class StateDoor : public Interface {
   }
   void give_blob(std::span<const std::byte> blob) override {
     const Turn turn(turn_);
-    state_.require_blob(blob);
-    run([](TrainingState& state, std::span<const std::byte> given) -> Task<> {
-      state.give_blob(given);
-      co_return;
-    }(state_, blob));
+    take_blob(blob);
   }
   void save_checkpoint(const CheckpointRequest& request) override {
     const Turn turn(turn_);
@@ -127,6 +123,14 @@ class StateDoor : public Interface {
   void wait_on(StreamRef& stream, const Event& event) {
     if (dynamic_cast<Host*>(&stream) == nullptr) return stream.wait(event);
     run(state_.ending_the_run(event.wait()));
+  }
+  /// Gives the state the blob for which it waits. Errors: TrainingState::require_blob()'s.
+  void take_blob(std::span<const std::byte> blob) {
+    state_.require_blob(blob);
+    run([](TrainingState& state, std::span<const std::byte> given) -> Task<> {
+      state.give_blob(given);
+      co_return;
+    }(state_, blob));
   }
   void open_state(Hand& hand, StateSource* source, const LoadOptions& options) {
     state_.runtime().reactor.block_on(state_.open(hand, source, options));

@@ -43,7 +43,7 @@ Task<> TrainingState::load_state() {
   std::vector<RecordCopies::Repair> repairs;
   for (bool stands = false; !stands;) {
     read_blob(store.state());
-    count_steps();
+    read_counts();
     opened_bytes_ = 0;
     std::vector<RecordDamage> damaged;
     const std::function<Task<>(std::size_t)> load = [&](std::size_t id) {

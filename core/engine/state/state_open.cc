@@ -240,7 +240,7 @@ Task<> TrainingState::create_store() {
                  .constant = table_->constant_chunks(),
                  .record_format = table_->record_format(),
                  .slots = static_cast<std::uint32_t>(config_.slots),
-                 .blob_capacity_bytes = kBlobHeadBytes + config_.blob_bytes_max};
+                 .blob_capacity_bytes = kBlobHeadBytes + blob_room_bytes()};
   Task<std::unique_ptr<StripedStore>> creating =
       StripedStore::create(std::move(environment), std::move(spec));
   storage_->store = co_await std::move(creating);
@@ -373,11 +373,8 @@ Task<> TrainingState::take_record(ChunkId id, const WorkMemory& work) {
 }
 
 /// Takes the number of steps of each parameter from the blob with which the engine was opened.
-void TrainingState::count_steps() {
-  if (!table_->rounding() || !config_.param_steps) return;
-  own_steps_ = config_.param_steps(resumed_blob_);
-  ZIGGURAT_CHECK(own_steps_.size() == stored_count(), "{} counts of steps for {} parameters",
-                 own_steps_.size(), stored_count());
+void TrainingState::read_counts() {
+  if (config_.counts_steps) counts_ = StepsBlob::read(resumed_blob_, stored_count()).steps;
 }
 
 void TrainingState::make_sweep() {
@@ -418,7 +415,7 @@ std::size_t TrainingState::chunks_at_once() const {
 Task<> TrainingState::create_state() {
   begin_load();
   if (loader_) co_await require_same_step(storage_->quorum, loader_->step(), source_->place());
-  count_steps();
+  read_counts();
   unmade_ = of_pieces() && !loader_ && records_->through_store();
   unsealed_ = storage_->store && !co_await seals_its_beginning();
   StripedStore* const store = unsealed_ ? nullptr : storage_->store.get();

@@ -58,13 +58,14 @@ StepScalars TrainingState::scalars_of(std::span<const GroupStep> groups,
   const float grad_scale = settings.grad_scale;
   const std::uint64_t generation = settings.t;
   for (const GroupStep& group : groups) {
-    settings.learning_rate = group.learning_rate;
+    settings.t = group.steps == 0 ? generation : group.steps;
+    settings.learning_rate =
+        group.learning_rate / (1.0F + static_cast<float>(settings.t - 1) * group.lr_decay);
     settings.beta1 = group.beta1;
     settings.beta2 = group.beta2;
     settings.eps = group.eps;
     settings.weight_decay = group.weight_decay;
     settings.grad_scale = grad_scale * group.grad_scale;
-    settings.t = group.steps == 0 ? generation : group.steps;
     settings.dampening = group.dampening;
     settings.nesterov = group.nesterov;
     settings.maximize = group.maximize;
@@ -246,14 +247,6 @@ Error TrainingState::undo_failed(const std::exception_ptr& cause) const {
                       generation_ + 1, why, durable_generation(), storage_->paths())};
 }
 
-std::vector<std::uint64_t> TrainingState::take_counts(std::span<const std::byte> blob) {
-  if (own_steps_.empty()) return {};
-  std::vector<std::uint64_t> before = std::exchange(own_steps_, config_.param_steps(blob));
-  ZIGGURAT_CHECK(own_steps_.size() == before.size(), "{} counts of steps for {} parameters",
-                 own_steps_.size(), before.size());
-  return before;
-}
-
 void TrainingState::require_blob_given(const char* call) const {
   if (!blob_awaited_) return;
   throw Error(
@@ -284,9 +277,9 @@ void TrainingState::give_blob(std::span<const std::byte> blob) {
 /// Returns the largest blob that a step may have, without the engine's own header. A store of an
 /// earlier version has no room for the header, so it holds that much less.
 std::uint64_t TrainingState::blob_bytes_max() const {
-  if (!storage_->store) return config_.blob_bytes_max;
+  if (!storage_->store) return blob_room_bytes();
   const std::uint64_t head_bytes = line_record_ ? kBlobHeadBytes : sizeof(BlobHeader);
-  return std::min(config_.blob_bytes_max, storage_->store->blob_capacity_bytes() - head_bytes);
+  return std::min(blob_room_bytes(), storage_->store->blob_capacity_bytes() - head_bytes);
 }
 
 }  // namespace ziggurat

@@ -27,6 +27,7 @@
 #include "core/checkpoint/blob_header.h"
 #include "core/checkpoint/load_options.h"
 #include "core/checkpoint/state_loader.h"
+#include "core/checkpoint/steps_blob.h"
 #include "core/engine/engine.h"
 #include "core/engine/state/background_save.h"
 #include "core/engine/state/hand.h"
@@ -213,14 +214,16 @@ class TrainingState {
   /// kInvalidArgument if no blob is awaited, or if it is too long.
   void give_blob(std::span<const std::byte> blob);
   void require_blob(std::span<const std::byte> blob) const;
-  /// Takes each parameter's count of steps from the blob of the step being made, because a run that
-  /// resumes will take it from there. Returns the counts of the step before; empty if no step is
-  /// counted.
-  std::vector<std::uint64_t> take_counts(std::span<const std::byte> blob);
+  /// How many steps each trained parameter has made, as a run that resumes finds it; empty without
+  /// EngineConfig::counts_steps. The step being made takes new ones.
+  const std::vector<std::uint64_t>& counts() const noexcept { return counts_; }
+  void take_counts(std::vector<std::uint64_t> counts) noexcept { counts_ = std::move(counts); }
   /// Returns the numbers of steps on which the rounding of parameters in `generation` depends.
   /// `generation` must be the newest, or the one being made.
   ParamSteps steps_in(std::uint64_t generation) const {
-    return {.generation = generation, .own = own_steps_};
+    ParamSteps steps{.generation = generation};
+    if (table_->rounding()) steps.own = counts_;
+    return steps;
   }
 
   // state_durable.cc
@@ -347,7 +350,7 @@ class TrainingState {
   Task<> make_params(ChunkId id, ParamSteps steps, std::span<const std::byte> record,
                      const WorkMemory& work);
   Task<> take_record(ChunkId id, const WorkMemory& work);
-  void count_steps();
+  void read_counts();
   void report_progress(ChunkId id, const char* what);
 
   // state_load.cc
@@ -444,6 +447,10 @@ class TrainingState {
   std::string groups_text(const StepOptions& options) const;
   static StepScalars scalars_of(std::span<const GroupStep> groups,
                                 OptimizerStep::Settings settings);
+  std::uint64_t blob_room_bytes() const noexcept {
+    return config_.blob_bytes_max +
+           (config_.counts_steps ? StepsBlob::head_bytes(stored_count()) : 0);
+  }
   std::uint64_t blob_bytes_max() const;
 
   ModelSpec model_;
@@ -494,8 +501,7 @@ class TrainingState {
   mutable std::map<int, Pieces> pieces_;
   std::uint64_t generation_ = 0;
   Roundings rounding_;  // the store's rounding, or the config's if the store allows a choice
-  // By ParamSpec::lent, as the trainer's blob counts; or empty.
-  std::vector<std::uint64_t> own_steps_;
+  std::vector<std::uint64_t> counts_;   // by ParamSpec::lent
   std::vector<LentPlace> lent_places_;  // by ParamSpec::lent
   std::size_t stored_params_ = 0;
   std::set<ParamId> given_;  // streamed parameters that were written before the first step

@@ -60,7 +60,7 @@ class EmbeddedSaves : public ::testing::Test {
   void step() {
     const std::vector<float> gradient(kCount, 0.25F);
     engine_->lend_gradient(0, {DType::kFloat32, std::as_bytes(std::span(gradient))}, 1);
-    const EmbeddedGroup group{.step = {.learning_rate = 0.01F}};
+    const GroupStep group{.learning_rate = 0.01F};
     engine_->step({.groups = {group}, .blob = {}});
     engine_->lent().wait_all_updated();
   }

@@ -59,7 +59,7 @@ class EmbeddedSums : public ::testing::Test {
     engine_->add_gradient(param, as_typed(std::span(values)), 1);
   }
   void step() {
-    const EmbeddedGroup group{.step = {.learning_rate = 0.01F}};
+    const GroupStep group{.learning_rate = 0.01F};
     engine_->step({.groups = {group}, .blob = {}});
     engine_->lent().wait_all_updated();
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/steps_blob.h: the blob of a generation: each parameter's count of steps, and then
-// the trainer's own blob. Any thread.
+// core/checkpoint/steps_blob.h: the blob of a generation whose engine counts steps
+// (EngineConfig::counts_steps): each parameter's count, and then the trainer's own blob. Any
+// thread.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +13,6 @@
 #include "core/checkpoint/joined_state.h"
 
 namespace ziggurat {
-
-/// Most bytes of the trainer's own part of a blob.
-inline constexpr std::uint64_t kTrainerBlobBytes = std::uint64_t{1} << 20;
 
 struct StepsBlob {
   std::vector<std::uint64_t> steps;  ///< per parameter

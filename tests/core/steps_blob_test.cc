@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/integrations/c/steps_blob_test.cc: what stands before a trainer's blob, and how the blobs
+// tests/core/steps_blob_test.cc: what stands before a trainer's blob, and how the blobs
 // of several ranks become one.
-#include "integrations/c/steps_blob.h"
+#include "core/checkpoint/steps_blob.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/steps_blob.cc: writes and reads what stands before the trainer's blob.
-#include "integrations/c/steps_blob.h"
+// core/checkpoint/steps_blob.cc: writes and reads what stands before the trainer's blob.
+#include "core/checkpoint/steps_blob.h"
 
 #include <fmt/format.h>
 
