@@ -31,7 +31,7 @@ struct FreeBitmap {
 };
 using Bitmap = std::unique_ptr<hwloc_bitmap_s, FreeBitmap>;
 
-HwlocTopology make_topology() {
+HwlocTopology make_topology(hwloc_type_filter_e devices = HWLOC_TYPE_FILTER_KEEP_IMPORTANT) {
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) throw system_error(errno, "hwloc_topology_init");
   HwlocTopology topology(raw);
@@ -40,7 +40,7 @@ HwlocTopology make_topology() {
   // as good.
   static_cast<void>(
       hwloc_topology_set_components(raw, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, "gl"));
-  hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+  hwloc_topology_set_io_types_filter(raw, devices);
   return topology;
 }
 
@@ -244,8 +244,12 @@ Topology Topology::discover() {
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   log_environment();
-  const HwlocTopology topology = make_topology();
-  load(topology.get(), ErrorCode::kUnavailable, "this machine's topology");
+  const std::string what = "this machine's topology";
+  HwlocTopology topology = make_topology(HWLOC_TYPE_FILTER_KEEP_NONE);
+  load(topology.get(), ErrorCode::kUnavailable, what);
+  if (Topology alone = flatten(topology.get()); !alone.has_several_nodes()) return alone;
+  topology = make_topology();
+  load(topology.get(), ErrorCode::kUnavailable, what);
   return flatten(topology.get());
 }
 

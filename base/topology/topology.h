@@ -49,8 +49,10 @@ struct Topology {
   /// Returns the NUMA node of a CPU; -1 if unknown.
   int node_of_cpu(int cpu) const noexcept;
 
-  /// Reads this machine. Logs HWLOC_* environment variables that are set, because they change
-  /// placement. Errors (of all three functions): kUnavailable if hwloc cannot read the machine,
+  /// Reads this machine. If it has one node, everything is near it, and devices are left out:
+  /// reading the registers of each takes most of the time, and CUDA would be started for the names
+  /// of GPUs. Logs HWLOC_* environment variables that are set, because they change placement.
+  /// Errors (of all three functions): kUnavailable if hwloc cannot read the machine,
   /// kInvalidArgument for a bad file or description.
   static Topology discover();
   /// Reads an hwloc XML file or a synthetic description ("pack:2 core:4 pu:2"), for tests and

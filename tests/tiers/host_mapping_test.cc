@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "tests/support/recording_policy.h"
+#include "tiers/pool/huge_pages.h"
 #include "tiers/pool/pinned_pool.h"
 
 namespace ziggurat {
@@ -70,6 +71,32 @@ TEST(HostMapping, says_what_it_is_made_of) {
   EXPECT_EQ(small.page_kind(), "4 KiB pages");
   const HostMapping large({.owner = "test", .size_bytes = 8 * kMiB});
   EXPECT_THAT(large.page_kind(), testing::AnyOf("transparent huge pages", "4 KiB pages"));
+}
+
+/// What the kernel answers for the range is what it lists for the mapping.
+TEST(HostMapping, counts_its_own_huge_pages) {
+  constexpr std::uint64_t kSize = 6 * kMiB;
+  void* const gap = ::mmap(nullptr, 4 * kSize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(gap, MAP_FAILED);
+  const auto begin =
+      round_up(reinterpret_cast<std::uintptr_t>(gap), kHugePageBytes) + kHugePageBytes;
+  const std::span bytes(reinterpret_cast<std::byte*>(begin), kSize);
+  // A mapping alone, between two that cannot be joined with it.
+  ASSERT_EQ(::mprotect(bytes.data(), bytes.size(), PROT_READ | PROT_WRITE), 0);
+  static_cast<void>(::madvise(bytes.data(), bytes.size(), MADV_NOHUGEPAGE));
+  std::ranges::fill(bytes, std::byte{1});
+  EXPECT_EQ(huge_bytes_of(bytes), 0U);
+  ::madvise(bytes.data(), bytes.size(), MADV_DONTNEED);
+  static_cast<void>(::madvise(bytes.data(), bytes.size(), MADV_HUGEPAGE));
+  std::ranges::fill(bytes, std::byte{1});
+  const auto listed = internal::listed_huge_bytes(bytes);
+  ASSERT_TRUE(listed);
+  EXPECT_EQ(huge_bytes_of(bytes), listed);
+  if (const auto scanned = internal::scanned_huge_bytes(bytes)) {
+    EXPECT_EQ(*scanned, *listed);
+    EXPECT_EQ(internal::scanned_huge_bytes(bytes.first(kHugePageBytes)), *listed / 3);
+  }
+  ::munmap(gap, 4 * kSize);
 }
 
 TEST(HostMapping, memory_that_cannot_be_had_is_an_error) {

@@ -10,9 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <exception>
-#include <fstream>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -23,6 +21,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/topology/thread_place.h"
+#include "tiers/pool/huge_pages.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14; glibc 2.35
@@ -143,25 +142,6 @@ void lock_pages(std::span<std::byte> bytes, const HostMappingOptions& options) {
                                                   : format_bytes(limit.rlim_cur)));
 }
 
-/// Returns how many bytes of the mapping around `base` are huge pages, from smaps; -1 if that
-/// cannot be read.
-std::int64_t transparent_huge_bytes(const std::byte* base) {
-  std::ifstream smaps("/proc/self/smaps");
-  const auto address = reinterpret_cast<std::uintptr_t>(base);
-  bool ours = false;
-  for (std::string line; std::getline(smaps, line);) {
-    std::uintptr_t begin = 0;
-    std::uintptr_t end = 0;
-    unsigned long long kib = 0;
-    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) {
-      ours = begin <= address && address < end;
-    } else if (ours && std::sscanf(line.c_str(), "AnonHugePages: %llu kB", &kib) == 1) {
-      return static_cast<std::int64_t>(kib * kKiB);
-    }
-  }
-  return -1;
-}
-
 }  // namespace
 
 /// Fills the mapping. Returns 0, or the errno if the kernel could not give the pages.
@@ -231,8 +211,8 @@ HostMapping::HostMapping(const HostMappingOptions& options) {
   }
   lock_pages(bytes_, options);
 
-  const std::int64_t huge = advised ? transparent_huge_bytes(aligned) : 0;
-  const bool mostly_huge = huge < 0 || static_cast<std::uint64_t>(huge) * 2 >= size;
+  const std::optional<std::uint64_t> huge = advised ? huge_bytes_of(bytes_) : 0;
+  const bool mostly_huge = !huge || *huge * 2 >= size;
   page_kind_ = advised && mostly_huge ? "transparent huge pages" : "4 KiB pages";
   if (wants_huge && !(advised && mostly_huge)) {
     note_degraded(
@@ -240,9 +220,7 @@ HostMapping::HostMapping(const HostMappingOptions& options) {
         fmt::format("{}: only {} of {} are huge pages, which means more TLB misses and smaller "
                     "disk requests. Allow them with 'echo madvise > "
                     "/sys/kernel/mm/transparent_hugepage/enabled', or free memory",
-                    options.owner,
-                    format_bytes(static_cast<std::uint64_t>(std::max<std::int64_t>(huge, 0))),
-                    format_bytes(size)));
+                    options.owner, format_bytes(*huge), format_bytes(size)));
   }
 }
 
