@@ -49,9 +49,9 @@ struct Topology {
   /// Returns the NUMA node of a CPU; -1 if unknown.
   int node_of_cpu(int cpu) const noexcept;
 
-  /// Reads this machine. If it has one node, everything is near it, and devices are left out:
-  /// reading the registers of each takes most of the time, and CUDA would be started for the names
-  /// of GPUs. Logs HWLOC_* environment variables that are set, because they change placement.
+  /// Reads this machine. If this process may use one node only, devices are left out: nothing is
+  /// placed near them then, their registers take long to read, and CUDA would be started for the
+  /// names of GPUs. Logs HWLOC_* environment variables that are set, because they change placement.
   /// Errors (of all three functions): kUnavailable if hwloc cannot read the machine,
   /// kInvalidArgument for a bad file or description.
   static Topology discover();

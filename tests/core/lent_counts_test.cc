@@ -103,10 +103,34 @@ TEST(LentCounts, StayWhereAStepIsRefused) {
   const ScratchDirectory directory;
   Counted its(counting(directory));
   its.step({0, 1}, "");
-  const std::vector<TypedSpan<const std::byte>> none;
-  EXPECT_THAT([&] { its.engine->step(none, {.blob = {}}); },
-              ThrowsMessage<Error>(HasSubstr("0 gradients were given for 2 parameters")));
+  const std::vector<float> values(500);
+  const std::vector<TypedSpan<const std::byte>> wrong(2, as_typed(std::span(values)));
+  const std::vector<GroupStep> groups(2, GroupStep{.learning_rate = 0.01F});
+  StepOptions options{.blob = {}};
+  EXPECT_THAT([&] { its.engine->step(wrong, options); },
+              ThrowsMessage<Error>(HasSubstr("no groups were given")));
+  options.groups = groups;
+  EXPECT_THAT(
+      [&] { its.engine->step(wrong, options); },
+      ThrowsMessage<Error>(HasSubstr("500 elements were given, but the parameter has 300")));
   EXPECT_THAT(its.counts(), ElementsAre(1, 1));
+}
+
+// The rate that a step would have is looked at, not the one that is given.
+TEST(LentCounts, LeaveNoStepWithARateThatIsNone) {
+  const ScratchDirectory directory;
+  Counted its(counting(directory));
+  const std::vector<TypedSpan<const std::byte>> none(2);
+  std::vector<GroupStep> groups(2, GroupStep{.learning_rate = 0.01F});
+  groups[1].lr_decay = -0.5F;
+  StepOptions options{.blob = {}};
+  options.groups = groups;
+  its.engine->set_steps(1, 1);
+  its.engine->step(none, options);
+  its.engine->set_steps(1, 2);
+  EXPECT_THAT([&] { its.engine->step(none, options); },
+              ThrowsMessage<Error>(HasSubstr("settings of 'unit1': learning rate inf")));
+  EXPECT_EQ(its.engine->generation(), 1U);
 }
 
 TEST(LentCounts, NeedAGroupForEachParameterAndAnEngineThatCounts) {

@@ -41,7 +41,7 @@ inline std::string name_of(const std::tuple<LentKind, Where>& one) {
 inline EngineConfig config_of(const LentKind& kind, Where where,
                               const ScratchDirectory& directory) {
   EngineConfig config = small_config(directory.path());
-  config.host_budget_bytes = 64 * kMiB;
+  config.host_budget_bytes = 24 * kMiB;
   config.optimizer.state.format = kind.format;
   config.optimizer.state_rounding = config.optimizer.param_rounding = kind.rounding;
   config.optimizer.rounding_seed = kRoundingSeed;

@@ -10,7 +10,6 @@
 # rooms      every module of the Python package imports from its own room or from one below, and the modules form no circle
 # documents  links, commands and the example program in the documents are real
 import ast
-import functools
 import itertools
 import os
 import re
@@ -213,11 +212,15 @@ def compiled(root, kind, path, more):
     return result.stderr or "it failed without a word" if result.returncode != 0 else None
 
 
-@functools.cache
 def reached(root, name):
     """The headers of the tree that `name` includes in the end."""
-    direct = [other for other in INCLUDE.findall((root / name).read_text()) if (root / other).is_file()]
-    return {name}.union(*(reached(root, other) for other in direct if other != name))
+    found, left = set(), [name]
+    while left:
+        path = left.pop()
+        found.add(path)
+        direct = INCLUDE.findall((root / path).read_text())
+        left += [other for other in direct if other not in found and (root / other).is_file()]
+    return found
 
 
 def check_rooms(root):

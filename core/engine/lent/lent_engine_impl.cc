@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/numerics/typed_value.h"
@@ -416,6 +415,10 @@ std::optional<Error> LentEngineImpl::refusal_of(
   }
   if (state_.stored_count() == 0)
     return Error(ErrorCode::kInvalidArgument, "step(): every parameter is frozen");
+  if (state_.config().counts_steps && options.groups.empty())
+    return Error(ErrorCode::kInvalidArgument,
+                 "step(): no groups were given, but the engine counts the steps of each parameter: "
+                 "give the settings of each in StepOptions::groups");
   if (const std::optional<Error> refusal = state_.refusal_of(options)) return refusal;
   if (streamed_) {
     if (const std::optional<Error> refusal = streamed_->refusal_of_step()) return refusal;

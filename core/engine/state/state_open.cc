@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "base/bytes.h"
-#include "base/check.h"
 #include "base/error.h"
 #include "base/runtime/for_each.h"
 #include "core/engine/state/store_rounding.h"

@@ -13,12 +13,23 @@
 #include <cstring>
 #include <utility>
 
-#include "base/check.h"
 #include "base/error.h"
 #include "core/engine/state/step_agreement.h"
 #include "core/engine/state/training_state.h"
 
 namespace ziggurat {
+namespace {
+
+std::uint64_t step_of(const GroupStep& group, std::uint64_t generation) {
+  return group.steps == 0 ? generation : group.steps;
+}
+/// The learning rate of a group in the step that makes `generation`.
+float rate_of(const GroupStep& group, std::uint64_t generation) {
+  const auto before = static_cast<float>(step_of(group, generation) - 1);
+  return group.learning_rate / (1.0F + before * group.lr_decay);
+}
+
+}  // namespace
 
 StepScalars TrainingState::scalars(const StepOptions& options, float grad_scale) const {
   const OptimizerConfig& optimizer = config_.optimizer;
@@ -58,9 +69,8 @@ StepScalars TrainingState::scalars_of(std::span<const GroupStep> groups,
   const float grad_scale = settings.grad_scale;
   const std::uint64_t generation = settings.t;
   for (const GroupStep& group : groups) {
-    settings.t = group.steps == 0 ? generation : group.steps;
-    settings.learning_rate =
-        group.learning_rate / (1.0F + static_cast<float>(settings.t - 1) * group.lr_decay);
+    settings.t = step_of(group, generation);
+    settings.learning_rate = rate_of(group, generation);
     settings.beta1 = group.beta1;
     settings.beta2 = group.beta2;
     settings.eps = group.eps;
@@ -144,15 +154,17 @@ std::optional<Error> TrainingState::refusal_of(const StepOptions& options) const
 
 std::optional<Error> TrainingState::refusal_of_blob(std::span<const std::byte> blob) const {
   if (blob.size() <= blob_bytes_max()) return std::nullopt;
+  const std::size_t own =
+      config_.counts_steps ? StepsBlob::read(blob, stored_count()).own.size() : blob.size();
   return Error(ErrorCode::kInvalidArgument,
-               fmt::format("the blob has {} bytes, but the store has room for only {}", blob.size(),
-                           blob_bytes_max()));
+               fmt::format("the blob has {} bytes, but the store has room for only {}", own,
+                           blob_bytes_max() - (blob.size() - own)));
 }
 
 bool TrainingState::makes_step(const GroupStep& group) const {
   const auto beta = [](float value) { return value >= 0 && value < 1; };
   const bool momentum = info_of(config_.optimizer.state.optimizer).has_momentum;
-  return std::isfinite(group.learning_rate) && beta(group.beta1) && beta(group.beta2) &&
+  return std::isfinite(rate_of(group, generation_ + 1)) && beta(group.beta1) && beta(group.beta2) &&
          group.eps >= 0 && std::isfinite(group.eps) && std::isfinite(group.weight_decay) &&
          std::isfinite(group.grad_scale) && std::isfinite(group.dampening) &&
          (momentum || (group.dampening == 0 && !group.nesterov));
@@ -191,7 +203,7 @@ std::string TrainingState::groups_text(const StepOptions& options) const {
       "no step can be made with the settings of {}: learning rate {:g}, betas {:g} and {:g}, eps "
       "{:g}, decay {:g}, gradient scale {:g}, dampening {:g}{}: give finite numbers, betas in [0, "
       "1) and an eps of at least 0; only sgd may have dampening and nesterov",
-      whose, bad->learning_rate, bad->beta1, bad->beta2, bad->eps, bad->weight_decay,
+      whose, rate_of(*bad, generation_ + 1), bad->beta1, bad->beta2, bad->eps, bad->weight_decay,
       bad->grad_scale, bad->dampening, bad->nesterov ? ", nesterov" : "");
 }
 

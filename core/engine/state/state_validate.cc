@@ -40,6 +40,8 @@ void TrainingState::validate() {
           "`speculate=always` needs `placement=optimizer=nvme` and `slots=2`: only there can an "
           "update be undone that started before the step's end");
   if (!of_pieces()) {
+    require(!config_.counts_steps,
+            "EngineConfig::counts_steps is for an engine that lends: leave it off");
     require_compatible(config_.optimizer.state.format, param_rounding(config_.optimizer),
                        model_.is_bf16());
   }

@@ -73,9 +73,9 @@ std::uint64_t options_hash(const StepOptions& options) {
 std::uint64_t groups_hash(std::span<const GroupStep> groups) {
   std::string text;
   for (const GroupStep& group : groups) {
-    text +=
-        fmt::format(" {} {} {} {} {} {} {} {}", group.learning_rate, group.beta1, group.beta2,
-                    group.eps, group.weight_decay, group.dampening, group.nesterov, group.maximize);
+    text += fmt::format(" {} {} {} {} {} {} {} {} {}", group.learning_rate, group.lr_decay,
+                        group.beta1, group.beta2, group.eps, group.weight_decay, group.dampening,
+                        group.nesterov, group.maximize);
   }
   return words_hash(text);
 }
