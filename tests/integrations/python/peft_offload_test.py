@@ -38,7 +38,7 @@ HOMES = {"host": "host", "nvme": "params=nvme,grads=nvme"}
 
 
 def base(**changes):
-    return llama(vocab_size=300, num_hidden_layers=14, **changes).bfloat16()
+    return llama(vocab_size=300, num_hidden_layers=12, **changes).bfloat16()
 
 
 def config(**changes):
