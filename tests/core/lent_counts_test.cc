@@ -107,7 +107,8 @@ TEST(LentCounts, StayWhereAStepIsRefused) {
   const std::vector<TypedSpan<const std::byte>> wrong(2, as_typed(std::span(values)));
   const std::vector<GroupStep> groups(2, GroupStep{.learning_rate = 0.01F});
   StepOptions options{.blob = {}};
-  EXPECT_THAT([&] { its.engine->step(wrong, options); },
+  const std::vector<TypedSpan<const std::byte>> none(2);
+  EXPECT_THAT([&] { its.engine->step(none, options); },
               ThrowsMessage<Error>(HasSubstr("no groups were given")));
   options.groups = groups;
   EXPECT_THAT(
@@ -131,6 +132,20 @@ TEST(LentCounts, LeaveNoStepWithARateThatIsNone) {
   EXPECT_THAT([&] { its.engine->step(none, options); },
               ThrowsMessage<Error>(HasSubstr("settings of 'unit1': learning rate inf")));
   EXPECT_EQ(its.engine->generation(), 1U);
+}
+
+TEST(LentCounts, AreNotMadeUpForStepsThatNobodyCounted) {
+  const ScratchDirectory directory;
+  EngineConfig config = counting(directory);
+  config.counts_steps = false;
+  {
+    Counted its(config);
+    its.step({0, 1}, "");
+    its.engine->make_durable();
+  }
+  EXPECT_THAT([&] { Counted(counting(directory)); },
+              ThrowsMessage<Error>(HasSubstr("were not counted when the state was made")));
+  EXPECT_EQ(Counted(config).engine->generation(), 1U);
 }
 
 TEST(LentCounts, NeedAGroupForEachParameterAndAnEngineThatCounts) {

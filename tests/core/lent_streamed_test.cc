@@ -167,7 +167,8 @@ EngineConfig on_nvme(const ScratchDirectory& directory) {
 // Before the parameters were streamed, small ones of several units shared a record with lent ones.
 TEST(StreamedParams, GoOnFromAStoreOfATrainerThatLentThemAll) {
   const ScratchDirectory directory;
-  const EngineConfig config = on_nvme(directory);
+  EngineConfig config = on_nvme(directory);
+  config.counts_steps = true;
   Streamed its(streamed_model(DType::kFloat32), config, 4 * kMiB);
   {
     const auto runtime = runtime_of(2);

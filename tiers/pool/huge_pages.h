@@ -17,7 +17,8 @@ std::optional<std::uint64_t> huge_bytes_of(std::span<const std::byte> bytes);
 
 namespace internal {
 std::optional<std::uint64_t> scanned_huge_bytes(std::span<const std::byte> bytes);
-/// Of the mapping around the range, which may have been joined with its neighbours.
+/// Counts those of the whole mapping around the range, which the kernel may have joined with its
+/// neighbours.
 std::optional<std::uint64_t> listed_huge_bytes(std::span<const std::byte> bytes);
 }  // namespace internal
 

@@ -373,7 +373,14 @@ Task<> TrainingState::take_record(ChunkId id, const WorkMemory& work) {
 
 /// Takes the number of steps of each parameter from the blob with which the engine was opened.
 void TrainingState::read_counts() {
-  if (config_.counts_steps) counts_ = StepsBlob::read(resumed_blob_, stored_count()).steps;
+  if (!config_.counts_steps) return;
+  if (generation_ > 0 && resumed_blob_.empty()) {
+    throw Error(
+        ErrorCode::kDataLoss,
+        "the steps of each parameter were not counted when the state was made, but are now: "
+        "open it with an engine that does not count");
+  }
+  counts_ = StepsBlob::read(resumed_blob_, stored_count()).steps;
 }
 
 void TrainingState::make_sweep() {
