@@ -36,6 +36,7 @@ struct Counted {
     options.groups = groups;
     options.blob_follows = follows;
     engine->step(gradients, options);
+    engine->wait_all_updated();  // the gradients are the engine's until then
   }
   std::string blob() const {
     const std::span<const std::byte> its = engine->resumed_blob();
