@@ -3,7 +3,6 @@
 // counted with each step, stored before the trainer's blob, read and set between steps.
 #include <fmt/format.h>
 
-#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -65,10 +64,9 @@ LentEngineImpl::CountedStep LentEngineImpl::counted_step(
 /// Takes the counts of steps. If a parameter's count has changed and no gradient of this step
 /// rounds it, it is made again from its masters.
 void LentEngineImpl::take_counts(const std::vector<bool>& present,
-                                 std::vector<std::uint64_t> counts) {
-  const std::vector<std::uint64_t> before = state_.counts();
+                                 const std::vector<std::uint64_t>& counts) {
   steps_ = counts;
-  state_.take_counts(std::move(counts));
+  const std::vector<std::uint64_t> before = state_.take_counts(counts);
   const ChunkTable& table = state_.table();
   if (!table.rounding() || !drawn_by(table.state().format, state_.rounding()).param) return;
   const ParamSteps steps = state_.steps_in(state_.generation());

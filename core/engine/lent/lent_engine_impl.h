@@ -137,7 +137,7 @@ class LentEngineImpl final : public StateDoor<LentEngine>, private Hand {
   };
   CountedStep counted_step(std::span<const TypedSpan<const std::byte>> gradients,
                            const StepOptions& given) const;
-  void take_counts(const std::vector<bool>& present, std::vector<std::uint64_t> counts);
+  void take_counts(const std::vector<bool>& present, const std::vector<std::uint64_t>& counts);
   StepsBlob resumed_steps() const;
   void require_counts(const char* call, ParamId param) const;
   Task<> updated_from_memory();

@@ -215,9 +215,11 @@ class TrainingState {
   void give_blob(std::span<const std::byte> blob);
   void require_blob(std::span<const std::byte> blob) const;
   /// How many steps each trained parameter has made, as a run that resumes finds it; empty without
-  /// EngineConfig::counts_steps. The step being made takes new ones.
+  /// EngineConfig::counts_steps. The step being made takes new ones; that returns those before.
   const std::vector<std::uint64_t>& counts() const noexcept { return counts_; }
-  void take_counts(std::vector<std::uint64_t> counts) noexcept { counts_ = std::move(counts); }
+  std::vector<std::uint64_t> take_counts(std::vector<std::uint64_t> counts) noexcept {
+    return std::exchange(counts_, std::move(counts));
+  }
   /// Returns the numbers of steps on which the rounding of parameters in `generation` depends.
   /// `generation` must be the newest, or the one being made.
   ParamSteps steps_in(std::uint64_t generation) const {
