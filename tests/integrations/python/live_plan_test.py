@@ -174,6 +174,9 @@ def test_a_plan_says_what_a_step_holds_at_most(name):
     check(make(), batch(count), **how)
 
 
+OPERATIONS = "logits, loss, and what operations take"
+
+
 def test_a_plan_by_shapes_is_near():
     torch.manual_seed(1)
     for make, batch, count, _ in CASES.values():
@@ -183,7 +186,10 @@ def test_a_plan_by_shapes_is_near():
         seen = ziggurat.torch.plan(model, batch(count), "sgd", loss=square)
         told = ziggurat.torch.plan(model.to("meta"), batch(count), "sgd", loss=square)
         assert "shapes" in told.by
-        assert 0.7 * seen.peak_bytes < told.peak_bytes < 1.3 * seen.peak_bytes, f"{make}: {told}\n{seen}"
+        found, known = seen.peak_bytes, told.peak_bytes
+        if "bfloat16" in told.by_dtype:  # processors that compute in fp32 for it take copies
+            found, known = (plan.peak_bytes - plan.held.lines().get(OPERATIONS, 0) for plan in (seen, told))
+        assert 0.7 * found < known < 1.3 * found, f"{make}: {told}\n{seen}"
 
 
 def test_gradients_that_have_no_room_are_planned_by_shapes(monkeypatch):
