@@ -492,6 +492,15 @@ def test_progress_and_times_are_said(capsys, monkeypatch):
     assert '"steps_per_print": 2' in lines
 
 
+def test_a_line_is_said_by_the_ranks_that_are_asked_to(capsys, monkeypatch):
+    monkeypatch.setattr(deepspeed.logger.handlers[0], "stream", sys.stderr)
+    for ranks in (None, [], [-1], [0], [1, 0], [1]):
+        deepspeed.log_dist(f"said by {ranks}", ranks)
+    said = capsys.readouterr().err
+    assert all(f"said by {ranks}" in said for ranks in (None, [], [-1], [0], [1, 0]))
+    assert "said by [1]" not in said  # this is rank 0
+
+
 # zero and utils
 
 

@@ -8,6 +8,7 @@ process at a time, and a lock that is older than a load takes is removed.
 
 import contextlib
 import fcntl
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from torch.utils.cpp_extension import get_default_build_root
 
 _FOLDER = Path(get_default_build_root()) / "ziggurat_deepspeed"
@@ -25,6 +27,7 @@ ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "TORCH_EXTENSIONS_DIR": str(_FOLDER),
+    "CXX": str(Path(__file__).with_name("g++-without-symbols")),
 }
 
 
@@ -50,16 +53,22 @@ def _remove_left_locks() -> None:
 
 def build(*names: str) -> None:
     """Builds DeepSpeed's op_builder.cpu.NAMEBuilder of each name, where that is not done yet."""
-    loads = [f"cpu.{name}Builder().load(verbose=False)" for name in names]
-    program = "; ".join(["from deepspeed.ops.op_builder import cpu", *loads])
+    by = f"{sys.executable} {torch.__version__} {importlib.metadata.version('deepspeed')}"
     with _alone():
         _remove_left_locks()
+        marks = [_FOLDER / f"{name}.built" for name in names]
+        left = [mark for mark in marks if not mark.exists() or mark.read_text() != by]
+        if not left:
+            return
+        loads = [f"cpu.{mark.stem}Builder().load(verbose=False)" for mark in left]
         done = subprocess.run(
-            [sys.executable, "-c", program],
+            [sys.executable, "-c", "; ".join(["from deepspeed.ops.op_builder import cpu", *loads])],
             env=os.environ | ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-    if done.returncode != 0:
-        raise RuntimeError(f"DeepSpeed's operations were not built: {done.stdout[-6000:]}")
+        if done.returncode != 0:
+            raise RuntimeError(f"DeepSpeed's operations were not built: {done.stdout[-6000:]}")
+        for mark in left:
+            mark.write_text(by)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import accelerate
+import deepspeed_operations
 import transformers
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
@@ -130,7 +131,8 @@ def deepspeeds(jobs):
     """What DeepSpeed says of each, in a process of its own."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")}
     environment |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "29713"}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "DS_ACCELERATOR": "cpu"}
+    environment |= {"MASTER_ADDR": "127.0.0.1"} | deepspeed_operations.ENVIRONMENT
+    deepspeed_operations.build("CPUAdam", "ShareMemComm")
     done = subprocess.run(
         [sys.executable, str(HERE / "deepspeed_values.py")],
         input=json.dumps(jobs),
