@@ -257,6 +257,24 @@ def test_fsdp2s_state_is_dtensors_that_come_back():
         assert alike(whole, again)
 
 
+def test_what_fsdp2_does_not_shard_is_saved_as_the_first_rank_has_it(tmp_path):
+    def run(rank):
+        def made(value):
+            model = small_model()
+            model.register_buffer("seen", torch.full((3,), float(value)))
+            fully_shard(model)
+            return model, ziggurat.torch.AdamW(model.parameters(), lr=1e-3, model=model)
+
+        model, optimizer = made(rank)
+        train(rank, model, optimizer, steps=1)
+        ziggurat.torch.save_checkpoint(tmp_path / "saved", optimizer, model)
+        again, other = made(7)
+        ziggurat.torch.load_checkpoint(tmp_path / "saved", other, again)
+        return again.seen.tolist()
+
+    assert on_ranks(3, run) == 3 * [[0.0, 0.0, 0.0]]
+
+
 @pytest.mark.parametrize("made_by, opened_by", [(1, 2), (2, 1), (2, 3), (3, 2)])
 def test_a_store_of_another_number_of_ranks_is_refused_with_that_number(
     made_by, opened_by, tmp_path
