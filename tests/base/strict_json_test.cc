@@ -92,6 +92,14 @@ TEST(StrictJson, RefusesWhatIsNestedTooDeeply) {
   EXPECT_THAT(refusal(nested(kJsonDepthMax, "{\"a\":1}")), HasSubstr("nested too deeply"));
 }
 
+TEST(JsonField, HasNoValueBehindTheLastOfAnArray) {
+  const json array = json::parse("[1, 2]");
+  const JsonField field(array, "here");
+  EXPECT_EQ(field.at(1).number(), 2U);
+  EXPECT_THAT([&] { field.at(2); },
+              ::testing::ThrowsMessage<Error>("here: the array has 2 values but needs 3"));
+}
+
 TEST(StrictJson, RefusesWhatIsNoneOrMore) {
   for (const char* text : {"", "{", "[1,]", "{\"a\"}", "{\"a\":1,}", "[1] 2", "nul", "'a'", "01",
                            "\"\xff\"", "\"\x01\"", "1e999", "{1:2}", "// a\n1"})

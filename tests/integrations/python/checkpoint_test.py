@@ -82,7 +82,8 @@ def train(model, optimizer, steps, first=0, rank=0):
 def wrapped(model, how):
     """As it is trained on several ranks, and what the optimizer is told of it."""
     if how == "fsdp":
-        fully_shard(model.middle, shard_placement_fn=lambda p: Shard(p.dim() - 1))  # boxes
+        for layer in (model.middle, model.frozen):
+            fully_shard(layer, shard_placement_fn=lambda p: Shard(p.dim() - 1))  # boxes
         fully_shard(model.last)
         fully_shard(model)
         return model, {"model": model}
