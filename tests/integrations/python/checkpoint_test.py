@@ -502,6 +502,13 @@ class Counter:
         self.batches = state["batches"]
 
 
+@pytest.mark.parametrize("call", [save_checkpoint, load_checkpoint])
+def test_a_model_that_is_given_before_its_optimizer_is_refused(call, tmp_path):
+    model, optimizer = made()
+    with pytest.raises(ziggurat.InvalidArgument, match="a Model was given as the optimizer: give the folder, an"):
+        call(tmp_path, model, optimizer)
+
+
 def test_what_does_not_fit_is_named_before_anything_is_written(tmp_path):
     model, optimizer = made()
     train(model, optimizer, 1)

@@ -64,6 +64,15 @@ def save_checkpoint(
 ) -> BackgroundSave: ...
 
 
+def require_optimizer(call: str, optimizer: Any) -> None:
+    """Errors: InvalidArgument if it is none of ours, as where the model is given first."""
+    if not isinstance(optimizer, EngineOptimizer):
+        raise InvalidArgument(
+            f"{call}: a {type(optimizer).__name__} was given as the optimizer: give the folder, an optimizer of "
+            "ziggurat.torch itself and the model, in this order"
+        )
+
+
 def save_checkpoint(
     folder: str | os.PathLike[str],
     optimizer: EngineOptimizer,
@@ -113,6 +122,7 @@ def save_checkpoint(
     average: a save that fell behind may catch up for a quarter of a second. A process that is
     killed leaves a whole checkpoint or none.
     """
+    require_optimizer("save_checkpoint()", optimizer)
     sharing, folder = optimizer._sharing, os.path.abspath(folder)
     optimizer.finish_save()
     optimizer.synchronize()

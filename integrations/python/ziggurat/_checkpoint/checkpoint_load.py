@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._checkpoint.checkpoint import MAGIC
+from ziggurat._checkpoint.checkpoint import MAGIC, require_optimizer
 from ziggurat._checkpoint.left_out import Compared, place_of
 from ziggurat._checkpoint.resume import set_random_states
 from ziggurat._exchange.parts import Part
@@ -86,6 +86,7 @@ def load_checkpoint(
     a shape differs; DataLoss, which names file and tensor, if a byte is damaged. Names and shapes
     are compared before anything is written.
     """
+    require_optimizer("load_checkpoint()", optimizer)
     if optimizer._opened:
         raise InvalidArgument(
             "the optimizer already has a state: make a new optimizer, and call load_checkpoint() "
