@@ -30,6 +30,15 @@ from ziggurat._streaming.streaming import is_away, values_of
 MAGIC = b"ziggurat.torch 1\n"  # marks this package's part of a checkpoint's blob
 
 
+def require_optimizer(call: str, optimizer: Any) -> None:
+    """Errors: InvalidArgument if it is none of ours, as where the model is given first."""
+    if not isinstance(optimizer, EngineOptimizer):
+        raise InvalidArgument(
+            f"{call}: a {type(optimizer).__name__} was given as the optimizer: give the folder, an optimizer of "
+            "ziggurat.torch itself and the model, in this order"
+        )
+
+
 @overload
 def save_checkpoint(
     folder: str | os.PathLike[str],
@@ -62,15 +71,6 @@ def save_checkpoint(
     stall_max: float | None = None,
     **kept: Any,
 ) -> BackgroundSave: ...
-
-
-def require_optimizer(call: str, optimizer: Any) -> None:
-    """Errors: InvalidArgument if it is none of ours, as where the model is given first."""
-    if not isinstance(optimizer, EngineOptimizer):
-        raise InvalidArgument(
-            f"{call}: a {type(optimizer).__name__} was given as the optimizer: give the folder, an optimizer of "
-            "ziggurat.torch itself and the model, in this order"
-        )
 
 
 def save_checkpoint(
