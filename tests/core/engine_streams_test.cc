@@ -36,10 +36,8 @@ class LateStream final : public StreamRef {
 
   /// Everything that was queued has run.
   void catch_up() {
-    EventState::Due due;
     for (const std::shared_ptr<EventState>& state : std::exchange(recorded_, {}))
-      state->happen(nullptr, due);
-    EventState::post(reactor_, std::move(due));
+      state->happen(nullptr);
   }
 
  private:

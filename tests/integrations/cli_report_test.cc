@@ -139,6 +139,28 @@ TEST(CliReport, SkippedStepsAreCountedAndTimedAndNothingElse) {
   EXPECT_EQ(to_json(log.newest().front()).at("skipped"), false);
 }
 
+TEST(CliReport, EachRanksWaitIsSaidOnceInLinesOfOneScreen) {
+  StepLog log;
+  log.add(record(1));
+  RunFacts with = facts();
+  constexpr std::size_t kRanks = 12;
+  with.ranks.resize(kRanks);
+  for (std::size_t rank = 0; rank < kRanks; ++rank)
+    with.waited_for_s.push_back(static_cast<double>(rank) / 2);
+  std::string said;
+  for (const std::string& line : table(make_report(with, log, totals_of(log)))) {
+    if (!line.starts_with("  waited for ")) continue;
+    EXPECT_LE(line.substr(0, line.find(" (the")).size(), 90U) << line;
+    said += line.substr(std::string_view("  waited for ").size()) + "; ";
+  }
+  for (std::size_t rank = 0; rank < kRanks; ++rank) {
+    const std::string one = fmt::format("rank {} {:.2f} s", rank, static_cast<double>(rank) / 2);
+    const std::size_t at = said.find(one);
+    ASSERT_NE(at, said.npos) << one << " in " << said;
+    EXPECT_EQ(said.find(one, at + 1), said.npos) << one << " twice in " << said;
+  }
+}
+
 TEST(CliReport, BytesOfTheDriveAreDividedAsPlacementUsesThem) {
   StepLog log;
   for (std::uint64_t step = 1; step <= 5; ++step) log.add(record(step));

@@ -274,6 +274,27 @@ TYPED_TEST(DeviceConformance, on_the_host_waiting_means_waiting) {
   EXPECT_EQ(std::memcmp(source.data(), back.data(), back.size()), 0);
 }
 
+TYPED_TEST(DeviceConformance, what_waits_on_the_reactor_runs_before_what_a_blocked_thread_asks) {
+  const auto stream = this->device_->create_stream("test");
+  const DeviceBuffer place = this->device_->allocate(kMiB, Purpose::kStaging);
+  for (int round = 0; round < 50; ++round) {
+    std::vector<std::string> order;
+    const auto waiter = [&order](Event event, std::string name) -> Task<> {
+      co_await event.wait();
+      order.push_back(std::move(name));
+    };
+    this->keep_busy(*stream, place);
+    const Event event = stream->record();
+    this->reactor_.spawn(waiter(event, "first"), {});
+    this->reactor_.spawn(waiter(event, "second"), {});
+    this->reactor_.block_on(Event().wait());  // both wait now
+    Host().wait(event);
+    this->reactor_.post([&order] { order.emplace_back("asked"); });
+    this->reactor_.run_until_idle();
+    ASSERT_THAT(order, testing::ElementsAre("first", "second", "asked")) << round;
+  }
+}
+
 TYPED_TEST(DeviceConformance, an_event_may_outlive_its_stream_and_the_device) {
   auto stream = this->device_->create_stream("short");
   const DeviceBuffer place = this->device_->allocate(2 * kMiB, Purpose::kStaging);

@@ -103,9 +103,7 @@ struct CostedStream::Queue : std::enable_shared_from_this<Queue> {
       const Work work = std::move(all.front());
       all.pop_front();
       if (work.happens) {
-        EventState::Due due;
-        work.happens->happen(nullptr, due);
-        EventState::post(reactor, std::move(due));
+        work.happens->happen(nullptr);
       } else if (work.waits_for) {
         if (!work.waits_for->happened()) wait(*work.waits_for);
       } else {

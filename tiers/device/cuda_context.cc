@@ -105,16 +105,6 @@ void CudaContext::check(cudaError_t result, const Call& what) {
               static_cast<int>(result));
 }
 
-bool CudaContext::query(cudaEvent_t event) {
-  bool ready = true;
-  call({"cudaEventQuery"}, [event, &ready] {
-    const cudaError_t result = cudaEventQuery(event);
-    ready = result == cudaSuccess;
-    return result == cudaErrorNotReady ? cudaSuccess : result;
-  });
-  return ready;
-}
-
 void CudaContext::lose(cudaError_t error, const std::string& why) {
   {
     const std::lock_guard lock(mutex_);

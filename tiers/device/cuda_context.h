@@ -67,8 +67,6 @@ class CudaContext {
       return false;
     }
   }
-  /// Calls cudaEventQuery by call(). Returns false for cudaErrorNotReady.
-  bool query(cudaEvent_t event);
 
   bool lost() const noexcept { return lost_.load(std::memory_order_acquire); }
   /// Throws if the device is lost. Errors: kUnavailable.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/device/cuda_waiter.cc: records events. A loop waits for the oldest one, and then handles
-// those behind it that have happened meanwhile too.
+// tiers/device/cuda_waiter.cc: records events. A loop waits for the oldest one, and lets it happen.
 #include "tiers/device/cuda_waiter.h"
 
 #include <fmt/format.h>
@@ -77,22 +76,8 @@ void CudaWaiter::work() {
     std::shared_ptr<CudaEvent> event = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    EventState::Due due;
-    event->happen(wait_for(*event), due);
-    lock.lock();
-    while (!queue_.empty()) {
-      event = queue_.front();
-      lock.unlock();
-      std::exception_ptr error;
-      const bool happened = has_happened(*event, error);
-      if (happened) event->happen(std::move(error), due);
-      lock.lock();
-      if (!happened) break;
-      queue_.pop_front();
-    }
-    lock.unlock();
+    event->happen(wait_for(*event));
     event.reset();
-    EventState::post(reactor_, std::move(due));
     lock.lock();
   }
 }
@@ -129,20 +114,6 @@ std::exception_ptr CudaWaiter::wait_for(const CudaEvent& event) {
     return std::current_exception();
   }
   return nullptr;
-}
-
-/// Returns whether the event has happened, without blocking. On a lost device every event has.
-bool CudaWaiter::has_happened(const CudaEvent& event, std::exception_ptr& error) {
-  try {
-    context_->require_present();
-    if (event.handle() == nullptr || !context_->query(event.handle())) return false;
-    context_->require_present();
-  } catch (const Error&) {
-    // If only the query fails, wait_for() handles the error.
-    if (!context_->lost()) return false;
-    error = std::current_exception();
-  }
-  return true;
 }
 
 }  // namespace ziggurat

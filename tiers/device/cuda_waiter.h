@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tiers/device/cuda_waiter.h: the thread that blocks until the events of one CUDA stream have
-// happened, one after another, and posts their continuations to the reactor in batches.
+// happened, one after another, and lets them happen.
 //
 // The driver's callbacks are not used: a callback keeps its stream waiting until it has run, may be
 // serialized with those of other streams, must not call CUDA, and may never come after the loss of
@@ -66,7 +66,6 @@ class CudaWaiter {
  private:
   void work();
   std::exception_ptr wait_for(const CudaEvent& event);
-  bool has_happened(const CudaEvent& event, std::exception_ptr& error);
   void push(std::shared_ptr<CudaEvent> event);
 
   std::shared_ptr<CudaContext> context_;

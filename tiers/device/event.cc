@@ -4,6 +4,7 @@
 #include "tiers/device/event.h"
 
 #include <atomic>
+#include <utility>
 
 #include "base/check.h"
 #include "base/runtime/async.h"
@@ -33,62 +34,43 @@ void EventState::block() const {
 
 void EventState::then(AfterEvent action) {
   if (place_ == Place::kElsewhere) reactor_.external_begin();
-  Due due;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!happened_) {
-      actions_.push_back(std::move(action));
-      return;
-    }
-    due.emplace_back(
-        std::move(action),
-        EventOutcome{
-            .error = fate_, .at = happened_at_, .from_elsewhere = place_ == Place::kElsewhere});
-  }
-  post(reactor_, std::move(due));
+  const std::lock_guard lock(mutex_);
+  if (happened_) return post(std::move(action));
+  actions_.push_back(std::move(action));
 }
 
-void EventState::happen(std::exception_ptr error, Due& due) {
+void EventState::happen(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
   ZIGGURAT_CHECK(!happened_, "an event happened twice");
   if (error) fate_ = std::move(error);
   happened_ = true;
   happened_at_ = reactor_.clock().now();
-  for (AfterEvent& action : actions_) {
-    due.emplace_back(
-        std::move(action),
-        EventOutcome{
-            .error = fate_, .at = happened_at_, .from_elsewhere = place_ == Place::kElsewhere});
-  }
-  actions_.clear();
+  for (AfterEvent& action : std::exchange(actions_, {})) post(std::move(action));
   changed_.notify_all();  // under the lock, because the waiter may own the event
 }
 
-void EventState::post(Reactor& reactor, Due due) {
-  if (due.empty()) return;
-  // Only the handler owns the continuations: what they own must not stay on this thread.
-  reactor.post([&reactor, due = std::make_shared<Due>(std::move(due))] {
-    for (auto& [action, outcome] : *due) {
-      if (outcome.from_elsewhere) work_ended(reactor);
-      action(outcome);
-      action = nullptr;
-    }
+void EventState::post(AfterEvent action) {
+  const EventOutcome outcome{
+      .error = fate_, .at = happened_at_, .from_elsewhere = place_ == Place::kElsewhere};
+  // Only the handler owns the action: what it owns must not stay on this thread.
+  reactor_.post([&reactor = reactor_, outcome, action = std::move(action)] {
+    if (outcome.from_elsewhere) work_ended(reactor);
+    action(outcome);
   });
 }
 
 namespace {
 
-Task<> wait_for(std::shared_ptr<EventState> state, Reactor& reactor) {
-  Signal happened(reactor);
-  AfterEvent action = [&happened](const EventOutcome& outcome) {
-    if (outcome.error) {
-      happened.fail(outcome.error);
-    } else {
-      happened.set();
-    }
-  };
-  state->then(std::move(action));
-  co_await happened.wait();
+/// Goes on in the event's own action, and not in a later one as behind a Signal: a thread that is
+/// blocked by the event may ask for more once it has happened, and would come first.
+Task<> wait_for(std::shared_ptr<EventState> state) {
+  using Awaitable = boost::asio::use_awaitable_t<>;
+  return boost::asio::async_initiate<const Awaitable, void(std::exception_ptr)>(
+      [state = std::move(state)](auto waiter) {
+        state->then([its = std::make_shared<decltype(waiter)>(std::move(waiter))](
+                        const EventOutcome& outcome) { std::move (*its)(outcome.error); });
+      },
+      boost::asio::use_awaitable);
 }
 
 Task<> nothing() { co_return; }
@@ -96,8 +78,6 @@ Task<> nothing() { co_return; }
 }  // namespace
 
 // Not itself a coroutine, because the event may be a temporary, and a coroutine starts later.
-Task<> Event::wait() const {
-  return state_ == nullptr ? nothing() : wait_for(state_, state_->reactor());
-}
+Task<> Event::wait() const { return state_ == nullptr ? nothing() : wait_for(state_); }
 
 }  // namespace ziggurat

@@ -33,9 +33,6 @@ using AfterEvent = std::function<void(const EventOutcome&)>;
 /// The shared state behind an Event. Each kind of stream has its own.
 class EventState {
  public:
-  /// Continuations that have become due, of one event or of several in the order of their stream.
-  using Due = std::vector<std::pair<AfterEvent, EventOutcome>>;
-
   /// `queue` identifies a queue: events of one queue happen one after another. Null means that the
   /// event belongs to no queue. `fate` is the error that it will have, if that is known from the
   /// start. The reactor must outlive the last wait.
@@ -52,17 +49,16 @@ class EventState {
   /// Returns the error that it has or is known to get; null if none is known.
   std::exception_ptr fate() const;
   bool happened() const;
-  /// Blocks the calling thread, which must not be a thread that has to make the event happen.
+  /// Blocks the calling thread, which must not be a thread that has to make the event happen. What
+  /// the thread posts to the reactor afterwards runs after the actions that then() has by now.
   void block() const;
 
   /// Runs `action` on the reactor's thread once the event has happened; always later, even if it
   /// has happened already. Called on the reactor's thread.
   void then(AfterEvent action);
-  /// Marks the event as happened. Called once, on any thread, by the code that noticed it. Adds to
-  /// `due` the continuations that are to be posted.
-  void happen(std::exception_ptr error, Due& due);
-  /// Posts continuations as one handler. Any thread.
-  static void post(Reactor& reactor, Due due);
+  /// Marks the event as happened, and posts the actions of then(). Called once, on any thread, by
+  /// the code that noticed it.
+  void happen(std::exception_ptr error);
 
  protected:
   /// Who makes the event happen: a driver or a thread, or the reactor itself by its timers, so that
@@ -77,6 +73,7 @@ class EventState {
 
  private:
   static std::uint64_t next_number() noexcept;
+  void post(AfterEvent action);  ///< called with the lock
 
   Reactor& reactor_;
   const Place place_;

@@ -158,11 +158,7 @@ void HostStream::queue_wait(const std::shared_ptr<EventState>& event) {
 
 std::shared_ptr<EventState> HostStream::queue_record(std::exception_ptr fate) {
   auto event = std::make_shared<EventState>(reactor(), static_cast<const Stream*>(this), fate);
-  enqueue([event] {
-    EventState::Due due;
-    event->happen(nullptr, due);
-    EventState::post(event->reactor(), std::move(due));
-  });
+  enqueue([event] { event->happen(nullptr); });
   return event;
 }
 

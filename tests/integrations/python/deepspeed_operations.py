@@ -53,7 +53,9 @@ def _remove_left_locks() -> None:
 
 def build(*names: str) -> None:
     """Builds DeepSpeed's op_builder.cpu.NAMEBuilder of each name, where that is not done yet."""
-    by = f"{sys.executable} {torch.__version__} {importlib.metadata.version('deepspeed')}"
+    # What ninja looks at: where this differs, a job's load would compile, beside those of others.
+    sources = Path(importlib.metadata.distribution("deepspeed").locate_file("deepspeed/ops"))
+    by = f"{sys.executable} {torch.__version__} {sources} {sources.stat().st_mtime_ns} {ENVIRONMENT['CXX']}"
     with _alone():
         _remove_left_locks()
         marks = [_FOLDER / f"{name}.built" for name in names]

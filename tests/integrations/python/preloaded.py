@@ -2,15 +2,18 @@
 """Runs the test programs of this folder in forks of one process that has imported PyTorch: importing it a hundred times
 was a tenth of the tests' work.
 
-preloaded.py start SOCKET                runs such a process, which ends when the program that called this ends
+preloaded.py start SOCKET                runs such a process, which ends when the program that called this ends, as ctest
 preloaded.py run SOCKET FILE ARGUMENTS   as `python FILE ARGUMENTS`; just that where no such process listens
 preloaded.py stop SOCKET                 ends the process once what it runs has ended
+
+All three are called by the same program, whose number the socket's name ends with: another has a process of its own.
 
 Imported is what each of these programs imports anyway: neither transformers nor PEFT, since the package asks whether a
 script has imported these.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import runpy
@@ -22,6 +25,7 @@ from pathlib import Path
 
 _STREAMS = 3
 _LARGEST = 1 << 20  # of a request, which has an environment
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def _preload() -> None:
@@ -32,6 +36,16 @@ def _preload() -> None:
 
     gc.collect()
     gc.freeze()  # what stays to the end is not looked at for garbage
+
+
+def _kill_tree(pid: int) -> None:
+    """Kills a process and its descendants, in whatever group they are, as ctest does with those of its own."""
+    with contextlib.suppress(OSError):  # it may end at any time
+        os.kill(pid, signal.SIGSTOP)  # it starts none meanwhile
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in children.read_text().split():
+                _kill_tree(int(child))
+        os.kill(pid, signal.SIGKILL)
 
 
 class _Server:
@@ -59,13 +73,19 @@ class _Server:
                 stopping = True
                 self._poll.unregister(ready)
                 for child, _ in self._running.values():
-                    os.killpg(child, signal.SIGKILL)
+                    self._kill(child)
             elif ready in self._running:
                 self._tell_end(ready)
             else:
                 self._poll.unregister(ready)
-                os.killpg(next(pid for pid, asking in self._running.values() if asking.fileno() == ready), signal.SIGKILL)
+                self._kill(next(pid for pid, asking in self._running.values() if asking.fileno() == ready))
         return False
+
+    @staticmethod
+    def _kill(child: int) -> None:
+        _kill_tree(child)
+        with contextlib.suppress(ProcessLookupError):  # those of its group whose parents had ended
+            os.killpg(child, signal.SIGKILL)
 
     def _fork(self, asking: socket.socket, asked: dict, files: list[int]) -> bool:
         child = os.fork()
@@ -107,6 +127,7 @@ class _Server:
 def _become(asked: dict, files: list[int]) -> None:
     """Takes the streams, the folder and the environment of who asked."""
     os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for stream, file in enumerate(files):
         os.dup2(file, stream)
         os.close(file)
@@ -118,10 +139,14 @@ def _become(asked: dict, files: list[int]) -> None:
 
 
 def start(name: str) -> None:
-    caller = os.pidfd_open(os.getppid())
-    Path(name).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(name)
+    try:
+        caller = os.pidfd_open(os.getppid())
+        Path(name).unlink(missing_ok=True)
+        listener.bind(name)
+    except OSError as error:
+        print(f"each test imports PyTorch by itself: {error}")
+        return
     listener.listen(128)
     if os.fork():
         return
@@ -133,6 +158,8 @@ def start(name: str) -> None:
     _preload()
     if _Server(listener, caller).serve():
         runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        Path(name).unlink(missing_ok=True)
 
 
 def run(name: str, *program: str) -> None:
@@ -149,6 +176,7 @@ def run(name: str, *program: str) -> None:
     if not ended:
         sys.exit(f"{name}: the process that ran {program[0]} has gone")
     if int(ended) < 0:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it
         os.kill(os.getpid(), -int(ended))
     sys.exit(int(ended))
 
@@ -157,8 +185,7 @@ def stop(name: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking, contextlib.suppress(OSError):
         asking.connect(name)
         asking.send(b"stop")
-    Path(name).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
-    {"start": start, "run": run, "stop": stop}[sys.argv[1]](*sys.argv[2:])
+    {"start": start, "run": run, "stop": stop}[sys.argv[1]](f"{sys.argv[2]}.{os.getppid()}", *sys.argv[3:])

@@ -110,8 +110,8 @@ def save_checkpoint(
 
     All ranks call this between two steps. Each rank writes its part, a chunk at a time, and
     training goes on when the whole checkpoint is durable. Errors: InvalidArgument if the folder
-    already has this step; ResourceExhausted if the disk is full. A save that fails leaves nothing
-    of the checkpoint.
+    already has this step, or the model is given as the optimizer; ResourceExhausted if the disk is
+    full. A save that fails leaves nothing of the checkpoint.
 
     With `background` this returns a :class:`BackgroundSave` at once, and the checkpoint, which is
     of this step, is written while the next steps are made. What is in memory is copied only when a
