@@ -51,7 +51,9 @@ std::uint64_t lost_number(const std::vector<StoreDirectory>& store, std::uint64_
     bool used = false;
     bool kept = false;
     for (const StoreDirectory& directory : store) {
-      used = used || fs::exists(fs::path(directory.path) / lost_folder(number));
+      // A run that was killed before it kept anything leaves an empty one.
+      const fs::path folder = fs::path(directory.path) / lost_folder(number);
+      used = used || (fs::exists(folder) && !(fs::is_directory(folder) && fs::is_empty(folder)));
       for_each_file(directory, number, [&](const fs::path& file, const fs::path& name) {
         kept = kept || is_kept(file, name);
       });

@@ -172,6 +172,17 @@ TEST_P(CliResume, DoesNotTakeAnotherRunsCheckpoints) {
               AllOf(HasSubstr("step-000000004"), HasSubstr("the seed of the saved run is 1")));
 }
 
+TEST_P(CliResume, KeepsTheLostStoreInTheFolderThatAKilledRunLeftEmpty) {
+  run_four_steps();
+  damage(store_file());
+  const Files lost = files_in(folder_ / "store");
+  fs::create_directory(folder_ / "store/lost-1");
+  const Output on = train("store", kSteps);
+  ASSERT_EQ(on.exit_code, 0) << on.err << on.out;
+  EXPECT_TRUE(files_in(folder_ / "store/lost-1") == lost);
+  EXPECT_FALSE(fs::exists(folder_ / "store/lost-2"));
+}
+
 /// A kill while the new store takes the lost one's place leaves one of them there.
 TEST_P(CliResume, GoesOnThoughReplacingTheStoreIsKilled) {
   run_four_steps();
@@ -188,7 +199,7 @@ TEST_P(CliResume, GoesOnThoughReplacingTheStoreIsKilled) {
   const Output last = train("store", kSteps);
   ASSERT_EQ(last.exit_code, 0) << last.err << last.out;
   for (const auto& [step, bits] : loss_bits(last.out)) EXPECT_EQ(bits, losses_[step]) << step;
-  EXPECT_EQ(files_in(folder_ / "store/lost-1"), lost);
+  EXPECT_TRUE(files_in(folder_ / "store/lost-1") == lost);
   EXPECT_FALSE(fs::exists(folder_ / "store/lost-2"));
   EXPECT_EQ(ziggurat(folder_.path(), {"ckpt", "verify", folder_ / "store"}).exit_code, 0);
 }
