@@ -137,6 +137,7 @@ TEST(MachineProfile, AnythingUnknownMissingOrImpossibleIsAnErrorThatNamesIt) {
   EXPECT_THAT(changed("/drives/0/queue_depth", 1.5), HasSubstr("queue_depth"));
   EXPECT_THAT(changed("/drives/0/queue_depth", -1), HasSubstr("queue_depth"));
   EXPECT_THAT(changed("/drives/0/flags", json::array({1})), HasSubstr("list of strings"));
+  EXPECT_THAT(changed("/drives/0/flags", "small"), HasSubstr("must be a list of strings"));
   EXPECT_THAT(changed("/aio/single_submit", "false"), HasSubstr("true or false"));
   EXPECT_THAT(changed("/drives", json::object()), HasSubstr("\"drives\" must be a list"));
   EXPECT_THAT(without("/drives/0", "path"), HasSubstr("drives[0] \"path\" is missing"));

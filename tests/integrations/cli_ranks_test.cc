@@ -21,6 +21,7 @@ namespace ziggurat::test {
 namespace cli_ranks_test {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr int kSteps = 6;
 
@@ -100,6 +101,8 @@ TEST_F(CliRanks, ShowHowQuantizedExchangesGoAndRefuseWhatMakesNone) {
   EXPECT_THAT(output.out,
               HasSubstr("gradients travel between ranks in 8 bits: each value is within 0.40 %"));
   EXPECT_THAT(output.out, HasSubstr("exchanged gradients in 8 bits"));
+  EXPECT_THAT(output.out, Not(HasSubstr("\n   1 ")))
+      << "a line for each rank where none was asked for";
   const auto refusal = [&](const Arguments& more) {
     const Output refused = ziggurat(folder_.path(), tiny_train(folder_, "none", 2) + more);
     EXPECT_NE(refused.exit_code, 0);

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/optimizer/textbook_test.cc: the optimizers against the papers' formulas in double, for a
 // thousand steps.
+#include <gmock/gmock.h>
+
 #include <cmath>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/optimizer/state.h"
@@ -100,6 +104,21 @@ INSTANTIATE_TEST_SUITE_P(
                       Chapter{"adamw_up", OptimizerKind::kAdamW, 0.0F, false, true},
                       Chapter{"adagrad_up", OptimizerKind::kAdagrad, 0.0F, false, true}),
     [](const auto& of) { return std::string(of.param.name); });
+
+TEST(Textbook, HasAChapterForEveryOptimizer) {
+  std::string chapters;
+  const auto& all = *::testing::UnitTest::GetInstance();
+  for (int s = 0; s < all.total_test_suite_count(); ++s) {
+    const ::testing::TestSuite& suite = *all.GetTestSuite(s);
+    if (std::string_view(suite.name()) != "Textbook/EveryTextbook") continue;
+    for (int t = 0; t < suite.total_test_count(); ++t)
+      chapters += std::string(suite.GetTestInfo(t)->name()) + " ";
+  }
+  for (std::size_t i = 0; i < kOptimizerCount; ++i) {
+    const std::string_view name = info_of(static_cast<OptimizerKind>(i)).name;
+    EXPECT_THAT(chapters, ::testing::HasSubstr("/" + std::string(name) + " "));
+  }
+}
 
 TEST_P(EveryTextbook, IsFollowedForAThousandSteps) {
   constexpr std::size_t kCount = 97;

@@ -21,6 +21,7 @@
 #include "base/runtime/worker_pool.h"
 #include "collectives/exchange/exchange_communicator.h"
 #include "collectives/exchange/frame.h"
+#include "collectives/exchange/frame_seal.h"
 #include "tests/collectives/tcp_ranks.h"
 
 namespace ziggurat {
@@ -462,6 +463,18 @@ TEST_F(TcpFaults, RanksThatWaitForEachOtherInDifferentCommunicatorsAreEndedAndBo
     EXPECT_EQ(failure.code, ErrorCode::kDeadlineExceeded) << failure.text;
     EXPECT_THAT(failure.text, HasSubstr("barrier (call 0 of ranks 0, 1) has waited"));
   }
+}
+
+TEST(PayloadSeal, OfChecksumsFitsItsCallAndItsPlaceAlone) {
+  const wire::PayloadSeal seal;
+  const std::vector<std::byte> payload(64, std::byte{7});
+  const wire::CallKey call{.communicator = 1, .sequence = 2};
+  const wire::PayloadMark mark = seal.mark(0, payload, call, 4096);
+  EXPECT_TRUE(seal.matches(mark, payload, call, 4096));
+  EXPECT_FALSE(seal.matches(mark, payload, call, 0));
+  EXPECT_FALSE(seal.matches(mark, payload, {.communicator = 1, .sequence = 3}, 4096));
+  EXPECT_FALSE(seal.matches(mark, payload, {.communicator = 2, .sequence = 2}, 4096));
+  EXPECT_FALSE(seal.matches(mark, std::span(payload).first(63), call, 4096));
 }
 
 }  // namespace tcp_faults_test
