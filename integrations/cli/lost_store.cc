@@ -53,7 +53,9 @@ std::uint64_t lost_number(const std::vector<StoreDirectory>& store, std::uint64_
     for (const StoreDirectory& directory : store) {
       // A run that was killed before it kept anything leaves an empty one.
       const fs::path folder = fs::path(directory.path) / lost_folder(number);
-      used = used || (fs::exists(folder) && !(fs::is_directory(folder) && fs::is_empty(folder)));
+      std::error_code unread;  // one that cannot be read is somebody's
+      const bool empty = fs::is_directory(folder, unread) && fs::is_empty(folder, unread);
+      used = used || (fs::exists(folder) && (unread || !empty));
       for_each_file(directory, number, [&](const fs::path& file, const fs::path& name) {
         kept = kept || is_kept(file, name);
       });

@@ -126,6 +126,7 @@ TEST_P(EveryTextbook, IsFollowedForAThousandSteps) {
   constexpr std::uint32_t kSeed = 20;
   SCOPED_TRACE(::testing::Message() << "seed " << kSeed);
   const OptimizerKind kind = GetParam().kind;
+  EXPECT_TRUE(std::string_view(GetParam().name).starts_with(info_of(kind).name));
   OptimizerStep::Settings settings = usual_settings(kind);
   settings.learning_rate = 1e-3f;
   if (kind == OptimizerKind::kAdagrad || kind == OptimizerKind::kSgd)

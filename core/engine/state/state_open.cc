@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -47,10 +48,10 @@ TrainingState::TrainingState(const ModelSpec& model, const EngineConfig& config,
       lent_memory_(runtime.reactor, cancel_),
       stored_(cancel_) {}
 
-Task<> TrainingState::open(Hand& hand, StateSource* source, const LoadOptions& options) {
+Task<> TrainingState::open(Hand& hand, StateSource* source, LoadOptions options) {
   hand_ = &hand;
   source_ = source;
-  load_options_ = options;
+  load_options_ = std::move(options);
   std::exception_ptr error;
   try {
     co_await open_all();

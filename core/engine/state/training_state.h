@@ -63,7 +63,7 @@ class TrainingState {
 
   /// Opens or creates the state for `hand`, which must live until close() has ended. The state is
   /// created from `source` if there is one. After an error it has ended, and the other ranks know.
-  Task<> open(Hand& hand, StateSource* source, const LoadOptions& options);
+  Task<> open(Hand& hand, StateSource* source, LoadOptions options);
   /// Ends everything that waits, awaits what is under way, and destroys the parts, those that use
   /// others first.
   Task<> close();

@@ -8,7 +8,7 @@ process at a time, and a lock that is older than a load takes is removed.
 
 import contextlib
 import fcntl
-import importlib.metadata
+import importlib.util
 import os
 import subprocess
 import sys
@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from torch.utils.cpp_extension import get_default_build_root
 
 _FOLDER = Path(get_default_build_root()) / "ziggurat_deepspeed"
@@ -53,9 +52,9 @@ def _remove_left_locks() -> None:
 
 def build(*names: str) -> None:
     """Builds DeepSpeed's op_builder.cpu.NAMEBuilder of each name, where that is not done yet."""
-    # What ninja looks at: where this differs, a job's load would compile, beside those of others.
-    sources = Path(importlib.metadata.distribution("deepspeed").locate_file("deepspeed/ops"))
-    by = f"{sys.executable} {torch.__version__} {sources} {sources.stat().st_mtime_ns} {ENVIRONMENT['CXX']}"
+    # Where something else was installed, ninja would compile in a job's load, beside those of others.
+    installed = [Path(importlib.util.find_spec(name).origin) for name in ("torch", "deepspeed")]
+    by = " ".join([sys.executable, ENVIRONMENT["CXX"], *(f"{path} {path.stat().st_mtime_ns}" for path in installed)])
     with _alone():
         _remove_left_locks()
         marks = [_FOLDER / f"{name}.built" for name in names]

@@ -39,12 +39,16 @@ def _preload() -> None:
 
 
 def _kill_tree(pid: int) -> None:
-    """Kills a process and its descendants, in whatever group they are, as ctest does with those of its own."""
-    with contextlib.suppress(OSError):  # it may end at any time
+    """Kills a process and its descendants, in whatever group they are, as ctest does with those of its own. Any of them,
+    and any of their threads, may end meanwhile."""
+    with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGSTOP)  # it starts none meanwhile
+    with contextlib.suppress(OSError):
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            for child in children.read_text().split():
-                _kill_tree(int(child))
+            with contextlib.suppress(OSError):
+                for child in children.read_text().split():
+                    _kill_tree(int(child))
+    with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
 
 
@@ -88,10 +92,11 @@ class _Server:
             os.killpg(child, signal.SIGKILL)
 
     def _fork(self, asking: socket.socket, asked: dict, files: list[int]) -> bool:
+        server = os.getpid()
         child = os.fork()
         if child == 0:
             self._leave(asking)
-            _become(asked, files)
+            _become(asked, files, server)
             return True
         with contextlib.suppress(ProcessLookupError, PermissionError):  # either of both may be first
             os.setpgid(child, child)
@@ -124,10 +129,12 @@ class _Server:
         asking.close()
 
 
-def _become(asked: dict, files: list[int]) -> None:
+def _become(asked: dict, files: list[int], server: int) -> None:
     """Takes the streams, the folder and the environment of who asked."""
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:  # it had ended before
+        os.kill(os.getpid(), signal.SIGKILL)
     for stream, file in enumerate(files):
         os.dup2(file, stream)
         os.close(file)
@@ -139,12 +146,12 @@ def _become(asked: dict, files: list[int]) -> None:
 
 
 def start(name: str) -> None:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         caller = os.pidfd_open(os.getppid())
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         Path(name).unlink(missing_ok=True)
         listener.bind(name)
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # Python has none of these where its system had not
         print(f"each test imports PyTorch by itself: {error}")
         return
     listener.listen(128)
@@ -164,15 +171,15 @@ def start(name: str) -> None:
 
 def run(name: str, *program: str) -> None:
     asked = {"program": program, "folder": os.getcwd(), "environment": dict(os.environ)}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
-        answer = b""
-        with contextlib.suppress(OSError):
-            asking.connect(name)
-            socket.send_fds(asking, [json.dumps(asked).encode()], range(_STREAMS))
-            answer = asking.recv(_LARGEST)
-        if not answer:
-            os.execv(sys.executable, [sys.executable, *program])
-        ended = asking.recv(_LARGEST)
+    answer = b""
+    with contextlib.suppress(OSError):
+        asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        asking.connect(name)
+        socket.send_fds(asking, [json.dumps(asked).encode()], range(_STREAMS))
+        answer = asking.recv(_LARGEST)
+    if not answer:
+        os.execv(sys.executable, [sys.executable, *program])
+    ended = asking.recv(_LARGEST)
     if not ended:
         sys.exit(f"{name}: the process that ran {program[0]} has gone")
     if int(ended) < 0:
@@ -182,7 +189,7 @@ def run(name: str, *program: str) -> None:
 
 
 def stop(name: str) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
         asking.connect(name)
         asking.send(b"stop")
 
