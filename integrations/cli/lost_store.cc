@@ -35,6 +35,14 @@ bool is_kept(const fs::path& file, const fs::path& kept) {
   return fs::equivalent(file, kept, ignored);
 }
 
+/// Whether something is kept there. A run that was killed before it kept anything leaves an empty
+/// folder; one that cannot be read is somebody's.
+bool is_used(const fs::path& folder) {
+  std::error_code unread;
+  const bool empty = fs::is_directory(folder, unread) && fs::is_empty(folder, unread);
+  return fs::exists(folder) && (unread || !empty);
+}
+
 void sync_directory(const fs::path& path) {
   const int directory = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const int failure = directory < 0 || ::fsync(directory) != 0 ? errno : 0;
@@ -51,11 +59,7 @@ std::uint64_t lost_number(const std::vector<StoreDirectory>& store, std::uint64_
     bool used = false;
     bool kept = false;
     for (const StoreDirectory& directory : store) {
-      // A run that was killed before it kept anything leaves an empty one.
-      const fs::path folder = fs::path(directory.path) / lost_folder(number);
-      std::error_code unread;  // one that cannot be read is somebody's
-      const bool empty = fs::is_directory(folder, unread) && fs::is_empty(folder, unread);
-      used = used || (fs::exists(folder) && (unread || !empty));
+      used = used || is_used(fs::path(directory.path) / lost_folder(number));
       for_each_file(directory, number, [&](const fs::path& file, const fs::path& name) {
         kept = kept || is_kept(file, name);
       });
