@@ -19,8 +19,8 @@ namespace ziggurat::cli {
 /// Returns the name of the folder with this number, such as "lost-1".
 std::string lost_folder(std::uint64_t number);
 /// Returns the number under which the files of `store` that this rank sees are kept, if an earlier
-/// start was cut off after keep_lost(); otherwise the next free number. The result is at least
-/// `first`.
+/// start was cut off after keep_lost(); otherwise the next number under which nothing is
+/// kept. The result is at least `first`.
 std::uint64_t lost_number(const std::vector<StoreDirectory>& store, std::uint64_t first = 1);
 /// Returns the same number on all ranks, because the drives of each machine may have kept other
 /// stores under other numbers. Every rank must call it. `share` takes the number of this rank and

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/optimizer/textbook_test.cc: the optimizers against the papers' formulas in double, for a
 // thousand steps.
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tests/optimizer/state.h"
@@ -107,10 +107,12 @@ const std::vector kChapters{
 INSTANTIATE_TEST_SUITE_P(Textbook, EveryTextbook, ::testing::ValuesIn(kChapters),
                          [](const auto& of) { return std::string(of.param.name); });
 
-TEST(Textbook, HasAChapterForEveryOptimizer) {
-  for (const OptimizerKind kind : testing::kAllOptimizers)
-    EXPECT_THAT(kChapters, ::testing::Contains(::testing::Field(&Chapter::kind, kind)))
-        << info_of(kind).name;
+TEST(Textbook, HasAPlainChapterForEveryOptimizer) {
+  for (const OptimizerKind kind : testing::kAllOptimizers) {
+    EXPECT_TRUE(std::ranges::any_of(kChapters, [kind](const Chapter& one) {
+      return one.kind == kind && one.dampening == 0 && !one.nesterov && !one.maximize;
+    })) << info_of(kind).name;
+  }
 }
 
 TEST_P(EveryTextbook, IsFollowedForAThousandSteps) {
@@ -119,7 +121,6 @@ TEST_P(EveryTextbook, IsFollowedForAThousandSteps) {
   constexpr std::uint32_t kSeed = 20;
   SCOPED_TRACE(::testing::Message() << "seed " << kSeed);
   const OptimizerKind kind = GetParam().kind;
-  EXPECT_TRUE(std::string_view(GetParam().name).starts_with(info_of(kind).name));
   OptimizerStep::Settings settings = usual_settings(kind);
   settings.learning_rate = 1e-3f;
   if (kind == OptimizerKind::kAdagrad || kind == OptimizerKind::kSgd)
