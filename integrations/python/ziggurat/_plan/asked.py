@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ziggurat._exchange.exchange import BUCKET_BYTES, Sent, planned_bytes
 from ziggurat._library.dtypes import DTYPES
 from ziggurat._library.native import (
     HostMemoryPlan,
@@ -22,9 +21,7 @@ from ziggurat._library.native import (
     ResourceExhausted,
     plan_host_memory,
 )
-from ziggurat._library.packing import TILE
 from ziggurat._library.state_kinds import has_codes
-from ziggurat._memory.file_memory import LARGE_BYTES
 from ziggurat._memory.memory import size_text
 from ziggurat._memory.placement import (
     Homes,
@@ -37,7 +34,8 @@ from ziggurat._memory.placement import (
 )
 from ziggurat._plan.drive_profile import measured_rate
 from ziggurat._plan.from_ranks import Sized, Wire, brought_from, gradient_bytes
-from ziggurat._plan.plan_page import ACTIVATIONS, GRADIENTS, NOT_SENT, Plan, PlayedStep
+from ziggurat._plan.places import IN_SLOTS, IN_USE, Places
+from ziggurat._plan.plan_page import Plan, PlayedStep
 from ziggurat._plan.played_step import played_step
 from ziggurat._plan.step_bound import step_bound
 from ziggurat._plan.times import Times
@@ -46,8 +44,6 @@ from ziggurat._ranks.cuts import Cut
 from ziggurat._units.units import Division, Unit, UnitPart
 
 _SOMEWHERE = 64  #: stands for an address, which nobody follows
-_IN_SLOTS = "optimizer state, in two slots"
-_IN_USE = "units that are in use"
 _PLENTY = 1 << 60  #: memory in which any state fits
 
 
@@ -100,9 +96,9 @@ class Asked:
         state_bytes = self._state_bytes(self.listed())
         grads = self.grads_on_drive
         budget = self._budget(grads)
-        in_memory, on_drive, on_gpu = self._where(state_bytes, budget, grads)
+        places = Places(self, budget, grads)
         if not has_room:
-            self._require_room(in_memory, on_drive)
+            self._require_room(places)
         step = step_bytes(
             self.division,
             self._added_parts(),
@@ -137,10 +133,10 @@ class Asked:
             memory_bytes=self.memory_bytes,
             smallest_memory_bytes=self.division.smallest()[0],
             all_fits=self.division.fits(self.memory_bytes),
-            in_host_memory=in_memory,
-            on_drive=on_drive,
+            in_host_memory=places.in_memory,
+            on_drive=places.on_drive,
             gpu=self.gpu,
-            on_gpu=on_gpu,
+            on_gpu=places.on_gpu,
             step=step,
             drive_bytes_per_s=None if rate is None else rate[0],
             drive_rate_from="" if rate is None else rate[1],
@@ -164,7 +160,7 @@ class Asked:
             path=None if in_host else self.path,
         )
 
-    def _sized(self) -> list[Sized]:
+    def sized(self) -> list[Sized]:
         """Returns the parameters that the engine keeps, and brings."""
         return [
             Sized(param.numel(), param.element_size(), unit.trains(param))
@@ -176,7 +172,7 @@ class Asked:
     def _with_ranks(self, step: StepBytes) -> StepBytes:
         if self.ranks == 1 and self.replicas == 1:
             return step
-        once = brought_from(self._sized(), self.ranks, self.wire)
+        once = brought_from(self.sized(), self.ranks, self.wire)
         brought = step.brought_forward + step.brought_backward
         trained = [Sized(param.numel(), param.element_size(), True) for _, param in self.trained()]
         return replace(
@@ -213,7 +209,7 @@ class Asked:
             if unit.trains(param) == trained and param not in unit.in_files
         ]
 
-    def _parts(self, trained: bool) -> list[UnitPart]:
+    def parts(self, trained: bool) -> list[UnitPart]:
         all_parts = (part for unit in self.division.units for part in unit.parts())
         found = [part for part in all_parts if part.trained == trained]
         return [*found, *self._added_parts()] if trained else found
@@ -279,7 +275,7 @@ class Asked:
         choice = chosen(self._lent(self.trained()), self.engine_settings(), ".", self.free)
         on_drive = self.homes.params == "nvme"
         beside = self._largest_frozen() if on_drive else 0 if self.lives_in_units else self._model_bytes()
-        return room_beside_nvme(choice, beside + self._staged_bytes)
+        return room_beside_nvme(choice, beside + self.staged_bytes)
 
     def _budget(self, grads_on_drive: bool) -> HostMemoryPlan:
         """Returns how the engine divides its host memory."""
@@ -331,7 +327,7 @@ class Asked:
         return self._divided(self.grads_on_drive).smallest_bytes
 
     @property
-    def _staged_bytes(self) -> int:
+    def staged_bytes(self) -> int:
         """Returns the host memory in which units are put together of the ranks' slices for a GPU."""
         return 0 if self.gpu is None or self.ranks == 1 else self.division.staged_bytes
 
@@ -351,119 +347,8 @@ class Asked:
     def _model_bytes(self) -> int:
         return sum(param.nbytes for param in self._kept())
 
-    def _has_grad_in_file(self, part: UnitPart) -> bool:
-        """Returns whether backward makes its gradient in a file, as _streaming/table_rows.py and
-        _streaming/tiled_linear.py do."""
-        is_large = part.elements * part.itemsize >= LARGE_BYTES
-        return part.by_rows and is_large and self.homes.params == "nvme"
-
-    def _where(
-        self, state_bytes: int, budget: HostMemoryPlan, grads_on_drive: bool
-    ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-        """Returns the bytes in host memory, on the drive and on the GPU, by what they are."""
-        trained, frozen = self._parts(True), self._parts(False)
-        kept = [part for part in (*trained, *frozen) if not part.added]
-        homes = sum(part.home_bytes for part in kept)
-        wide = 4 if self.accumulation > 1 else 0  # bytes of an element of a sum
-        in_pytorch = [part for part in trained if not (grads_on_drive and part.elements >= TILE)]
-        tables = [part for part in trained if self._has_grad_in_file(part)]
-        homes_here = self.homes.params == "host"
-        stay = self.lives_in_units or (self.ranks > 1 and self.division.stays(self.memory_bytes))
-        pieces = self.division.taken_by_engine(self.memory_bytes, stay)
-        units = sum(unit.bytes_in_files for unit in self.division.units)
-        if self.lives_in_units:  # what is used there is what is kept there
-            homes = pieces + sum(part.home_bytes for part in kept if part.by_rows)
-        else:
-            units += pieces
-        here: dict[str, int] = {}
-        on_gpu: dict[str, int] = {}
-        there = here if self.gpu is None else on_gpu  # where the model computes
-        if units:
-            there[_IN_USE] = min(self.memory_bytes, units)
-        if self.division.prints_bytes:
-            there["sums that tell of writes to units in use"] = self.division.prints_bytes
-        if self.ranks > 1:
-            here["gradients: sums of slices, and what is sent"] = self._exchanged(grads_on_drive)
-            here[NOT_SENT] = self._not_sent()
-        else:
-            here[GRADIENTS] = sum(
-                part.elements * max(part.itemsize, wide)
-                for part in in_pytorch
-                # A sum in the gradient's own type is made where the first summand lies.
-                if part not in tables or wide > part.itemsize
-            )
-        clipped = self._read_to_clip() if grads_on_drive else 0
-        if clipped:
-            here["largest gradient, while clipping reads it"] = clipped
-        if self.gpu is not None:
-            there["largest gradient, until it leaves"] = max((part.whole_bytes for part in trained), default=0)
-        drive: dict[str, int] = {}
-        if self.gpu is not None and self.lives_in_units:
-            there["parameters"] = pieces
-            homes -= pieces
-        if not homes_here:
-            homes = budget.params_file_bytes + sum(part.home_bytes for part in kept if part.by_rows)
-        if homes or self.gpu is None:
-            (here if homes_here else drive)["parameters"] = homes
-        if self.hpz is not None and self.ranks > 1:
-            copies = homes * (self.ranks - self.hpz) // self.hpz
-            here["copies of other ranks' parameters (hpz)"] = self._as_sent(copies)
-        if self.buffer_bytes:
-            there["buffers"] = self.buffer_bytes
-        if self.activation_bytes:
-            here[ACTIVATIONS] = self.activation_bytes
-        if self.added:
-            there["parameters that came after offload()"] = sum(param.nbytes for _, param in self.added)
-            if self.gpu is not None:
-                here["copies of parameters that came after offload()"] = sum(param.nbytes for _, param in self.added)
-        if self._staged_bytes:
-            here["units that are put together for the GPU"] = self._staged_bytes
-        in_budget = sum(part.home_bytes for part in kept if not part.by_rows)
-        for_state = budget.budget_bytes - self._staged_bytes
-        for_state -= in_budget if homes_here and not self.lives_in_units else 0
-        if self.state_on_drive:
-            here["optimizer state that stays or is on its way"] = for_state
-            drive[_IN_SLOTS] = budget.store_bytes
-        else:
-            here["optimizer state"] = for_state
-        sums = budget.sums_file_bytes if grads_on_drive else 0
-        files = 2 if wide and not grads_on_drive else 1  # what is added, and to what
-        in_files = files * sum(part.elements * part.itemsize for part in tables)
-        if sums + in_files:
-            drive[GRADIENTS] = sums + in_files
-        return here, drive, on_gpu
-
-    def _as_sent(self, size_bytes: int) -> int:
-        """Returns what parameters take as they travel that take `size_bytes`."""
-        sized = self._sized()
-        sent, own = (brought_from(sized, self.ranks, wire).given for wire in (self.wire, Wire()))
-        return size_bytes * sent // max(1, own)
-
-    def _read_to_clip(self) -> int:
-        """Returns what the norm of the largest gradient in a file takes, which is read whole. A 16-bit
-        one is widened beside itself, and a sum is in fp32 already."""
-        if not self.clips:
-            return 0
-        large = [part for part in self._parts(True) if part.members == 1 and part.elements >= TILE]
-        again = 0 if self.accumulation > 1 or self.ranks > 1 else 2
-        return max((part.elements * (4 + again * (part.itemsize < 4)) for part in large), default=0)
-
-    def _exchanged(self, grads_on_drive: bool) -> int:
-        """Returns what gradients take among several ranks where they are sent and summed."""
-        params = [param for _, param in self.trained()]
-        sent = [Sent(param.numel(), param.element_size(), param.element_size()) for param in params]
-        ranks, in_codes = self.ranks * self.replicas, self.wire.gradient_bits is not None
-        adds = self.accumulation > 1
-        return planned_bytes(
-            sent, ranks, in_files=grads_on_drive, replicas=self.replicas, in_codes=in_codes, adds=adds
-        )
-
-    def _not_sent(self) -> int:
-        """Returns what backward makes of a bucket before it is sent."""
-        sizes = [param.nbytes for _, param in self.trained()]
-        return min(BUCKET_BYTES + max(sizes), sum(sizes))
-
-    def _require_room(self, in_memory: dict[str, int], on_drive: dict[str, int]) -> None:
+    def _require_room(self, places: Places) -> None:
+        in_memory, on_drive = places.in_memory, places.on_drive
         needed = sum(in_memory.values())
         if needed > self.free:
             rows = ", ".join(f"{size_text(its)} for {what}" for what, its in in_memory.items())
@@ -481,7 +366,7 @@ class Asked:
         # are made at each start.
         stored = sum(bytes_in_store(store) for store in (self.path, *added_stores(self.path)))
         needed, free = sum(on_drive.values()), shutil.disk_usage(folder).free
-        there = min(stored, on_drive.get(_IN_SLOTS, 0))
+        there = min(stored, on_drive.get(IN_SLOTS, 0))
         if needed > free + there:
             beside = f" beside {size_text(there)} of the store that is there" if there else ""
             raise ResourceExhausted(
@@ -491,7 +376,7 @@ class Asked:
 
     def _advice(self, needed: int, in_memory: dict[str, int]) -> str:
         smallest = self.division.smallest()[0]
-        fitting = in_memory.get(_IN_USE, 0) - (needed - self.free)
+        fitting = in_memory.get(IN_USE, 0) - (needed - self.free)
         if self.homes.params == "host" and not self.lives_in_units:
             units = max(smallest, sum(unit.size_bytes for unit in self.division.units))
             larger = replace(self, memory_bytes=units).plan(has_room=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from ziggurat._memory.memory import bytes_of, free_bytes
 from ziggurat._plan.live_page import Held, LivePlan, Room
 from ziggurat._plan.live_request import Loss, check_batch, plain_module, runs_of
 from ziggurat._plan.live_strategies import strategies
-from ziggurat._plan.recorded_step import Moment, Runs, Step, bytes_of_storages, on_meta, plain, recorded, tensors
+from ziggurat._plan.recorded_step import Moment, Runs, Step, bytes_of_storages, on_meta, recorded, tensors
 from ziggurat._plan.recorded_update import optimizer_of, recorded_update
 from ziggurat._plan.unchanged import kept
 from ziggurat._units.units import ROOT, divide
