@@ -9,8 +9,8 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple, cast
+from dataclasses import asdict
+from typing import Any, cast
 
 import torch
 
@@ -26,15 +26,17 @@ from ziggurat._library.native import (
     InvalidArgument,
     Param,
     Runtime,
-    Unimplemented,
     ZigguratError,
 )
 from ziggurat._library.packing import TILE
 from ziggurat._library.waited import Beside, Waited
 from ziggurat._library.words import in_arguments
-from ziggurat._optimizer.device import Staged, check_device, check_layout, places_of, scales_to_host
+from ziggurat._optimizer.device import Staged, places_of, scales_to_host
+from ziggurat._optimizer.engine_params import kind_of, lacking_in, listed, places_in_wholes
 from ziggurat._optimizer.kept import AtEngine, Kept, KeptSlice
+from ziggurat._optimizer.last_seen import LastSeen
 from ziggurat._optimizer.rounding import as_fp32, draws_params, rounds_to
+from ziggurat._pytorch.accelerator import Accelerator
 from ziggurat._pytorch.torch_private import as_plain_tensors, in_backward
 from ziggurat._streaming.streaming import Streaming, Whole
 
@@ -42,62 +44,6 @@ from ziggurat._streaming.streaming import Streaming, Whole
 # Stands for a gradient that was not lent, because the engine had it.
 _AT_ENGINE = torch.empty(0)
 _WHOLE = Part, Kept  #: whose gradients are as backward has made them
-
-_Laid = tuple[torch.Size, tuple[int, ...]]
-
-
-def _laid(param: torch.Tensor) -> _Laid:
-    """Returns shape and strides. ``p.data = x`` counts as no write of `p` and may keep its address,
-    but changes these."""
-    return param.shape, param.stride()
-
-
-class _Kind(NamedTuple):
-    """The properties that a parameter may not change."""
-
-    dtype: str
-    shape: tuple[int, ...]  # the shape of this rank's part
-    device: torch.device
-    whole: tuple[int, ...]
-
-    def __str__(self) -> str:
-        where = "" if self.device.type == "cpu" else f" on {self.device}"
-        return f"{self.dtype} of {self.whole}{where}"
-
-
-def _kind_of(part: Part, param: torch.Tensor, name: str) -> _Kind:
-    """Returns the kind of the part's memory `param`. Errors: InvalidArgument, which names the
-    parameter, if the engine cannot take it."""
-    check_device(param, name)
-    if param.dtype not in DTYPES:
-        raise InvalidArgument(f"parameter '{name}' is {param.dtype}, but must be fp32, bf16 or fp16")
-    if not param.is_contiguous():
-        check_layout(param, name)
-    shape = tuple(param.shape)
-    whole = shape if part.param is param else tuple(part.param.shape)
-    return _Kind(DTYPES[param.dtype], shape, param.device, whole)
-
-
-def _pieces(parts: Sequence[Part], names: Sequence[str]) -> list[dict[str, Any] | None] | None:
-    """Says of each part where in which parameter it is, so that the store can be divided among
-    other ranks. None if a part has no such place: its store stays with its ranks."""
-    pieces: list[dict[str, Any] | None] = []
-    for part, name in zip(parts, names, strict=True):
-        if isinstance(part, Nothing):
-            pieces.append(None)
-            continue
-        try:
-            place = part.place()
-        except Unimplemented:
-            return None
-        pieces.append({"name": name, "shape": list(part.param.shape)} | place)
-    return pieces
-
-
-def values_here(part: Part) -> torch.Tensor:
-    """Returns the part's elements before an engine has it."""
-    return part.values_here() if isinstance(part, KeptSlice) else part.memory()
-
 
 _all: weakref.WeakSet[Opened] = weakref.WeakSet()
 
@@ -141,24 +87,8 @@ class Opened:
         """`load` returns, for these parts, what Engine takes from a checkpoint. `streaming` is what
         brings the parts that the engine keeps. `model_has_values`: the model's values of these, not
         those of a store that is there, are the masters of the next step."""
-        #: all parameters; this rank may have no part of some
-        self.members = [part.param for part in parts]
-        # Checks the parameters of other ranks too, so that every rank refuses the same ones.
-        kinds = [
-            _kind_of(part, part.memory(), name) for part, name in zip(parts, names, strict=True)
-        ]
+        own_groups = self._take_parts(parts, names, groups)
         self.store: str | None = settings.get("store")  #: the state's directory on a drive
-        here = [i for i, part in enumerate(parts) if part.memory().numel() > 0]
-        self.parts = [parts[i] for i in here] or [Nothing()]
-        self.params = [part.param for part in self.parts]
-        self.names = [names[i] for i in here] or ["(none)"]
-        self._names_of = dict(zip(self.members, names, strict=True))
-        # The steps of parameters that only other ranks have; the engine counts the steps of all
-        # others.
-        self._elsewhere = dict.fromkeys(set(self.members) - set(self.params), 0)
-        shapes = {part.param: kind.shape for part, kind in zip(parts, kinds, strict=True)}
-        self._shapes_elsewhere = {param: shapes[param] for param in self._elsewhere}
-        self._versions_elsewhere = {param: param._version for param in self._elsewhere}
         self._hooks = hooks
         self._params_drawn = draws_params(settings)
         # The gradients of pending parameters. They stay alive until the engine has read them, even
@@ -182,11 +112,7 @@ class Opened:
         # The parameters of which this rank was given state since the newest step or settle();
         # other ranks may not have theirs yet.
         self._given: set[torch.Tensor] = set()
-        self._indices = {param: i for i, param in enumerate(self.params)}
-        own_groups = [groups[i] for i in here] or [0]
-        self._group_count = max(own_groups) + 1  # other ranks may have parts of more groups
         held = [part.memory() for part in self.parts]
-        self._kinds = [kinds[i] for i in here] or [_kind_of(self.parts[0], held[0], "(none)")]
         accelerator = None if streaming is None else streaming.accelerator
         kept_place = AtEngine(accelerator)
         kept = {index for index, part in enumerate(self.parts) if isinstance(part, Kept)}
@@ -196,70 +122,17 @@ class Opened:
         # Whether an accelerator computes, so that the cores may update beside it.
         self._is_beside = bool(self._staged) or accelerator is not None
         memory = [self._places[i].read(i, param) for i, param in enumerate(held)]
-        self._lent_at = [self._address(i, lent) for i, lent in enumerate(memory)]
+        self._lent_at = [None if i in kept else lent.data_ptr() for i, lent in enumerate(memory)]
         loaded = None if load is None else load(self.parts)
-        listed = [
-            Param(
-                name,
-                kind.shape,
-                kind.dtype,
-                address,
-                group,
-                unit=getattr(part, "unit", 0),
-                optional=getattr(part, "optional", False),
-            )
-            for name, kind, address, group, part in zip(
-                self.names, self._kinds, self._lent_at, own_groups, self.parts, strict=True
-            )
-        ]
-        lacking: dict[int, torch.Tensor] = {}
-        if loaded is not None:  # what the engine keeps, and the checkpoint lacks
-            lacking = {
-                i: values_here(self.parts[i]).detach().contiguous()
-                for i, given in enumerate(loaded[1]["parts"])
-                if given is None and self._is_kept(i)
-            }
-        for i, values in lacking.items():
-            listed[i] = replace(listed[i], begins_at=values.data_ptr())
-        wholes: list[Whole] = []
-        if streaming is not None:
-            listed += streaming.frozen(self.members, self.names)
-            wholes = streaming.number(self._indices, self.members, len(listed))
-            settings = {**settings, **({"wholes": [asdict(one) for one in wholes]} if wholes else {})}
-        for place in self._staged:
-            place.finish_reading()
-        # The engine rounds an element alike on whatever rank it is, if the settings, the store or
-        # the checkpoint ask for stochastic rounding.
-        firsts = [part.first_element() if part.is_run() else 0 for part in self.parts]
-        if any(firsts):  # frozen ones are never rounded
-            settings = {**settings, "first_elements": firsts + [0] * (len(listed) - len(firsts))}
-        if self.store is not None and (pieces := _pieces(self.parts, self.names)) is not None:
-            settings = {**settings, "pieces": pieces}
-        its_runtime = runtime()
-        #: memory of the GPU that units are brought to, if the engine has some
-        self.device: Device | None = None
-        if accelerator is not None and "device_memory" in settings:
-            size_bytes = settings["device_memory"]
-            self.device = Device(its_runtime, accelerator.index, size_bytes)
-            settings = {name: one for name, one in settings.items() if name != "device_memory"}
-            settings["device"] = self.device.handle
-        self.engine = Engine(
-            its_runtime,
-            listed,
-            settings,
-            kept=(self._staged, self.device),
-            load=loaded,
-            words=in_arguments,
-            wholes=[Param(one.name, (one.count,), one.dtype, None) for one in wholes],
-        )
+        lacking = {} if loaded is None else lacking_in(loaded[1], self.parts, kept)
+        given = listed(self.parts, self.names, self._kinds, self._lent_at, own_groups, lacking)
+        self._open_engine(given, settings, runtime(), accelerator, loaded)
         kept_place.engine = self.engine
         #: what large gradients are handed to in backward, if they are summed in files
         self.sums: EngineSums | None = None
         in_files = "grads=nvme" in settings.get("placement", "")
         if in_files or self.device is not None:
             self.sums = EngineSums(self.engine, self.waited, in_files, accelerator)
-        # Notes how the engine left the parameters: one that differs later was written or moved by
-        # somebody else.
         self._begins_in_store = self.engine.resumed or loaded is not None
         if self._begins_in_store:
             for place in self._staged:
@@ -267,22 +140,71 @@ class Opened:
             for index, param in enumerate(held):
                 self._places[index].write(index, param)
                 torch.autograd.graph.increment_version(param)
-        self._versions = [param._version for param in held]
-        self._addresses = [self._address(i, param) for i, param in enumerate(held)]
-        # Equal shapes share one object, because the garbage collector walks each object.
-        known: dict[_Laid, _Laid] = {}
-        self._laid = [known.setdefault(laid, laid) for laid in map(_laid, held)]
-        self._memory = [param.detach() for param in held]  # keeps the memory alive while it is lent
+        self._seen = LastSeen(held, self._is_kept)
         if streaming is not None:
             there = range(len(self.parts) if self._begins_in_store and not model_has_values else 0)
             streaming.take(self, there)
             if self._begins_in_store and model_has_values:  # and the records have others
-                self._become_masters.update(i for i in range(len(self.parts)) if self._is_kept(i))
+                self._become_masters.update(kept)
         _all.add(self)
 
-    def _address(self, index: int, tensor: torch.Tensor) -> int | None:
-        """Returns where the engine finds the parameter; None if the engine keeps it."""
-        return None if self._is_kept(index) else tensor.data_ptr()
+    def _take_parts(self, parts: Sequence[Part], names: Sequence[str], groups: Sequence[int]) -> list[int]:
+        """Notes which parameters this rank has parts of; returns the groups of these."""
+        #: all parameters; this rank may have no part of some
+        self.members = [part.param for part in parts]
+        # Checks the parameters of other ranks too, so that every rank refuses the same ones.
+        kinds = [
+            kind_of(part, part.memory(), name) for part, name in zip(parts, names, strict=True)
+        ]
+        here = [i for i, part in enumerate(parts) if part.memory().numel() > 0]
+        self.parts = [parts[i] for i in here] or [Nothing()]
+        self.params = [part.param for part in self.parts]
+        self.names = [names[i] for i in here] or ["(none)"]
+        self._names_of = dict(zip(self.members, names, strict=True))
+        # The steps of parameters that only other ranks have; the engine counts the steps of all
+        # others.
+        self._elsewhere = dict.fromkeys(set(self.members) - set(self.params), 0)
+        shapes = {part.param: kind.shape for part, kind in zip(parts, kinds, strict=True)}
+        self._shapes_elsewhere = {param: shapes[param] for param in self._elsewhere}
+        self._versions_elsewhere = {param: param._version for param in self._elsewhere}
+        self._indices = {param: i for i, param in enumerate(self.params)}
+        own_groups = [groups[i] for i in here] or [0]
+        self._group_count = max(own_groups) + 1  # other ranks may have parts of more groups
+        self._kinds = [kinds[i] for i in here] or [kind_of(self.parts[0], self.parts[0].memory(), "(none)")]
+        return own_groups
+
+    def _open_engine(
+        self,
+        given: list[Param],
+        settings: dict[str, Any],
+        runtime: Runtime,
+        accelerator: Accelerator | None,
+        loaded: tuple[int, dict[str, Any]] | None,
+    ) -> None:
+        wholes: list[Whole] = []
+        if self._streaming is not None:
+            given = given + self._streaming.frozen(self.members, self.names)
+            wholes = self._streaming.number(self._indices, self.members, len(given))
+        if wholes:
+            settings = {**settings, "wholes": [asdict(one) for one in wholes]}
+        for place in self._staged:
+            place.finish_reading()
+        in_wholes = places_in_wholes(self.parts, self.names, len(given), self.store is not None)
+        settings = {**settings, **in_wholes}
+        #: memory of the GPU that units are brought to, if the engine has some
+        self.device: Device | None = None
+        if accelerator is not None and "device_memory" in settings:
+            self.device = Device(runtime, accelerator.index, settings.pop("device_memory"))
+            settings["device"] = self.device.handle
+        self.engine = Engine(
+            runtime,
+            given,
+            settings,
+            kept=(self._staged, self.device),
+            load=loaded,
+            words=in_arguments,
+            wholes=[Param(one.name, (one.count,), one.dtype, None) for one in wholes],
+        )
 
     def _is_kept(self, index: int) -> bool:
         return isinstance(self._places[index], AtEngine)
@@ -570,15 +492,12 @@ class Opened:
         model."""
         held = [self.parts[index].memory() for index in pending]
         with as_plain_tensors():  # what is away would be asked for each look
-            faults = {
-                index: "moved" if param._version == self._versions[index] else "written"
-                for index, param in zip(pending, held, strict=True)
-                if param._version != self._versions[index] or self._moved(index, param)
-            }
+            done = ((index, self._seen.what_was_done(index, param)) for index, param in zip(pending, held, strict=True))
+            faults = {index: what for index, what in done if what is not None}
             count_writes([*held, *self._wholes_of(pending)])
             for index, param in zip(pending, held, strict=True):
                 if index not in faults:
-                    self._versions[index] = param._version
+                    self._seen.version_is_known(index, param)
         if self._streaming is not None:
             self._streaming.let_tiles_go()
         copying = {place for place in self._every_place if place.copies_back}
@@ -594,7 +513,7 @@ class Opened:
                 continue
             if copying and self._places[index] in copying:
                 self._places[index].write(index, param)
-                self._versions[index] = param._version
+                self._seen.version_is_known(index, param)
         for index, fault in faults.items():
             raise ZigguratError(
                 f"parameter '{self.names[index]}' was {fault} during a step, so training cannot go "
@@ -606,22 +525,6 @@ class Opened:
         parts = (self.parts[index] for index in indices)
         return [part.param for part in parts if isinstance(part, KeptSlice)]
 
-    def _moved(self, index: int, param: torch.Tensor) -> bool:
-        """Returns whether the parameter's address, shape or strides have changed."""
-        if self._is_kept(index):
-            return False
-        if param.data_ptr() != self._addresses[index]:
-            return True
-        shape, strides = self._laid[index]
-        return param.shape != shape or param.stride() != strides
-
-    def _is_written(self, index: int, param: torch.Tensor) -> bool:
-        """Returns whether somebody has written or moved the parameter since the engine last wrote
-        or read it. What the engine keeps was written only if kept_was_written() told of it."""
-        if self._is_kept(index):
-            return False
-        return param._version != self._versions[index] or self._moved(index, param)
-
     def _look_at_params(self) -> None:
         """Finds the parameters that somebody has written since the last step. The next step makes
         their masters from them."""
@@ -629,18 +532,17 @@ class Opened:
             self._versions_elsewhere[param] = param._version
         for index, part in enumerate(self.parts):
             param = part.memory()
-            if not self._is_written(index, param):
+            if not self._seen.is_written(index, param):
                 continue
-            if self._moved(index, param):
+            if self._seen.was_moved(index, param):
                 name, was = self.names[index], self._kinds[index]
-                kind = _kind_of(part, param, name)
+                kind = kind_of(part, param, name)
                 if kind != was:
                     raise InvalidArgument(
                         f"parameter '{name}' is {kind} now, but was {was}: make the optimizer "
                         "after all calls that change the model, such as model.to(dtype or device)"
                     )
-                self._addresses[index], self._laid[index] = param.data_ptr(), _laid(param)
-                self._memory[index] = param.detach()
+                self._seen.place_is_known(index, param)
             memory = self._places[index].read(index, param)
             if memory.data_ptr() != self._lent_at[index]:
                 self.engine.lend_param(
@@ -648,7 +550,7 @@ class Opened:
                 )
                 self._lent_at[index] = memory.data_ptr()
             self._becomes_master(index)
-            self._versions[index] = param._version
+            self._seen.version_is_known(index, param)
 
     def kept_was_written(self, number: int, own: int | None) -> None:
         """Tells that somebody has written a parameter that the engine keeps, while its unit is
@@ -656,7 +558,7 @@ class Opened:
         self.engine.param_written(number)
         if own is None or own >= len(self.parts):  # another rank's, or frozen, so it has no master
             return
-        self._versions[own] = self.parts[own].memory()._version
+        self._seen.version_is_known(own, self.parts[own].memory())
         self._become_masters.add(own)
 
     def _becomes_master(self, index: int) -> None:
@@ -685,7 +587,7 @@ class Opened:
         here = [
             part.param
             for index, part in enumerate(self.parts)
-            if index in self._become_masters or self._is_written(index, part.memory())
+            if index in self._become_masters or self._seen.is_written(index, part.memory())
         ]
         return here + [
             param
