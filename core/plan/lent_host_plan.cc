@@ -41,10 +41,10 @@ LentHostPlan plan_lent_host(const LentHostRequest& request) {
     return plan_host(largest, request.placement, request.reduction, {budget_bytes});
   };
   const std::uint64_t comfortable_bytes = with_largest(0).comfortable_bytes();
-  constexpr std::uint64_t kPlenty = std::numeric_limits<std::uint64_t>::max() / 2;
+  constexpr std::uint64_t kUnbounded = std::numeric_limits<std::uint64_t>::max() / 2;
   LentHostPlan plan{
       .budget_bytes = request.host_budget_bytes > 0 ? request.host_budget_bytes : comfortable_bytes,
-      .all_bytes = comfortable_bytes + with_largest(kPlenty).kept_bytes,
+      .all_bytes = comfortable_bytes + with_largest(kUnbounded).kept_bytes,
       .records = largest.stored_chunks().size()};
   std::uint64_t tiles = 0;
   try {

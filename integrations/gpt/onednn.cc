@@ -11,13 +11,18 @@
 namespace ziggurat::gpt {
 namespace {
 
-const SharedLibrary& onednn() {
-  static const SharedLibrary library = SharedLibrary::open(
+SharedLibrary open_onednn() {
+  return SharedLibrary::open(
       own_library_names(fmt::format("libdnnl.so.{}", DNNL_VERSION_MAJOR)),
       fmt::format(
           "install oneDNN {} for CPUs, with which `ziggurat train` multiplies matrices (Debian: "
           "libdnnl{})",
           DNNL_VERSION_MAJOR, DNNL_VERSION_MAJOR));
+}
+
+const SharedLibrary& onednn() {
+  // Clang 16 would destroy temporaries of an initializer in each call, if they stood here.
+  static const SharedLibrary library = open_onednn();
   return library;
 }
 

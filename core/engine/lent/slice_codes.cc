@@ -14,8 +14,6 @@
 namespace ziggurat {
 namespace {
 
-constexpr auto kBits = QuantizedBits::k8;
-
 /// Calls `work(first, count)` for runs of whole tiles that are all of `count` elements. So little
 /// that a worker would cost more is done at once.
 Task<> in_jobs(Context& context, const char* name, std::uint64_t bytes, std::uint64_t count,
@@ -33,18 +31,18 @@ Task<> in_jobs(Context& context, const char* name, std::uint64_t bytes, std::uin
 
 template <class Byte>
 std::span<Byte> codes_at(std::span<Byte> codes, std::uint64_t first, std::uint64_t count) {
-  return codes.subspan(quantized_bytes(kBits, first), quantized_bytes(kBits, count));
+  return codes.subspan(quantized_bytes(kSliceBits, first), quantized_bytes(kSliceBits, count));
 }
 
 /// Rounds tile by tile, so that the codes stay in a core's cache.
 void round_tiles(TypedSpan<const std::byte> values, TypedSpan<std::byte> rounded) {
-  std::array<std::byte, quantized_bytes(kBits, kTileElements)> room;
+  std::array<std::byte, quantized_bytes(kSliceBits, kTileElements)> room;
   const std::uint64_t count = values.count();
   for (std::uint64_t first = 0; first < count; first += kTileElements) {
     const std::uint64_t elements = std::min<std::uint64_t>(kTileElements, count - first);
-    const auto codes = std::span(room).first(quantized_bytes(kBits, elements));
-    quantize(kBits, values.subspan(first, elements), codes);
-    dequantize(kBits, codes, rounded.subspan(first, elements));
+    const auto codes = std::span(room).first(quantized_bytes(kSliceBits, elements));
+    quantize(kSliceBits, values.subspan(first, elements), codes);
+    dequantize(kSliceBits, codes, rounded.subspan(first, elements));
   }
 }
 
@@ -54,7 +52,7 @@ Task<> encode_slice(Context& context, TypedSpan<const std::byte> values,
                     std::span<std::byte> codes) {
   const std::function<void(std::uint64_t, std::uint64_t)> work = [&](std::uint64_t first,
                                                                      std::uint64_t count) {
-    quantize(kBits, values.subspan(first, count), codes_at(codes, first, count));
+    quantize(kSliceBits, values.subspan(first, count), codes_at(codes, first, count));
   };
   co_await in_jobs(context, "quantize params", values.bytes.size() + codes.size(), values.count(),
                    work);
@@ -64,7 +62,7 @@ Task<> decode_slice(Context& context, std::span<const std::byte> codes,
                     TypedSpan<std::byte> values) {
   const std::function<void(std::uint64_t, std::uint64_t)> work = [&](std::uint64_t first,
                                                                      std::uint64_t count) {
-    dequantize(kBits, codes_at(codes, first, count), values.subspan(first, count));
+    dequantize(kSliceBits, codes_at(codes, first, count), values.subspan(first, count));
   };
   co_await in_jobs(context, "dequantize params", values.bytes.size() + codes.size(), values.count(),
                    work);

@@ -10,9 +10,13 @@
 #include <span>
 
 #include "base/typed_span.h"
+#include "collectives/quantize/quantized_block.h"
 #include "core/schedule/context.h"
 
 namespace ziggurat {
+
+/// The bits of a code.
+inline constexpr auto kSliceBits = QuantizedBits::k8;
 
 /// Encodes `values` as `codes`, which are quantized_bytes() long.
 Task<> encode_slice(Context& context, TypedSpan<const std::byte> values,

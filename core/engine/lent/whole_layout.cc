@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "collectives/quantize/quantized_block.h"
+#include "core/engine/lent/slice_codes.h"
 
 namespace ziggurat {
 namespace {
@@ -100,7 +101,6 @@ void WholeLayout::set_slices(const std::vector<std::vector<Slice>>& of_ranks) {
 
 std::vector<WholeLayout::Message> WholeLayout::messages_of(std::size_t rank, std::size_t unit,
                                                            WholeForm form) const {
-  constexpr auto kBits = QuantizedBits::k8;
   Message small;
   Message small_codes{.runs = {}, .quantized = true};
   std::vector<Message> alone;
@@ -108,7 +108,8 @@ std::vector<WholeLayout::Message> WholeLayout::messages_of(std::size_t rank, std
     const std::uint64_t count = slices_[rank][w].count;
     if (count == 0) continue;
     const bool quantized = form == WholeForm::kQuantized && wholes_[w].quantized;
-    const std::uint64_t bytes = quantized ? quantized_bytes(kBits, count) : range_of(rank, w).bytes;
+    const std::uint64_t bytes =
+        quantized ? quantized_bytes(kSliceBits, count) : range_of(rank, w).bytes;
     if (bytes < kAloneBytes) {
       Message& together = quantized ? small_codes : small;
       together.runs.push_back({.whole = w, .count = count, .bytes = bytes});
@@ -118,7 +119,7 @@ std::vector<WholeLayout::Message> WholeLayout::messages_of(std::size_t rank, std
     const std::uint64_t most = quantized ? kCodesCount : count;
     for (std::uint64_t first = 0; first < count; first += most) {
       Run run{.whole = w, .first = first, .count = std::min(most, count - first), .bytes = bytes};
-      if (quantized) run.bytes = quantized_bytes(kBits, run.count);
+      if (quantized) run.bytes = quantized_bytes(kSliceBits, run.count);
       alone.push_back({.runs = {run}, .bytes = run.bytes, .quantized = quantized});
     }
   }

@@ -164,7 +164,7 @@ def start(name: str) -> None:
     os.close(nothing)
     try:
         _preload()
-    except ImportError:  # the tests say so, each by itself
+    except (ImportError, OSError):  # the tests say so, each by itself
         Path(name).unlink(missing_ok=True)
         return
     if _Server(listener, caller).serve():

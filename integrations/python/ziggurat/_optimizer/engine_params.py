@@ -50,8 +50,8 @@ def listed(
     groups: Sequence[int],
     lacking: Mapping[int, torch.Tensor],
 ) -> list[Param]:
-    """Returns the parts as the engine takes them. `lacking`: the values with which some of those begin that it
-    keeps; they are read while the engine opens."""
+    """Returns the parts as the engine takes them. `lacking`: the first values of some parts that the engine keeps;
+    the caller holds them until the engine is open."""
     params = [
         Param(
             name,
@@ -85,7 +85,7 @@ def _values_here(part: Part) -> torch.Tensor:
     return part.values_here() if isinstance(part, KeptSlice) else part.memory()
 
 
-def places_in_wholes(parts: Sequence[Part], names: Sequence[str], count: int, in_store: bool) -> dict[str, Any]:
+def settings_of_places(parts: Sequence[Part], names: Sequence[str], count: int, in_store: bool) -> dict[str, Any]:
     """Returns the engine's settings that say where in which parameter each part is; `count`: of all that the engine
     is given, of which the parts come first."""
     settings: dict[str, Any] = {}

@@ -17,8 +17,8 @@ def _laid(param: torch.Tensor) -> _Laid:
 
 
 class LastSeen:
-    """How the engine left parameters, by index, or how it has read them since. Those that the engine keeps have
-    no place to look at, and a write of them is told."""
+    """How the engine left parameters, by index, or how it has read them since. Of those that the engine keeps only
+    the version tells something: they have no place."""
 
     def __init__(self, held: Sequence[torch.Tensor], is_kept: Callable[[int], bool]) -> None:
         self._is_kept = is_kept
@@ -29,10 +29,10 @@ class LastSeen:
         self._laid = [known.setdefault(laid, laid) for laid in map(_laid, held)]
         self._memory = [param.detach() for param in held]  # keeps the memory alive while it is lent
 
-    def version_is_known(self, index: int, param: torch.Tensor) -> None:
+    def saw_version(self, index: int, param: torch.Tensor) -> None:
         self._versions[index] = param._version
 
-    def place_is_known(self, index: int, param: torch.Tensor) -> None:
+    def saw_place(self, index: int, param: torch.Tensor) -> None:
         self._addresses[index], self._laid[index] = param.data_ptr(), _laid(param)
         self._memory[index] = param.detach()
 
@@ -53,5 +53,5 @@ class LastSeen:
 
     def is_written(self, index: int, param: torch.Tensor) -> bool:
         """Returns whether the next step makes the parameter's master from it, since somebody has written or moved
-        it. Of what the engine keeps it is told."""
+        it. Of what the engine keeps, kept_was_written() tells that."""
         return not self._is_kept(index) and self.what_was_done(index, param) is not None

@@ -32,7 +32,7 @@ from ziggurat._library.packing import TILE
 from ziggurat._library.waited import Beside, Waited
 from ziggurat._library.words import in_arguments
 from ziggurat._optimizer.device import Staged, places_of, scales_to_host
-from ziggurat._optimizer.engine_params import kind_of, lacking_in, listed, places_in_wholes
+from ziggurat._optimizer.engine_params import kind_of, lacking_in, listed, settings_of_places
 from ziggurat._optimizer.kept import AtEngine, Kept, KeptSlice
 from ziggurat._optimizer.last_seen import LastSeen
 from ziggurat._optimizer.rounding import as_fp32, draws_params, rounds_to
@@ -124,6 +124,7 @@ class Opened:
         memory = [self._places[i].read(i, param) for i, param in enumerate(held)]
         self._lent_at = [None if i in kept else lent.data_ptr() for i, lent in enumerate(memory)]
         loaded = None if load is None else load(self.parts)
+        # held until the engine has read it
         lacking = {} if loaded is None else lacking_in(loaded[1], self.parts, kept)
         given = listed(self.parts, self.names, self._kinds, self._lent_at, own_groups, lacking)
         self._open_engine(given, settings, runtime(), accelerator, loaded)
@@ -189,8 +190,8 @@ class Opened:
             settings = {**settings, "wholes": [asdict(one) for one in wholes]}
         for place in self._staged:
             place.finish_reading()
-        in_wholes = places_in_wholes(self.parts, self.names, len(given), self.store is not None)
-        settings = {**settings, **in_wholes}
+        places = settings_of_places(self.parts, self.names, len(given), self.store is not None)
+        settings = {**settings, **places}
         #: memory of the GPU that units are brought to, if the engine has some
         self.device: Device | None = None
         if accelerator is not None and "device_memory" in settings:
@@ -497,7 +498,7 @@ class Opened:
             count_writes([*held, *self._wholes_of(pending)])
             for index, param in zip(pending, held, strict=True):
                 if index not in faults:
-                    self._seen.version_is_known(index, param)
+                    self._seen.saw_version(index, param)
         if self._streaming is not None:
             self._streaming.let_tiles_go()
         copying = {place for place in self._every_place if place.copies_back}
@@ -513,7 +514,7 @@ class Opened:
                 continue
             if copying and self._places[index] in copying:
                 self._places[index].write(index, param)
-                self._seen.version_is_known(index, param)
+                self._seen.saw_version(index, param)
         for index, fault in faults.items():
             raise ZigguratError(
                 f"parameter '{self.names[index]}' was {fault} during a step, so training cannot go "
@@ -542,7 +543,7 @@ class Opened:
                         f"parameter '{name}' is {kind} now, but was {was}: make the optimizer "
                         "after all calls that change the model, such as model.to(dtype or device)"
                     )
-                self._seen.place_is_known(index, param)
+                self._seen.saw_place(index, param)
             memory = self._places[index].read(index, param)
             if memory.data_ptr() != self._lent_at[index]:
                 self.engine.lend_param(
@@ -550,7 +551,7 @@ class Opened:
                 )
                 self._lent_at[index] = memory.data_ptr()
             self._becomes_master(index)
-            self._seen.version_is_known(index, param)
+            self._seen.saw_version(index, param)
 
     def kept_was_written(self, number: int, own: int | None) -> None:
         """Tells that somebody has written a parameter that the engine keeps, while its unit is
@@ -558,7 +559,7 @@ class Opened:
         self.engine.param_written(number)
         if own is None or own >= len(self.parts):  # another rank's, or frozen, so it has no master
             return
-        self._seen.version_is_known(own, self.parts[own].memory())
+        self._seen.saw_version(own, self.parts[own].memory())
         self._become_masters.add(own)
 
     def _becomes_master(self, index: int) -> None:

@@ -210,6 +210,7 @@ class Asked:
         ]
 
     def parts(self, trained: bool) -> list[UnitPart]:
+        """Returns what is trained, or what is frozen."""
         all_parts = (part for unit in self.division.units for part in unit.parts())
         found = [part for part in all_parts if part.trained == trained]
         return [*found, *self._added_parts()] if trained else found

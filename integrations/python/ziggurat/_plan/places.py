@@ -35,7 +35,7 @@ class Places:
         self._tables = [part for part in self._trained if self._has_grad_in_file(part)]
         self._wide = 4 if asked.accumulation > 1 else 0  # bytes of an element of a sum
         stay = asked.lives_in_units or (asked.ranks > 1 and asked.division.stays(asked.memory_bytes))
-        self._pieces = asked.division.taken_by_engine(asked.memory_bytes, stay)
+        self._unit_bytes = asked.division.taken_by_engine(asked.memory_bytes, stay)
         self._put_units()
         self._put_gradients()
         self._put_parameters()
@@ -47,7 +47,7 @@ class Places:
         asked = self._asked
         units = sum(unit.bytes_in_files for unit in asked.division.units)
         if not asked.lives_in_units:  # or what is used there is what is kept there
-            units += self._pieces
+            units += self._unit_bytes
         if units:
             self._there[IN_USE] = min(asked.memory_bytes, units)
         if asked.division.prints_bytes:
@@ -76,21 +76,21 @@ class Places:
     def _put_parameters(self) -> None:
         asked = self._asked
         if asked.gpu is not None and asked.lives_in_units:
-            self._there["parameters"] = self._pieces
-        homes = self._homes()
+            self._there["parameters"] = self._unit_bytes
+        homes = self._home_bytes()
         if homes or asked.gpu is None:
             (self.in_memory if self._homes_here else self.on_drive)["parameters"] = homes
         if asked.hpz is not None and asked.ranks > 1:
             copies = homes * (asked.ranks - asked.hpz) // asked.hpz
             self.in_memory["copies of other ranks' parameters (hpz)"] = self._as_sent(copies)
 
-    def _homes(self) -> int:
+    def _home_bytes(self) -> int:
         """Returns what parameters take where they are kept, but on the GPU."""
         by_rows = sum(part.home_bytes for part in self._kept if part.by_rows)
         if not self._homes_here:
             return self._budget.params_file_bytes + by_rows
         if self._asked.lives_in_units:
-            return by_rows + (self._pieces if self._asked.gpu is None else 0)
+            return by_rows + (self._unit_bytes if self._asked.gpu is None else 0)
         return sum(part.home_bytes for part in self._kept)
 
     def _put_what_is_beside_units(self) -> None:
