@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 
 import torch
 
@@ -20,10 +20,10 @@ class LastSeen:
     """How the engine left parameters, by index, or how it has read them since. Of those that the engine keeps only
     the version tells something: they have no place."""
 
-    def __init__(self, held: Sequence[torch.Tensor], is_kept: Callable[[int], bool]) -> None:
-        self._is_kept = is_kept
+    def __init__(self, held: Sequence[torch.Tensor], kept: Container[int]) -> None:
+        self._kept = kept  # the indices of those that the engine keeps
         self._versions = [param._version for param in held]
-        self._addresses = [None if is_kept(i) else param.data_ptr() for i, param in enumerate(held)]
+        self._addresses = [None if i in kept else param.data_ptr() for i, param in enumerate(held)]
         # Equal shapes share one object, because the garbage collector walks each object.
         known: dict[_Laid, _Laid] = {}
         self._laid = [known.setdefault(laid, laid) for laid in map(_laid, held)]
@@ -38,7 +38,7 @@ class LastSeen:
 
     def was_moved(self, index: int, param: torch.Tensor) -> bool:
         """Returns whether the parameter's address, shape or strides have changed."""
-        if self._is_kept(index):
+        if index in self._kept:
             return False
         if param.data_ptr() != self._addresses[index]:
             return True
@@ -54,4 +54,4 @@ class LastSeen:
     def is_written(self, index: int, param: torch.Tensor) -> bool:
         """Returns whether the next step makes the parameter's master from it, since somebody has written or moved
         it. Of what the engine keeps, kept_was_written() tells that."""
-        return not self._is_kept(index) and self.what_was_done(index, param) is not None
+        return index not in self._kept and self.what_was_done(index, param) is not None

@@ -141,7 +141,7 @@ class Opened:
             for index, param in enumerate(held):
                 self._places[index].write(index, param)
                 torch.autograd.graph.increment_version(param)
-        self._seen = LastSeen(held, self._is_kept)
+        self._seen = LastSeen(held, kept)
         if streaming is not None:
             there = range(len(self.parts) if self._begins_in_store and not model_has_values else 0)
             streaming.take(self, there)
@@ -182,16 +182,16 @@ class Opened:
         accelerator: Accelerator | None,
         loaded: tuple[int, dict[str, Any]] | None,
     ) -> None:
+        settings = dict(settings)
         wholes: list[Whole] = []
         if self._streaming is not None:
             given = given + self._streaming.frozen(self.members, self.names)
             wholes = self._streaming.number(self._indices, self.members, len(given))
         if wholes:
-            settings = {**settings, "wholes": [asdict(one) for one in wholes]}
+            settings["wholes"] = [asdict(one) for one in wholes]
         for place in self._staged:
             place.finish_reading()
-        places = settings_of_places(self.parts, self.names, len(given), self.store is not None)
-        settings = {**settings, **places}
+        settings |= settings_of_places(self.parts, self.names, len(given), self.store is not None)
         #: memory of the GPU that units are brought to, if the engine has some
         self.device: Device | None = None
         if accelerator is not None and "device_memory" in settings:
